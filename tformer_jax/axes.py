@@ -1,0 +1,21 @@
+"""The letter legend, and the logical axis names that parameters and activations carry.
+
+Letters (in names, shape comments and einsum strings, everywhere in this package):
+
+    B  batch                  D  model width            F  FFN width
+    T  query (target) length  N  query heads            V  vocabulary
+    S  key (source) length    K  key/value heads        L  layers
+    H  head size              G  N / K: query heads that share one key/value head
+
+Modules name logical axes only; `parallel/rules.py` alone knows how they map to mesh axes.
+"""
+
+BATCH = "batch"
+LENGTH = "length"
+EMBED = "embed"
+HEADS = "heads"
+KV_HEADS = "kv_heads"
+HEAD_DIM = "head_dim"
+MLP = "mlp"
+VOCAB = "vocab"
+CLASSES = "classes"

@@ -1,0 +1,41 @@
+"""Every setting of an experiment, declared once (`schema`), checked when built (`fields`), convertible (`convert`)."""
+
+from tformer_jax.config.convert import (
+    differences,
+    from_config_dict,
+    from_dict,
+    load,
+    save,
+    to_config_dict,
+    to_dict,
+)
+from tformer_jax.config.fields import ConfigError
+from tformer_jax.config.schema import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    EvalConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "DecodeConfig",
+    "EvalConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ParallelConfig",
+    "TrainConfig",
+    "differences",
+    "from_config_dict",
+    "from_dict",
+    "load",
+    "save",
+    "to_config_dict",
+    "to_dict",
+]

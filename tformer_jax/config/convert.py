@@ -1,0 +1,92 @@
+"""Between the frozen dataclasses, the ConfigDict that config files edit, and the JSON kept in a run folder."""
+
+import dataclasses
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from tformer_jax.config.fields import ConfigError, Section, allowed_types, nearest, qualified
+from tformer_jax.config.schema import Config
+
+
+def to_config_dict(section: Section) -> ConfigDict:
+    """An editable ConfigDict with every setting of `section` and no other key."""
+    annotations = typing.get_type_hints(type(section))
+    result = ConfigDict()
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            value = to_config_dict(value)
+        elif value is None:
+            kinds = [kind for kind in allowed_types(annotations[field.name]) if kind is not types.NoneType]
+            value = config_dict.placeholder(kinds[0])
+        result[field.name] = value
+    result.lock()
+    return result
+
+
+def from_config_dict(values: ConfigDict) -> Config:
+    """The checked `Config` for what a config file and the command line said.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong type or range, or settings that contradict each other.
+    """
+    return from_dict(values.to_dict())
+
+
+def from_dict(values: dict[str, Any], kind: type[Section] = Config) -> Any:
+    """Builds `kind` from nested plain dictionaries; settings left out keep their defaults."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    annotations = typing.get_type_hints(kind)
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"unknown setting {qualified(kind.path, key)!r}{nearest(key, fields)}")
+    nested = {
+        key: from_dict(value, annotations[key])
+        for key, value in values.items()
+        if isinstance(value, dict) and dataclasses.is_dataclass(annotations[key])
+    }
+    return kind(**{**values, **nested})
+
+
+def to_dict(section: Section) -> dict[str, Any]:
+    """Nested plain dictionaries, ready for JSON."""
+    return dataclasses.asdict(section)
+
+
+def save(cfg: Config, path: Path) -> None:
+    """Writes the resolved config as indented JSON."""
+    path.write_text(json.dumps(to_dict(cfg), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Config:
+    """Reads a config that `save` wrote.
+
+    Raises:
+        ConfigError: the file is missing, is not JSON, or holds a setting this version does not know.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: {path.parent} is not a run folder") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a saved config: {error}") from None
+    return from_dict(values)
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """The settings that differ, each as `model.dim: 256 -> 512`."""
+    before, after = _flat(to_dict(old)), _flat(to_dict(new))
+    return [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
+
+
+def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = qualified(path, key)
+        flat.update(_flat(value, name) if isinstance(value, dict) else {name: value})
+    return flat
