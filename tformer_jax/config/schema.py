@@ -156,7 +156,7 @@ class OptimConfig(Section):
     beta2: float = setting(0.98, "decay of the second moment", low=0.0, high=1.0)
     eps: float = setting(1e-9, "added to the root of the second moment", low=0.0)
     weight_decay: float = setting(0.0, "decoupled decay of kernels and embeddings", low=0.0)
-    clip_norm: float | None = setting(1.0, "largest global gradient norm; None: no clipping", low=0.0)
+    clip_norm: float = setting(1.0, "largest global gradient norm; 0: no clipping", low=0.0)
 
     def check(self) -> None:
         if self.learning_rate is None and self.schedule != "inverse_sqrt":
@@ -210,7 +210,7 @@ class EvalConfig(Section):
     path: ClassVar[str] = "eval"
 
     batch_size: int = setting(64, "examples in an evaluation batch", low=1)
-    examples: int | None = setting(500, "validation examples used during training; None: all", low=1)
+    examples: int = setting(500, "validation examples used during training; 0: all", low=0)
     samples: int = setting(5, "outputs shown at each evaluation", low=0)
     bleu_tokenize: str = setting(
         "13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "zh", "char", "none")

@@ -1,0 +1,1 @@
+"""The mesh of devices, and where parameters and batches live on it."""
