@@ -5,28 +5,26 @@ from typing import Any
 import jax
 import optax
 
-from tformer_jax.config import OptimConfig
+from tformer_jax.config import Config
+from tformer_jax.train import schedules
 
 
 def decayed(params: Any) -> Any:
     """True for the parameters that weight decay shrinks: kernels and embeddings, not biases and norm scales."""
-
-    def is_matrix(path, _) -> bool:
-        return path[-1].key in ("kernel", "embedding")
-
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: any(getattr(key, "key", None) in ("kernel", "embedding") for key in path), params
+    )
 
 
-def build(cfg: OptimConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Clipping by global norm, then AdamW ("Decoupled Weight Decay Regularization", 2019)."""
+def build(cfg: Config) -> optax.GradientTransformation:
+    """Clipping by global norm, then AdamW ("Decoupled Weight Decay Regularization", 2019) on the schedule."""
+    optim = cfg.optim
     adamw = optax.adamw(
-        schedule,
-        b1=cfg.beta1,
-        b2=cfg.beta2,
-        eps=cfg.eps,
-        weight_decay=cfg.weight_decay,
+        schedules.build(cfg),
+        b1=optim.beta1,
+        b2=optim.beta2,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
         mask=decayed,
     )
-    if cfg.clip_norm == 0:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(cfg.clip_norm), adamw)
+    return optax.chain(optax.clip_by_global_norm(optim.clip_norm), adamw) if optim.clip_norm else adamw

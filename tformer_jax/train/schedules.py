@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from tformer_jax.config import OptimConfig
+from tformer_jax.config import Config
 
 
 def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
@@ -44,12 +44,13 @@ def constant(peak: float, warmup_steps: int) -> optax.Schedule:
     return schedule
 
 
-def build(cfg: OptimConfig, *, dim: int, steps: int) -> optax.Schedule:
-    """The schedule that `cfg` names, for a model of width D = `dim` trained for `steps` steps."""
-    peak = (dim * cfg.warmup_steps) ** -0.5 if cfg.learning_rate is None else cfg.learning_rate
+def build(cfg: Config) -> optax.Schedule:
+    """The schedule that `cfg.optim` names; `inverse_sqrt` takes the paper's peak when none is written."""
+    optim, steps = cfg.optim, cfg.train.steps
+    peak = (cfg.model.dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
     schedules: dict[str, Callable[[], optax.Schedule]] = {
-        "inverse_sqrt": lambda: inverse_sqrt(peak, cfg.warmup_steps),
-        "cosine": lambda: cosine(peak, cfg.warmup_steps, steps, cfg.final_fraction),
-        "constant": lambda: constant(peak, cfg.warmup_steps),
+        "inverse_sqrt": lambda: inverse_sqrt(peak, optim.warmup_steps),
+        "cosine": lambda: cosine(peak, optim.warmup_steps, steps, optim.final_fraction),
+        "constant": lambda: constant(peak, optim.warmup_steps),
     }
-    return schedules[cfg.schedule]()
+    return schedules[optim.schedule]()

@@ -1,0 +1,86 @@
+"""From a config to everything a run is made of; whatever can be wrong is found here, before the first step."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.corpora import Corpus, load_corpus
+from tformer_jax.data.pipeline import train_batches
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.models import registry
+from tformer_jax.parallel.mesh import data_parallelism, make_mesh
+from tformer_jax.train import run_folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a run is made of."""
+
+    cfg: Config
+    folder: Path
+    mesh: Mesh
+    corpus: Corpus
+    tokenizers: Tokenizers
+    model: nn.Module
+
+    def batches(self):
+        """The endless training batches, from their start: an iterator with `get_state` and `set_state`."""
+        return train_batches(
+            self.cfg, self.corpus, self.tokenizers, multiple_of=data_parallelism(self.mesh)
+        )
+
+
+def build(
+    cfg: Config, folder: Path, *, data_root: Path | None = None, resume: bool = False, overwrite: bool = False
+) -> Experiment:
+    """Loads the data, trains the tokenizers, and creates the run folder; or reopens a run's own.
+
+    Args:
+        data_root: the folder that holds the corpora, for sources that read files.
+        resume: continue the run that `folder` holds; without one, start it.
+        overwrite: replace the run that `folder` holds.
+
+    Raises:
+        ConfigError: something that the user can mend; nothing has been written then.
+    """
+    exists = run_folder.holds_run(folder)
+    if exists and not (resume or overwrite):
+        raise ConfigError(
+            f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
+            "or name another folder with --run"
+        )
+    resume = resume and exists
+    mesh = make_mesh(cfg.parallel)
+    corpus = load_corpus(cfg.data, data_root, cfg.seed)
+    tokenizers = Tokenizers.load(folder / "tokenizers") if resume else train_tokenizers(cfg.data, corpus)
+    cfg = resolve(cfg, tokenizers, corpus.labels)
+    experiment = Experiment(cfg, folder, mesh, corpus, tokenizers, registry.build(cfg.model))
+    experiment.batches()
+    if resume:
+        run_folder.check_same_config(folder, cfg)
+    else:
+        run_folder.create(folder, cfg, tokenizers, corpus.labels)
+    return experiment
+
+
+def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> Config:
+    """Fills in the sizes that follow from the data: vocabularies and the number of classes.
+
+    Raises:
+        ConfigError: a size written in the config is smaller than the data needs.
+    """
+    needed = {"vocab_size": tokenizers.target.vocab_size}
+    if cfg.model.family == "seq2seq":
+        needed["source_vocab_size"] = tokenizers.source.vocab_size
+    if labels is not None:
+        needed["num_classes"] = len(labels)
+    for name, size in needed.items():
+        written = getattr(cfg.model, name)
+        if written is not None and written < size:
+            raise cfg.model.error(name, f"is smaller than the {size} that the data has; leave it out, or write {size}")
+    sizes = {name: getattr(cfg.model, name) or size for name, size in needed.items()}
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **sizes))

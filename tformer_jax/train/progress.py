@@ -1,0 +1,74 @@
+"""What a person sees while a run goes on: a progress bar on a terminal, plain lines elsewhere."""
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from tformer_jax.eval.evaluators import Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """The state of a run at one step."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    tokens_per_second: float
+
+    def __str__(self) -> str:
+        return f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:,.0f} tokens/s"
+
+
+class ProgressView:
+    """Shows steps, loss, learning rate, tokens/s and the remaining time; prints evaluations above the bar."""
+
+    def __init__(self, *, first_step: int, steps: int, console: Console | None = None):
+        self.console = console or Console(highlight=False)
+        self._first_step, self._steps = first_step, steps
+        self._started = time.perf_counter()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("training", total=steps, completed=first_step, figures="compiling")
+
+    def __enter__(self) -> "ProgressView":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, figures: Figures) -> None:
+        """Moves the bar, or prints a line where there is no terminal."""
+        line = f"{figures}  {self._remaining(figures.step)} left"
+        self._bar.update(self._task, completed=figures.step, figures=line)
+        if not self.console.is_terminal:
+            self.say(f"step {figures.step}/{self._steps}  {line}")
+
+    def say(self, line: str) -> None:
+        """Prints one line above the bar."""
+        self.console.print(escape(line), soft_wrap=True)
+
+    def evaluation(self, title: str, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
+        """Prints metrics, and what the model made of some examples."""
+        self.say(f"{title}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        for sample in samples:
+            for name, text in dataclasses.asdict(sample).items():
+                self.say(f"    {name:<9} {text}")
+
+    def _remaining(self, step: int) -> datetime.timedelta:
+        elapsed = time.perf_counter() - self._started
+        done = max(step - self._first_step, 1)
+        return datetime.timedelta(seconds=round(elapsed / done * (self._steps - step)))

@@ -1,0 +1,54 @@
+"""What a result depends on besides its config: versions, revision, command and hardware."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = ("tformer_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "babel")
+
+
+def collect() -> dict[str, Any]:
+    """Package versions, git revision, the command as typed, and the hardware of this process."""
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "git_revision": _git_revision(),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "hardware": hardware(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, number of usable cores and JAX devices."""
+    devices = jax.devices()
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "devices": f"{len(devices)} x {devices[0].device_kind}",
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git_revision() -> str | None:
+    """The revision of the source tree, marked when it has uncommitted changes; None outside a git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(describe, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

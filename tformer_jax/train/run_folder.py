@@ -1,0 +1,83 @@
+"""A run folder holds everything needed to repeat, continue or use a run.
+
+    config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
+    provenance.json  versions, command, hardware    checkpoints/                  state by step
+    tokenizers/      trained on the training split  result.json                   the final evaluation
+    labels.json      names of the classes
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer_jax import config
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.train import provenance
+
+CHANGEABLE = ("train.steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_checkpoints")
+"""Settings that a resumed run may change, besides those of eval, decode and parallel."""
+
+
+def checkpoints(run: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return run / "checkpoints"
+
+
+def holds_run(run: Path) -> bool:
+    """Whether `run` is a run folder.
+
+    Raises:
+        ConfigError: it exists, is not empty, and is something else.
+    """
+    if (run / "config.json").exists():
+        return True
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ConfigError(f"{run} is not a run folder (it has no config.json); name another with --run")
+    return False
+
+
+def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> None:
+    """Writes a new run folder: complete, or not at all. An earlier run in its place is removed."""
+    partial = run.with_name(f".{run.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    config.save(cfg, partial / "config.json")
+    write_json(partial / "provenance.json", provenance.collect())
+    tokenizers.save(partial / "tokenizers")
+    if labels is not None:
+        write_json(partial / "labels.json", list(labels))
+    if run.exists():
+        shutil.rmtree(run)
+    partial.rename(run)
+
+
+def check_same_config(run: Path, cfg: Config) -> None:
+    """Refuses to continue a run under another config.
+
+    Raises:
+        ConfigError: a setting differs that would make this another experiment.
+    """
+    changed = [
+        difference
+        for difference in config.differences(config.load(run / "config.json"), cfg)
+        if not difference.startswith((*(f"{name}:" for name in CHANGEABLE), "eval.", "decode.", "parallel."))
+    ]
+    if changed:
+        shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
+        raise ConfigError(f"{run} is a run of another config ({shown}); restore these settings, or name another --run")
+
+
+def load_labels(run: Path) -> tuple[str, ...] | None:
+    """The names of a classifier's classes, in the order of its logits; None for other models."""
+    path = run / "labels.json"
+    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON, atomically."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
