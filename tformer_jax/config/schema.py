@@ -212,9 +212,7 @@ class EvalConfig(Section):
     batch_size: int = setting(64, "examples in an evaluation batch", low=1)
     examples: int = setting(500, "validation examples used during training; 0: all", low=0)
     samples: int = setting(5, "outputs shown at each evaluation", low=0)
-    bleu_tokenize: str = setting(
-        "13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "zh", "char", "none")
-    )
+    bleu_tokenize: str = setting("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "zh", "char", "none"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,9 +29,7 @@ class Experiment:
 
     def batches(self):
         """The endless training batches, from their start: an iterator with `get_state` and `set_state`."""
-        return train_batches(
-            self.cfg, self.corpus, self.tokenizers, multiple_of=data_parallelism(self.mesh)
-        )
+        return train_batches(self.cfg, self.corpus, self.tokenizers, multiple_of=data_parallelism(self.mesh))
 
 
 def build(

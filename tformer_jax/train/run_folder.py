@@ -1,9 +1,9 @@
 """A run folder holds everything needed to repeat, continue or use a run.
 
-    config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
-    provenance.json  versions, command, hardware    checkpoints/                  state by step
-    tokenizers/      trained on the training split  result.json                   the final evaluation
-    labels.json      names of the classes
+config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
+provenance.json  versions, command, hardware    checkpoints/                  state by step
+tokenizers/      trained on the training split  result.json                   the final evaluation
+labels.json      names of the classes
 """
 
 import json

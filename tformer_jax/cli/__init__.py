@@ -1,0 +1,1 @@
+"""The shell commands; each `scripts/*.py` calls one `main` from here."""

@@ -1,0 +1,93 @@
+"""`scripts/train.py`: trains the experiment that a config file describes."""
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from tformer_jax import config
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.train import experiment, loop, run_folder
+
+DATA_VARIABLE = "TFORMER_DATA"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads the command line, trains, and copies the result to where `--record` says."""
+    options, overrides = parser().parse_known_args(argv)
+    cfg = read_config(options.config, overrides)
+    built = experiment.build(
+        cfg,
+        options.run or Path("runs") / cfg.name,
+        data_root=options.data,
+        resume=options.resume,
+        overwrite=options.overwrite,
+    )
+    result = loop.run(built)
+    if result is not None and options.record:
+        run_folder.write_json(options.record, result)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags beside the config's own `--config.SECTION.SETTING=VALUE`."""
+    result = argparse.ArgumentParser(
+        prog="train.py",
+        description="Trains the experiment that a config file describes, then evaluates it.",
+        epilog="Every setting of the config can be changed: --config.train.steps=100 --config.model.dim=64",
+        allow_abbrev=False,
+    )
+    result.add_argument(
+        "--config", required=True, metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py"
+    )
+    result.add_argument("--run", type=Path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
+    result.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
+    result.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
+    result.add_argument("--record", type=Path, metavar="FILE", help="also write the final result to this JSON file")
+    result.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get(DATA_VARIABLE),
+        help=f"folder of the corpora, for configs that read files (default: the variable {DATA_VARIABLE})",
+    )
+    return result
+
+
+def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
+    """The checked config of a file, `FILE[:VARIANT]`, with `--config.SECTION.SETTING=VALUE` overrides.
+
+    Raises:
+        ConfigError: the file is missing, a setting or flag is unknown, or a value does not fit.
+    """
+    path = Path(location.partition(":")[0])
+    if not path.is_file():
+        raise ConfigError(f"config file {path} does not exist{_neighbours(path)}")
+    values = flags.FlagValues()
+    arguments = ["train.py", f"--config={location}", *overrides]
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    try:
+        rest = values(arguments)[1:]
+    except (AttributeError, KeyError) as error:
+        raise ConfigError(f"{path}: {_unknown_setting(error)}") from error
+    except (flags.Error, ValueError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if rest:
+        raise ConfigError(f"unexpected argument {rest[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
+    return config.from_config_dict(values.config)
+
+
+def _neighbours(path: Path) -> str:
+    files = sorted(str(file) for file in path.parent.glob("*.py"))
+    return f"; in {path.parent} are {', '.join(files)}" if files else ""
+
+
+def _unknown_setting(error: Exception) -> str:
+    """One sentence from ml_collections' error, which lists every key of the config."""
+    hint = re.search(r'Did you mean "(.+?)" instead of "(.+?)"', str(error))
+    if hint:
+        return f"unknown setting {hint[2]!r}; did you mean {hint[1]!r}?"
+    return "unknown setting: " + " ".join(str(error).split())[:200]

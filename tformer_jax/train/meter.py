@@ -1,0 +1,52 @@
+"""Averages of step metrics between two records, and a run's totals of tokens and seconds."""
+
+import time
+
+import jax
+import numpy as np
+
+
+class Meter:
+    """Collects device metrics without waiting for them; `read` fetches them all at once.
+
+    `tokens` and `seconds` are the run's totals, carried over when it is resumed.
+    """
+
+    def __init__(self, *, tokens: int = 0, seconds: float = 0.0):
+        self.tokens, self._seconds = tokens, seconds
+        self._born = self._since = time.perf_counter()
+        self._tokens_before = tokens
+        self._pending: list[dict[str, jax.Array]] = []
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run so far, evaluations and checkpoints included."""
+        return self._seconds + time.perf_counter() - self._born
+
+    def totals(self) -> dict[str, float]:
+        """The arguments of a meter that goes on from here."""
+        return {"tokens": self.tokens, "seconds": self.seconds}
+
+    def add(self, metrics: dict[str, jax.Array], tokens: int) -> None:
+        """Takes the metrics of one step on `tokens` real tokens."""
+        self._pending.append(metrics)
+        self.tokens += tokens
+
+    def restart(self) -> None:
+        """Leaves what happened since the last `read` out of the next speed."""
+        self._since, self._tokens_before = time.perf_counter(), self.tokens
+
+    def read(self) -> dict[str, float]:
+        """Mean loss (by label), mean gradient norm and speed since the last `read`; at least one step lies between."""
+        fetched = jax.device_get(self._pending)
+        speed = (self.tokens - self._tokens_before) / (time.perf_counter() - self._since)
+        losses, labels, norms = (
+            np.array([metrics[name] for metrics in fetched], np.float64) for name in ("loss", "labels", "grad_norm")
+        )
+        self._pending = []
+        self.restart()
+        return {
+            "loss": float((losses * labels).sum() / max(labels.sum(), 1)),
+            "grad_norm": float(norms.mean()),
+            "tokens_per_second": speed,
+        }
