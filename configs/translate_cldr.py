@@ -1,0 +1,54 @@
+"""Translation of CLDR phrases (dates, numbers, currencies, units, names), made on the spot: no files, no network.
+
+python scripts/train.py --config configs/translate_cldr.py
+python scripts/train.py --config configs/translate_cldr.py:en-zh     (any two CLDR locales)
+"""
+
+from ml_collections import ConfigDict
+
+from tformer_jax.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    to_config_dict,
+)
+
+
+def get_config(variant: str = "en-de") -> ConfigDict:
+    """A small seq2seq model that translates from the first locale of `variant` into the second."""
+    source, dash, target = variant.partition("-")
+    if not (source and dash and target):
+        raise ConfigError(f"variant {variant!r} of configs/translate_cldr.py: write two CLDR locales, such as en-fr")
+    return to_config_dict(
+        Config(
+            name=f"translate_cldr_{source}_{target}",
+            model=ModelConfig(
+                family="seq2seq",
+                dim=128,
+                encoder_layers=2,
+                decoder_layers=2,
+                num_heads=4,
+                ffn_dim=512,
+                max_length=64,
+                tie_embeddings="all",
+                dropout=0.0,
+            ),
+            data=DataConfig(
+                source="cldr_translation",
+                source_language=source,
+                target_language=target,
+                tokenizer="bpe",
+                vocab_size=1000,
+                split_digits=True,
+                bucket_lengths=(16, 32, 64),
+                batch_tokens=4096,
+            ),
+            optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=200, final_fraction=0.0),
+            train=TrainConfig(steps=4000, eval_every=1000, checkpoint_every=1000),
+            eval=EvalConfig(batch_size=64, examples=500),
+        )
+    )

@@ -1,0 +1,21 @@
+"""The floors, the style and the types hold: the same tools and settings that a contributor runs by hand."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = {
+    "import-linter": ["-c", "from importlinter.cli import lint_imports_command as main; main()"],
+    "ruff check": ["-m", "ruff", "check", "."],
+    "ruff format": ["-m", "ruff", "format", "--check", "."],
+    "mypy": ["-m", "mypy"],
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_clean(tool):
+    done = subprocess.run([sys.executable, *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
