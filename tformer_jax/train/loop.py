@@ -5,11 +5,10 @@ import functools
 from typing import Any
 
 import jax
-import numpy as np
 
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
+from tformer_jax.models import registry
 from tformer_jax.parallel import rules
-from tformer_jax.special_tokens import PAD
 from tformer_jax.train import optimizers, provenance, run_folder, schedules, state
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.experiment import Experiment
@@ -18,8 +17,6 @@ from tformer_jax.train.meter import Meter
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.progress import Figures, ProgressView
 from tformer_jax.train.step import make_train_step
-
-INPUTS = ("source", "target_in", "tokens")
 
 
 def run(experiment: Experiment) -> dict[str, Any] | None:
@@ -79,7 +76,7 @@ class Trainer:
         """One optimizer step, and whatever is due after it."""
         batch = next(self.batches)
         self.state, metrics = self.train_step(self.state, jax.device_put(batch, self.batch_sharding))
-        self.meter.add(metrics, sum(int(np.count_nonzero(batch[key] != PAD)) for key in INPUTS if key in batch))
+        self.meter.add(metrics, registry.count_tokens(self.cfg.model, batch))
         self.step += 1
         train, last = self.cfg.train, self.step == self.cfg.train.steps
         if last or self.step % train.log_every == 0:

@@ -45,10 +45,8 @@ def parameter_count(params: Any) -> int:
 
 
 def _initializer(model, optimizer, seed, mesh):
-    batch = registry.example_batch(model.cfg)
-
     def init() -> TrainState:
-        params = registry.init(model, jax.random.key(seed), batch)
+        params = registry.init(model, jax.random.key(seed))
         return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
     return init, rules.shardings(mesh, jax.eval_shape(init))

@@ -1,0 +1,1 @@
+"""The three model families, put together from the parts in `nn`."""

@@ -1,0 +1,57 @@
+"""The decoder-only language model (GPT)."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
+from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
+from tformer_jax.nn.stacks import Decoder
+
+
+class DecoderLM(nn.Module):
+    """Predicts each token from those before it."""
+
+    cfg: ModelConfig
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        self.embedding = TokenEmbedding(cfg, cfg.vocab_size)
+        self.input = InputEmbedding(cfg)
+        self.decoder = Decoder(cfg)
+        self.head = OutputHead(cfg)
+
+    def __call__(self, tokens: jax.Array, *, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
+        """tokens int [B, T], real tokens bool [B, T] (None: all) -> float32 logits [B, T, V]."""
+        x = self.input(self.embedding(tokens), train=train)
+        return self._logits(self.decoder(x, mask, train=train))
+
+    def init_cache(self, batch: int, length: int) -> DecoderCache:
+        """An empty cache for `length` tokens in each of `batch` rows."""
+        cfg = self.cfg
+        return empty_cache(
+            cfg.decoder_layers,
+            batch=batch,
+            length=length,
+            kv_heads=cfg.kv_heads,
+            head_dim=cfg.head_size,
+            dtype=cfg.dtype,
+        )
+
+    def decode_step(
+        self, tokens: jax.Array, cache: DecoderCache, *, token_mask: jax.Array | None = None, last_only: bool = False
+    ) -> tuple[jax.Array, DecoderCache]:
+        """Reads T more tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
+
+        Returns:
+            float32 logits [B, T, V], or [B, 1, V] of the last token where `last_only`, and the cache that holds them.
+        """
+        real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
+        admitted, positions, mask = cache.admit(real)
+        x = self.input(self.embedding(tokens), positions)
+        x, admitted = self.decoder.step(x, admitted, mask, cache.index)
+        return self._logits(x[:, -1:] if last_only else x), admitted
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        return self.head(x, None if self.cfg.tie_embeddings == "none" else self.embedding)

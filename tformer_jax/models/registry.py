@@ -1,0 +1,82 @@
+"""Model families by name, and how each reads a batch."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.models.classifier import Classifier
+from tformer_jax.models.decoder_lm import DecoderLM
+from tformer_jax.models.seq2seq import Seq2Seq
+from tformer_jax.special_tokens import PAD
+
+Batch = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A kind of model, its arguments taken from a batch, and the batch's key that holds the labels."""
+
+    module: type[nn.Module]
+    arguments: Callable[[Batch], dict[str, Any]]
+    inputs: tuple[str, ...]
+    labels: str
+
+
+def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
+    source, target = batch["source"], batch["target_in"]
+    return {"source": source, "target": target, "source_mask": source != PAD, "target_mask": target != PAD}
+
+
+def _tokens_arguments(batch: Batch) -> dict[str, Any]:
+    return {"tokens": batch["tokens"], "mask": batch["tokens"] != PAD}
+
+
+FAMILIES = {
+    "seq2seq": Family(Seq2Seq, _seq2seq_arguments, ("source", "target_in"), "target_out"),
+    "decoder_lm": Family(DecoderLM, _tokens_arguments, ("tokens",), "targets"),
+    "classifier": Family(Classifier, _tokens_arguments, ("tokens",), "label"),
+}
+
+
+def build(cfg: ModelConfig) -> nn.Module:
+    """The Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be filled in."""
+    return FAMILIES[cfg.family].module(cfg)
+
+
+def example_batch(cfg: ModelConfig, batch_size: int = 1, length: int = 2) -> dict[str, np.ndarray]:
+    """A batch of the right keys and ranks, full of token 1, to initialise a model with."""
+    family = FAMILIES[cfg.family]
+    tokens = np.ones((batch_size, min(length, cfg.max_length)), np.int32)
+    labels = np.zeros(batch_size, np.int32) if cfg.family == "classifier" else tokens
+    return dict.fromkeys(family.inputs, tokens) | {family.labels: labels}
+
+
+def init(model: nn.Module, key: jax.Array) -> Any:
+    """Fresh parameters, boxed with their logical axis names (`flax.linen.unbox` gives the plain arrays)."""
+    arguments = FAMILIES[model.cfg.family].arguments(example_batch(model.cfg))
+    return model.init(key, **arguments)["params"]
+
+
+def forward(
+    model: nn.Module, params: Any, batch: Batch, *, train: bool = False, dropout_key: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Logits (float32, [B, T, V] or [B, classes]) and labels (int, [B, T] or [B]) of a batch.
+
+    Args:
+        batch: int arrays; tokens equal to PAD are hidden, labels equal to IGNORED are not to be counted.
+        dropout_key: needed where `train` and the config drops something.
+    """
+    family = FAMILIES[model.cfg.family]
+    rngs = None if dropout_key is None else {"dropout": dropout_key}
+    logits = model.apply({"params": params}, **family.arguments(batch), train=train, rngs=rngs)
+    return logits, batch[family.labels]
+
+
+def count_tokens(cfg: ModelConfig, batch: Mapping[str, np.ndarray]) -> int:
+    """Real tokens that the model reads in a batch on the host."""
+    return sum(int(np.count_nonzero(batch[key] != PAD)) for key in FAMILIES[cfg.family].inputs)

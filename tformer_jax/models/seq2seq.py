@@ -1,0 +1,91 @@
+"""The encoder-decoder of "Attention Is All You Need" (2017) and its relatives."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
+from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
+from tformer_jax.nn.stacks import Decoder, Encoder
+
+
+class Seq2Seq(nn.Module):
+    """Reads a source with the encoder and predicts a target, token by token, with the decoder.
+
+    `cfg.tie_embeddings` says which of source embedding, target embedding and output head are one matrix.
+    """
+
+    cfg: ModelConfig
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        self.target_embedding = TokenEmbedding(cfg, cfg.vocab_size)
+        if cfg.tie_embeddings != "all":
+            self.separate_source_embedding = TokenEmbedding(cfg, cfg.source_vocab_size)
+        self.source_input = InputEmbedding(cfg)
+        self.target_input = InputEmbedding(cfg)
+        self.encoder = Encoder(cfg)
+        self.decoder = Decoder(cfg, cross=True)
+        self.head = OutputHead(cfg)
+
+    def __call__(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        source_mask: jax.Array | None = None,
+        target_mask: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """source int [B, S], target int [B, T], their real tokens bool (None: all) -> float32 logits [B, T, V]."""
+        memory = self.encode(source, source_mask, train=train)
+        return self.decode(target, memory, source_mask, target_mask=target_mask, train=train)
+
+    def encode(self, source: jax.Array, source_mask: jax.Array | None, *, train: bool = False) -> jax.Array:
+        """source int [B, S], its real tokens bool [B, S] -> memory [B, S, D]."""
+        embedding = self.target_embedding if self.cfg.tie_embeddings == "all" else self.separate_source_embedding
+        return self.encoder(self.source_input(embedding(source), train=train), source_mask, train=train)
+
+    def decode(
+        self,
+        target: jax.Array,
+        memory: jax.Array,
+        memory_mask: jax.Array | None,
+        *,
+        target_mask: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> float32 [B, T, V]."""
+        x = self.target_input(self.target_embedding(target), train=train)
+        return self._logits(self.decoder(x, target_mask, memory, memory_mask, train=train))
+
+    def init_cache(self, memory: jax.Array, memory_mask: jax.Array, length: int) -> DecoderCache:
+        """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once."""
+        return empty_cache(
+            self.cfg.decoder_layers,
+            batch=memory.shape[0],
+            length=length,
+            kv_heads=self.cfg.kv_heads,
+            head_dim=self.cfg.head_size,
+            dtype=self.cfg.dtype,
+            cross_attention=self.decoder.cross_keys_values(memory),
+            memory_mask=memory_mask,
+        )
+
+    def decode_step(
+        self, tokens: jax.Array, cache: DecoderCache, *, token_mask: jax.Array | None = None, last_only: bool = False
+    ) -> tuple[jax.Array, DecoderCache]:
+        """Reads T more target tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
+
+        Returns:
+            float32 logits [B, T, V], or [B, 1, V] of the last token where `last_only`, and the cache that holds them.
+        """
+        real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
+        admitted, positions, mask = cache.admit(real)
+        x = self.target_input(self.target_embedding(tokens), positions)
+        x, admitted = self.decoder.step(x, admitted, mask, cache.index)
+        return self._logits(x[:, -1:] if last_only else x), admitted
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        return self.head(x, None if self.cfg.tie_embeddings == "none" else self.target_embedding)

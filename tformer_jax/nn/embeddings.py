@@ -1,0 +1,79 @@
+"""From token ids to vectors, and from vectors to logits."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer_jax import axes
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.dropout import Dropout
+from tformer_jax.nn.positions import make_positions
+
+
+class TokenEmbedding(nn.Module):
+    """One vector a token, usable in both directions.
+
+    Initialised with N(0, 1/D) under `xavier`, so that scaled embeddings and tied logits both start near unit
+    variance, and with N(0, cfg.init_std^2) under `normal`.
+    """
+
+    cfg: ModelConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        std = cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5
+        init = nn.with_logical_partitioning(nn.initializers.normal(std), (axes.VOCAB, axes.EMBED))
+        self.embedding = self.param("embedding", init, (self.vocab_size, cfg.dim), jnp.dtype(cfg.param_dtype))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """int [B, T] -> [B, T, D], times sqrt(D) where `cfg.scale_embeddings`."""
+        vectors = self.embedding.astype(self.cfg.dtype)[tokens]
+        return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """The tied output head: [..., D] -> float32 logits [..., V]."""
+        table = self.embedding.astype(self.cfg.dtype)
+        return jnp.einsum("...D,VD->...V", x, table, preferred_element_type=jnp.float32)
+
+
+class InputEmbedding(nn.Module):
+    """Position information and dropout on top of a token embedding."""
+
+    cfg: ModelConfig
+
+    def setup(self) -> None:
+        self.positions = make_positions(self.cfg)
+        self.dropout = Dropout(self.cfg.dropout)
+
+    def __call__(self, vectors: jax.Array, positions: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+        """vectors [B, T, D], positions int [B, T] (None: 0, ..., T - 1) -> [B, T, D]."""
+        if self.positions is not None:
+            vectors = vectors + self.positions(jnp.arange(vectors.shape[1]) if positions is None else positions)
+        return self.dropout(vectors, train=train)
+
+
+class OutputHead(nn.Module):
+    """Logits over the target vocabulary: from the tied embedding, or from a kernel of its own."""
+
+    cfg: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, tied: TokenEmbedding | None) -> jax.Array:
+        """[..., D] -> float32 [..., V]."""
+        cfg = self.cfg
+        if tied is None:
+            init = nn.initializers.normal(cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5)
+            kernel_init = nn.with_logical_partitioning(init, (axes.EMBED, axes.VOCAB))
+            kernel = self.param("kernel", kernel_init, (cfg.dim, cfg.vocab_size), jnp.dtype(cfg.param_dtype))
+            logits = jnp.einsum("...D,DV->...V", x, kernel.astype(cfg.dtype), preferred_element_type=jnp.float32)
+        else:
+            logits = tied.attend(x)
+        if cfg.output_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, (axes.VOCAB,))
+            logits = logits + self.param("bias", zeros, (cfg.vocab_size,), jnp.dtype(cfg.param_dtype)).astype(
+                jnp.float32
+            )
+        return logits

@@ -1,0 +1,89 @@
+"""Keys and values kept between decoding steps: plain pytrees that go in as arguments and come out as results."""
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.nn import masks
+
+
+@flax.struct.dataclass
+class KeyValues:
+    """Keys and values of one attention layer, each [B, S, K, H]."""
+
+    k: jax.Array
+    v: jax.Array
+
+    @classmethod
+    def empty(cls, batch: int, length: int, kv_heads: int, head_dim: int, dtype: str) -> "KeyValues":
+        """Room for `length` tokens."""
+        zeros = jnp.zeros((batch, length, kv_heads, head_dim), dtype)
+        return cls(zeros, zeros)
+
+    def write(self, new: "KeyValues", index: jax.Array) -> "KeyValues":
+        """Puts the T tokens of `new` into slots `index`, ..., `index + T - 1`."""
+        start = (0, index, 0, 0)
+        return KeyValues(
+            jax.lax.dynamic_update_slice(self.k, new.k.astype(self.k.dtype), start),
+            jax.lax.dynamic_update_slice(self.v, new.v.astype(self.v.dtype), start),
+        )
+
+
+@flax.struct.dataclass
+class DecoderCache:
+    """Everything a decoder remembers of the tokens it has read. All rows fill the same slots.
+
+    Rows of different length are padded on the left: such slots stay invalid, and positions count real tokens only.
+    """
+
+    self_attention: tuple[KeyValues, ...]
+    """One a layer."""
+    cross_attention: tuple[KeyValues, ...] | None
+    """One a layer, computed once from the encoder's output; None in a decoder-only model."""
+    memory_mask: jax.Array | None
+    """bool [B, S]: the real tokens of the encoder's input."""
+    valid: jax.Array
+    """bool [B, S]: slots that hold a real token."""
+    lengths: jax.Array
+    """int32 [B]: real tokens so far."""
+    index: jax.Array
+    """int32 scalar: slots filled so far."""
+
+    def admit(self, token_mask: jax.Array) -> tuple["DecoderCache", jax.Array, jax.Array]:
+        """Takes T new tokens, of which those in `token_mask` (bool [B, T]) are real.
+
+        Returns:
+            The cache with its bookkeeping moved on (keys and values are the layers' to write), the tokens' positions
+            (int32 [B, T]) and their self-attention mask (bool [B, 1, T, S]).
+        """
+        positions = self.lengths[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1
+        valid = jax.lax.dynamic_update_slice(self.valid, token_mask, (0, self.index))
+        mask = masks.cached(valid, self.index, token_mask.shape[1])
+        moved = self.replace(
+            valid=valid,
+            lengths=self.lengths + token_mask.sum(axis=1, dtype=jnp.int32),
+            index=self.index + token_mask.shape[1],
+        )
+        return moved, jnp.maximum(positions, 0), mask
+
+
+def empty_cache(
+    layers: int,
+    *,
+    batch: int,
+    length: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    cross_attention: tuple[KeyValues, ...] | None = None,
+    memory_mask: jax.Array | None = None,
+) -> DecoderCache:
+    """A cache of `layers` layers with room for `length` tokens, holding none."""
+    return DecoderCache(
+        self_attention=tuple(KeyValues.empty(batch, length, kv_heads, head_dim, dtype) for _ in range(layers)),
+        cross_attention=cross_attention,
+        memory_mask=memory_mask,
+        valid=jnp.zeros((batch, length), bool),
+        lengths=jnp.zeros((batch,), jnp.int32),
+        index=jnp.zeros((), jnp.int32),
+    )
