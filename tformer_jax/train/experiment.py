@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import grain
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -26,10 +27,8 @@ class Experiment:
     corpus: Corpus
     tokenizers: Tokenizers
     model: nn.Module
-
-    def batches(self):
-        """The endless training batches, from their start: an iterator with `get_state` and `set_state`."""
-        return train_batches(self.cfg, self.corpus, self.tokenizers, multiple_of=data_parallelism(self.mesh))
+    batches: grain.DatasetIterator
+    """The endless training batches, from their start."""
 
 
 def build(
@@ -56,8 +55,8 @@ def build(
     corpus = load_corpus(cfg.data, data_root, cfg.seed)
     tokenizers = Tokenizers.load(folder / "tokenizers") if resume else train_tokenizers(cfg.data, corpus)
     cfg = resolve(cfg, tokenizers, corpus.labels)
-    experiment = Experiment(cfg, folder, mesh, corpus, tokenizers, registry.build(cfg.model))
-    experiment.batches()
+    batches = train_batches(cfg, corpus, tokenizers, multiple_of=data_parallelism(mesh))
+    experiment = Experiment(cfg, folder, mesh, corpus, tokenizers, registry.build(cfg.model), batches)
     if resume:
         run_folder.check_same_config(folder, cfg)
     else:

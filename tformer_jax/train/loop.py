@@ -46,7 +46,7 @@ class Trainer:
         optimizer = optimizers.build(cfg)
         self.experiment, self.cfg = experiment, cfg
         self.schedule = schedules.build(cfg)
-        self.batches = experiment.batches()
+        self.batches = experiment.batches
         self.batch_sharding = rules.batch_sharding(mesh)
         self.checkpointer = Checkpointer(run_folder.checkpoints(experiment.folder), keep=cfg.train.keep_checkpoints)
         if self.checkpointer.latest_step() is None:
@@ -133,7 +133,8 @@ class Trainer:
         return result
 
     def close(self) -> None:
-        """Waits for pending writes."""
+        """Waits for pending writes and stops the loader."""
+        self.batches.close()
         self.checkpointer.close()
         self.writer.close()
 

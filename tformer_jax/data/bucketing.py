@@ -1,0 +1,97 @@
+"""Length buckets: examples of similar length share a batch, and every batch has one of a few fixed shapes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from tformer_jax.config import DataConfig
+from tformer_jax.special_tokens import IGNORED, PAD
+
+Tokens = dict[str, list[int]]
+"""One example as token ids by batch key; a class label is a list of one number."""
+LABELS = ("target_out", "targets", "label")
+"""Batch keys whose padding is IGNORED; that of other keys is PAD."""
+
+
+def bucket_sizes(cfg: DataConfig, multiple_of: int) -> dict[int, int]:
+    """Examples in a batch by bucket length: as many as `cfg.batch_tokens` holds, rounded down to `multiple_of`.
+
+    Raises:
+        ConfigError: a bucket has no room for `multiple_of` examples.
+    """
+    sizes = {length: cfg.batch_tokens // length // multiple_of * multiple_of for length in cfg.bucket_lengths}
+    if not sizes[cfg.bucket_lengths[-1]]:
+        needed = cfg.bucket_lengths[-1] * multiple_of
+        raise cfg.error(
+            "batch_tokens",
+            f"must be at least {needed} to give each of {multiple_of} devices an example of every bucket",
+        )
+    return sizes
+
+
+def length_of(example: Tokens) -> int:
+    """The longest side of an example, in tokens."""
+    return max(map(len, example.values()))
+
+
+def smallest_fitting(lengths: Sequence[int], length: int) -> int:
+    """The shortest of the rising `lengths` that holds `length` tokens."""
+    return next(bucket for bucket in lengths if length <= bucket)
+
+
+def pad_batch(examples: Sequence[Tokens], rows: int, length: int) -> dict[str, np.ndarray]:
+    """Stacks examples into int32 [rows, length] (labels of classes: [rows]); missing rows are padding."""
+    batch = {}
+    for key in examples[0]:
+        fill = IGNORED if key in LABELS else PAD
+        array = np.full((rows, 1 if key == "label" else length), fill, np.int32)
+        for row, example in enumerate(examples):
+            array[row, : len(example[key])] = example[key]
+        batch[key] = array[:, 0] if key == "label" else array
+    return batch
+
+
+class BucketBatches(grain.IterDataset):
+    """Gathers the examples of a parent dataset in buckets and emits a batch whenever one is full.
+
+    No example is lost: those that wait in a bucket are part of the iterator's state.
+    """
+
+    def __init__(self, parent: grain.IterDataset, sizes: dict[int, int]):
+        super().__init__(parent)
+        self._sizes = sizes
+
+    def __iter__(self) -> "BucketIterator":
+        return BucketIterator(self._parent.__iter__(), self._sizes)
+
+
+class BucketIterator(grain.DatasetIterator):
+    """Iterator of `BucketBatches`; its state is the parent's state and the waiting examples."""
+
+    def __init__(self, parent: grain.DatasetIterator, sizes: dict[int, int]):
+        super().__init__(parent)
+        self._sizes = sizes
+        self._lengths = sorted(sizes)
+        self._waiting: dict[int, list[Tokens]] = {length: [] for length in self._lengths}
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        while True:
+            example = next(self._parent)
+            length = smallest_fitting(self._lengths, length_of(example))
+            bucket = self._waiting[length]
+            bucket.append(example)
+            if len(bucket) == self._sizes[length]:
+                self._waiting[length] = []
+                return pad_batch(bucket, len(bucket), length)
+
+    def get_state(self) -> dict[str, Any]:
+        """JSON-able; taken between two batches."""
+        waiting = {str(length): list(bucket) for length, bucket in self._waiting.items()}
+        return {"parent": self._parent.get_state(), "waiting": waiting}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues with exactly the batches that followed `get_state`."""
+        self._parent.set_state(state["parent"])
+        self._waiting = {length: list(state["waiting"][str(length)]) for length in self._lengths}

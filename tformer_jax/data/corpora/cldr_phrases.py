@@ -1,0 +1,209 @@
+"""Phrases that several CLDR locales share: dates, times, numbers, currencies, units and names, drawn at random."""
+
+import datetime
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import babel
+from babel import dates, lists, localedata, numbers, units
+
+Format = Callable[[babel.Locale, Any], str]
+Draw = Callable[[random.Random], Any]
+
+FIRST_DAY = datetime.date(1950, 1, 1)
+DAYS = 36_500
+SECONDS = {
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": 86_400,
+    "week": 604_800,
+    "month": 2_629_800,
+    "year": 31_557_600,
+}
+CURRENCIES = "USD EUR GBP JPY CNY INR CHF CAD AUD SEK NOK DKK PLN CZK HUF TRY BRL MXN KRW ZAR RUB UAH ILS THB".split()
+UNITS = (
+    "length-kilometer length-meter length-centimeter length-millimeter length-mile length-foot length-inch "
+    "mass-kilogram mass-gram mass-tonne mass-pound mass-ounce volume-liter volume-milliliter volume-cubic-meter "
+    "area-square-meter area-square-kilometer area-hectare speed-kilometer-per-hour speed-meter-per-second "
+    "temperature-celsius temperature-fahrenheit duration-second duration-minute duration-hour duration-day "
+    "duration-week duration-month duration-year energy-kilowatt-hour energy-kilojoule power-watt power-kilowatt "
+    "digital-byte digital-kilobyte digital-megabyte digital-gigabyte digital-terabyte frequency-hertz electric-volt"
+).split()
+TRIALS = 150
+"""Values on which a kind of phrase is compared with the kinds before it."""
+
+
+class PhraseBook:
+    """Kinds of phrase that mean one thing only: no text of the first locale has two counterparts in another.
+
+    Babel renders each phrase in every locale. A kind whose texts another kind already uses with other counterparts,
+    as `May 3, 2026` may be both a long and a medium date, is left out.
+    """
+
+    def __init__(self, locales: Sequence[str]):
+        self.locales = [babel.Locale.parse(name) for name in locales]
+        self._taken: dict[str, tuple[str, ...]] = {}
+        families = (self._dates, self._times, self._relative, self._numbers, self._money, self._measures, self._names)
+        self._families = [kinds for kinds in map(self._unambiguous, [family() for family in families]) if kinds]
+
+    def phrase(self, draw: random.Random) -> tuple[str, ...]:
+        """One phrase in every locale."""
+        value, render = draw.choice(draw.choice(self._families))
+        return self._render(render, value(draw))
+
+    def _render(self, render: Format, value: Any) -> tuple[str, ...]:
+        return tuple(render(locale, value) for locale in self.locales)
+
+    def _unambiguous(self, kinds: list[tuple[Draw, Format]]) -> list[tuple[Draw, Format]]:
+        return [kind for kind in kinds if self._admit(*kind)]
+
+    def _admit(self, value: Draw, render: Format) -> bool:
+        """Whether the kind contradicts none admitted before; remembers its texts if so."""
+        draw = random.Random(0)
+        texts = [self._render(render, value(draw)) for _ in range(TRIALS)]
+        if any(self._taken.get(text[0], text) != text for text in texts):
+            return False
+        self._taken.update((text[0], text) for text in texts)
+        return True
+
+    def _dates(self) -> list[tuple[Draw, Format]]:
+        styles = [
+            lambda locale, day, s=s: dates.format_date(day, s, locale) for s in ("full", "long", "short", "medium")
+        ]
+        skeletons = [
+            lambda locale, day, s=s: dates.format_skeleton(s, day, locale=locale)
+            for s in ("MMMMd", "yMMMM", "MMMMEEEEd", "yMd", "yMMMEd")
+        ]
+        intervals = [
+            lambda locale, pair, s=s: dates.format_interval(*pair, s, locale=locale)
+            for s in ("yMMMMd", "MMMMd", "yMMMM")
+        ]
+        return [(_day, render) for render in styles + skeletons] + [(_days, render) for render in intervals]
+
+    def _times(self) -> list[tuple[Draw, Format]]:
+        clock = [lambda locale, time, s=s: dates.format_time(time, s, locale=locale) for s in ("short", "medium")]
+        moment = [lambda locale, time, s=s: dates.format_datetime(time, s, locale=locale) for s in ("short", "medium")]
+        return [(_moment, render) for render in clock + moment]
+
+    def _relative(self) -> list[tuple[Draw, Format]]:
+        def relative(locale, delta):
+            return dates.format_timedelta(delta, add_direction=True, locale=locale)
+
+        def duration(locale, delta):
+            return dates.format_timedelta(abs(delta), locale=locale)
+
+        return [(_delta, relative), (_delta, duration)]
+
+    def _numbers(self) -> list[tuple[Draw, Format]]:
+        return [
+            (_amount, lambda locale, n: numbers.format_decimal(n, locale=locale)),
+            (_amount, lambda locale, n: numbers.format_percent(n / 10_000, "#,##0.##%", locale=locale)),
+            (_big, _compact),
+        ]
+
+    def _money(self) -> list[tuple[Draw, Format]]:
+        kinds: list[tuple[Draw, Format]] = []
+        for code in CURRENCIES:
+            for form in ("standard", "name"):
+
+                def render(locale, price, code=code, form=form):
+                    return numbers.format_currency(price, code, format_type=form, locale=locale)
+
+                kinds.append((_price if numbers.get_currency_precision(code) else _whole_price, render))
+        return kinds
+
+    def _measures(self) -> list[tuple[Draw, Format]]:
+        kinds: list[tuple[Draw, Format]] = []
+        for unit in UNITS:
+            for length in ("long", "short"):
+
+                def render(locale, n, unit=unit, length=length):
+                    return _measure(locale, n, unit, length)
+
+                if all(unit not in render(locale, 2) for locale in self.locales):
+                    kinds.append((_quantity, render))
+        return kinds
+
+    def _names(self) -> list[tuple[Draw, Format]]:
+        territories = self._common("territories", lambda code: len(code) == 2 and code.isalpha())
+        languages = self._common("languages", lambda code: len(code) == 2)
+        named = [name for name in map(babel.Locale.parse, localedata.locale_identifiers()) if name.territory]
+        named = [name for name in named if not name.variant and all(name.get_display_name(to) for to in self.locales)]
+
+        def listed(attribute: str, style: str) -> Format:
+            def render(locale, codes):
+                names = getattr(locale, attribute)
+                return lists.format_list([names[code] for code in codes], style=style, locale=locale)
+
+            return render
+
+        return [
+            (_some(territories), listed("territories", "standard")),
+            (_some(territories), listed("territories", "or")),
+            (_some(languages), listed("languages", "standard")),
+            (lambda draw: draw.choice(named), lambda locale, name: name.get_display_name(locale)),
+        ]
+
+    def _common(self, attribute: str, wanted: Callable[[str], bool]) -> list[str]:
+        """Codes that every locale names, each name for one code only."""
+        tables = [getattr(locale, attribute) for locale in self.locales]
+        codes = [code for code in sorted(tables[0]) if wanted(code) and all(code in table for table in tables)]
+        names = [tables[0][code] for code in codes]
+        return [code for code, name in zip(codes, names, strict=True) if names.count(name) == 1]
+
+
+def _compact(locale: babel.Locale, n: int) -> str:
+    """`1.2 million`; locales without a long form, such as Chinese, have one short form."""
+    form = "long" if "long" in locale.compact_decimal_formats else "short"
+    return numbers.format_compact_decimal(n, format_type=form, locale=locale, fraction_digits=1)
+
+
+def _measure(locale: babel.Locale, n: float, unit: str, length: str) -> str:
+    """`12 kilometers`; a missing form, which Babel replaces by the unit's code, falls back to the short one."""
+    text = units.format_unit(n, unit, length=length, locale=locale)
+    return units.format_unit(n, unit, length="short", locale=locale) if unit in text else text
+
+
+def _day(draw: random.Random) -> datetime.date:
+    return FIRST_DAY + datetime.timedelta(days=draw.randrange(DAYS))
+
+
+def _days(draw: random.Random) -> tuple[datetime.date, datetime.date]:
+    first = _day(draw)
+    return first, first + datetime.timedelta(days=draw.choice((3, 10, 40, 200, 400)) + draw.randrange(20))
+
+
+def _moment(draw: random.Random) -> datetime.datetime:
+    return datetime.datetime.combine(_day(draw), datetime.time()) + datetime.timedelta(seconds=draw.randrange(86_400))
+
+
+def _delta(draw: random.Random) -> datetime.timedelta:
+    unit = draw.choice(list(SECONDS.values()))
+    return datetime.timedelta(seconds=unit * draw.randint(1, 30) * draw.choice((-1, 1)))
+
+
+def _amount(draw: random.Random) -> float:
+    return draw.randrange(10 ** draw.randint(1, 6)) + draw.choice((0, draw.randrange(1, 1000) / 1000))
+
+
+def _big(draw: random.Random) -> int:
+    """Two significant digits, which no locale's grouping rounds away."""
+    return draw.randrange(1, 100) * 10 ** draw.randint(3, 10)
+
+
+def _whole_price(draw: random.Random) -> int:
+    return draw.randrange(10 ** draw.randint(1, 5))
+
+
+def _price(draw: random.Random) -> float:
+    return _whole_price(draw) + draw.choice((0, draw.randrange(1, 100) / 100))
+
+
+def _quantity(draw: random.Random) -> float:
+    return draw.randrange(1, 10 ** draw.randint(1, 3)) + draw.choice((0, 0, draw.randrange(1, 10) / 10))
+
+
+def _some(codes: Sequence[str]) -> Draw:
+    return lambda draw: [draw.choice(codes) for _ in range(draw.randint(1, 3))]
