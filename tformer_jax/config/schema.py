@@ -72,6 +72,17 @@ class ModelConfig(Section):
         if self.tie_embeddings == "all" and self.source_vocab_size != self.vocab_size:
             raise self.error("source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when all are tied")
 
+    def known(self, name: str) -> int:
+        """A size that the data may have to fill in first.
+
+        Raises:
+            ConfigError: it is still None.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise self.error(name, "must be a number before a model is built; training takes it from the data")
+        return value
+
     @property
     def kv_heads(self) -> int:
         """K, with its default filled in."""

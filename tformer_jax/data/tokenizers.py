@@ -90,6 +90,7 @@ class SubwordTokenizer:
     """Byte-level BPE or Unigram by Hugging Face's `tokenizers`; every text has a round trip."""
 
     def __init__(self, kind: str, tokenizer: hf.Tokenizer):
+        tokenizer.encode_special_tokens = True
         self.kind, self._tokenizer = kind, tokenizer
         self.vocab_size = tokenizer.get_vocab_size()
 
@@ -113,7 +114,7 @@ class SubwordTokenizer:
         }
         if kind == "bpe":
             tokenizer = hf.Tokenizer(hf.models.BPE())
-            trainer = hf.trainers.BpeTrainer(**options)
+            trainer: hf.trainers.Trainer = hf.trainers.BpeTrainer(**options)
         else:
             tokenizer = hf.Tokenizer(hf.models.Unigram())
             trainer = hf.trainers.UnigramTrainer(unk_token=SPECIAL_TOKENS[UNK], **options)

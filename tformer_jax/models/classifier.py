@@ -26,10 +26,10 @@ class Classifier(nn.Module):
 
     def setup(self) -> None:
         cfg = self.cfg
-        self.embedding = TokenEmbedding(cfg, cfg.vocab_size)
+        self.embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
         self.input = InputEmbedding(cfg)
         self.encoder = Encoder(cfg)
-        self.head = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.CLASSES, cfg.num_classes),), use_bias=True)
+        self.head = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.CLASSES, cfg.known("num_classes")),), use_bias=True)
 
     def __call__(self, tokens: jax.Array, *, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
         """tokens int [B, S], real tokens bool [B, S] (None: all) -> float32 logits [B, classes]."""

@@ -17,7 +17,7 @@ class DecoderLM(nn.Module):
 
     def setup(self) -> None:
         cfg = self.cfg
-        self.embedding = TokenEmbedding(cfg, cfg.vocab_size)
+        self.embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
         self.input = InputEmbedding(cfg)
         self.decoder = Decoder(cfg)
         self.head = OutputHead(cfg)
@@ -31,7 +31,7 @@ class DecoderLM(nn.Module):
         """An empty cache for `length` tokens in each of `batch` rows."""
         cfg = self.cfg
         return empty_cache(
-            cfg.decoder_layers,
+            [None] * cfg.decoder_layers,
             batch=batch,
             length=length,
             kv_heads=cfg.kv_heads,

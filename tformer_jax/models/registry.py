@@ -73,7 +73,7 @@ def forward(
     """
     family = FAMILIES[model.cfg.family]
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    logits = model.apply({"params": params}, **family.arguments(batch), train=train, rngs=rngs)
+    logits: Any = model.apply({"params": params}, **family.arguments(batch), train=train, rngs=rngs)
     return logits, batch[family.labels]
 
 

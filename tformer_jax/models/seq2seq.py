@@ -20,9 +20,9 @@ class Seq2Seq(nn.Module):
 
     def setup(self) -> None:
         cfg = self.cfg
-        self.target_embedding = TokenEmbedding(cfg, cfg.vocab_size)
+        self.target_embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
         if cfg.tie_embeddings != "all":
-            self.separate_source_embedding = TokenEmbedding(cfg, cfg.source_vocab_size)
+            self.separate_source_embedding = TokenEmbedding(cfg, cfg.known("source_vocab_size"))
         self.source_input = InputEmbedding(cfg)
         self.target_input = InputEmbedding(cfg)
         self.encoder = Encoder(cfg)
@@ -63,13 +63,12 @@ class Seq2Seq(nn.Module):
     def init_cache(self, memory: jax.Array, memory_mask: jax.Array, length: int) -> DecoderCache:
         """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once."""
         return empty_cache(
-            self.cfg.decoder_layers,
+            self.decoder.cross_keys_values(memory),
             batch=memory.shape[0],
             length=length,
             kv_heads=self.cfg.kv_heads,
             head_dim=self.cfg.head_size,
             dtype=self.cfg.dtype,
-            cross_attention=self.decoder.cross_keys_values(memory),
             memory_mask=memory_mask,
         )
 

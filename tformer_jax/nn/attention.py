@@ -43,7 +43,7 @@ class Attention(nn.Module):
         *,
         mask: jax.Array | None = None,
         cache: KeyValues | None = None,
-        index: jax.Array | None = None,
+        index: jax.Array | int = 0,
         train: bool = False,
     ) -> tuple[jax.Array, KeyValues]:
         """Attends from `query` to `key` and `value`.

@@ -9,6 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
+from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
 
 
@@ -25,7 +26,7 @@ class TokenEmbedding(nn.Module):
     def setup(self) -> None:
         cfg = self.cfg
         std = cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5
-        init = nn.with_logical_partitioning(nn.initializers.normal(std), (axes.VOCAB, axes.EMBED))
+        init = named(nn.initializers.normal(std), axes.VOCAB, axes.EMBED)
         self.embedding = self.param("embedding", init, (self.vocab_size, cfg.dim), jnp.dtype(cfg.param_dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -66,14 +67,14 @@ class OutputHead(nn.Module):
         cfg = self.cfg
         if tied is None:
             init = nn.initializers.normal(cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5)
-            kernel_init = nn.with_logical_partitioning(init, (axes.EMBED, axes.VOCAB))
-            kernel = self.param("kernel", kernel_init, (cfg.dim, cfg.vocab_size), jnp.dtype(cfg.param_dtype))
+            kernel_init = named(init, axes.EMBED, axes.VOCAB)
+            kernel = self.param("kernel", kernel_init, (cfg.dim, cfg.known("vocab_size")), jnp.dtype(cfg.param_dtype))
             logits = jnp.einsum("...D,DV->...V", x, kernel.astype(cfg.dtype), preferred_element_type=jnp.float32)
         else:
             logits = tied.attend(x)
         if cfg.output_bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros, (axes.VOCAB,))
-            logits = logits + self.param("bias", zeros, (cfg.vocab_size,), jnp.dtype(cfg.param_dtype)).astype(
+            zeros = named(nn.initializers.zeros, axes.VOCAB)
+            logits = logits + self.param("bias", zeros, (cfg.known("vocab_size"),), jnp.dtype(cfg.param_dtype)).astype(
                 jnp.float32
             )
         return logits

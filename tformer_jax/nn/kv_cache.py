@@ -1,5 +1,8 @@
 """Keys and values kept between decoding steps: plain pytrees that go in as arguments and come out as results."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import flax
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,7 @@ class KeyValues:
         zeros = jnp.zeros((batch, length, kv_heads, head_dim), dtype)
         return cls(zeros, zeros)
 
-    def write(self, new: "KeyValues", index: jax.Array) -> "KeyValues":
+    def write(self, new: "KeyValues", index: jax.Array | int) -> "KeyValues":
         """Puts the T tokens of `new` into slots `index`, ..., `index + T - 1`."""
         start = (0, index, 0, 0)
         return KeyValues(
@@ -30,16 +33,22 @@ class KeyValues:
 
 
 @flax.struct.dataclass
+class LayerCache:
+    """What one layer reads and writes while decoding."""
+
+    self_attention: KeyValues
+    cross_attention: KeyValues | None
+    """Computed once from the encoder's output; None in a decoder-only model."""
+
+
+@flax.struct.dataclass
 class DecoderCache:
     """Everything a decoder remembers of the tokens it has read. All rows fill the same slots.
 
     Rows of different length are padded on the left: such slots stay invalid, and positions count real tokens only.
     """
 
-    self_attention: tuple[KeyValues, ...]
-    """One a layer."""
-    cross_attention: tuple[KeyValues, ...] | None
-    """One a layer, computed once from the encoder's output; None in a decoder-only model."""
+    layers: tuple[LayerCache, ...]
     memory_mask: jax.Array | None
     """bool [B, S]: the real tokens of the encoder's input."""
     valid: jax.Array
@@ -59,7 +68,8 @@ class DecoderCache:
         positions = self.lengths[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1
         valid = jax.lax.dynamic_update_slice(self.valid, token_mask, (0, self.index))
         mask = masks.cached(valid, self.index, token_mask.shape[1])
-        moved = self.replace(
+        moved = dataclasses.replace(
+            self,
             valid=valid,
             lengths=self.lengths + token_mask.sum(axis=1, dtype=jnp.int32),
             index=self.index + token_mask.shape[1],
@@ -68,20 +78,20 @@ class DecoderCache:
 
 
 def empty_cache(
-    layers: int,
+    cross_attention: Sequence[KeyValues | None],
     *,
     batch: int,
     length: int,
     kv_heads: int,
     head_dim: int,
     dtype: str,
-    cross_attention: tuple[KeyValues, ...] | None = None,
     memory_mask: jax.Array | None = None,
 ) -> DecoderCache:
-    """A cache of `layers` layers with room for `length` tokens, holding none."""
+    """A cache with room for `length` tokens, holding none; `cross_attention` has one entry a layer."""
     return DecoderCache(
-        self_attention=tuple(KeyValues.empty(batch, length, kv_heads, head_dim, dtype) for _ in range(layers)),
-        cross_attention=cross_attention,
+        layers=tuple(
+            LayerCache(KeyValues.empty(batch, length, kv_heads, head_dim, dtype), cross) for cross in cross_attention
+        ),
         memory_mask=memory_mask,
         valid=jnp.zeros((batch, length), bool),
         lengths=jnp.zeros((batch,), jnp.int32),

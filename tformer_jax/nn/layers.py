@@ -1,6 +1,7 @@
 """One Transformer layer: sub-layers joined by residual connections."""
 
-import flax
+import dataclasses
+
 import jax
 from flax import linen as nn
 
@@ -8,18 +9,8 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention import Attention
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.ffn import FFN
-from tformer_jax.nn.kv_cache import KeyValues
+from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.norms import make_norm
-
-
-@flax.struct.dataclass
-class LayerCache:
-    """What one layer reads and writes while decoding."""
-
-    self_attention: KeyValues
-    cross_attention: KeyValues | None
-    index: jax.Array
-    """int32 scalar: the slot of the first new token."""
 
 
 class Residual(nn.Module):
@@ -64,23 +55,25 @@ class TransformerLayer(nn.Module):
         mask: jax.Array | None = None,
         memory_mask: jax.Array | None = None,
         cache: LayerCache | None = None,
+        index: jax.Array | int = 0,
         train: bool = False,
-    ) -> tuple[jax.Array, KeyValues]:
+    ) -> tuple[jax.Array, LayerCache | None]:
         """Applies the sub-layers in turn.
 
         Args:
             x: [B, T, D].
             memory: [B, S, D], the encoder's output; not needed when `cache` holds its keys and values.
             mask, memory_mask: bool, broadcastable to [B, N, T, T or the cache's length] and [B, N, T, S].
+            cache: earlier keys and values; those of x are written from slot `index` on.
 
         Returns:
-            [B, T, D], and the self-attention's keys and values.
+            [B, T, D], and the cache that holds x, where there is one.
         """
         h, keys_values = self.self_attention(
             self.self_attention_residual.enter(x),
             mask=mask,
-            cache=cache and cache.self_attention,
-            index=cache and cache.index,
+            cache=cache.self_attention if cache else None,
+            index=index,
             train=train,
         )
         x = self.self_attention_residual.leave(x, h, train=train)
@@ -89,9 +82,10 @@ class TransformerLayer(nn.Module):
                 self.cross_attention_residual.enter(x),
                 memory,
                 mask=memory_mask,
-                cache=cache and cache.cross_attention,
+                cache=cache.cross_attention if cache else None,
                 train=train,
             )
             x = self.cross_attention_residual.leave(x, h, train=train)
         h = self.ffn(self.ffn_residual.enter(x), train=train)
-        return self.ffn_residual.leave(x, h, train=train), keys_values
+        x = self.ffn_residual.leave(x, h, train=train)
+        return x, dataclasses.replace(cache, self_attention=keys_values) if cache else None

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.nn.parameters import named
 
 
 def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int) -> nn.initializers.Initializer:
@@ -31,12 +32,12 @@ class Linear(nn.Module):
         (in_names, in_shape), (out_names, out_shape) = zip(*self.inputs, strict=True), zip(*self.outputs, strict=True)
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
         dtype, param_dtype = jnp.dtype(self.cfg.dtype), jnp.dtype(self.cfg.param_dtype)
-        init = nn.with_logical_partitioning(kernel_initializer(self.cfg, fan_in, fan_out), (*in_names, *out_names))
+        init = named(kernel_initializer(self.cfg, fan_in, fan_out), *in_names, *out_names)
         kernel = self.param("kernel", init, (*in_shape, *out_shape), param_dtype)
         lead = x.shape[: x.ndim - len(in_shape)]
         y = x.astype(dtype).reshape(*lead, fan_in) @ kernel.astype(dtype).reshape(fan_in, fan_out)
         y = y.reshape(*lead, *out_shape)
         if self.use_bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros, out_names)
+            zeros = named(nn.initializers.zeros, *out_names)
             y = y + self.param("bias", zeros, out_shape, param_dtype).astype(dtype)
         return y

@@ -6,6 +6,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.nn.parameters import named
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
@@ -40,10 +41,10 @@ class LayerNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., D]."""
         shape, dtype = (x.shape[-1],), jnp.dtype(self.cfg.param_dtype)
-        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,)), shape, dtype)
+        scale = self.param("scale", named(nn.initializers.ones, axes.EMBED), shape, dtype)
         bias = None
         if self.cfg.norm_bias:
-            bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, (axes.EMBED,)), shape, dtype)
+            bias = self.param("bias", named(nn.initializers.zeros, axes.EMBED), shape, dtype)
         return layer_norm(x, scale, bias, self.cfg.norm_eps)
 
 
@@ -55,7 +56,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., D]."""
-        ones = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
+        ones = named(nn.initializers.ones, axes.EMBED)
         scale = self.param("scale", ones, (x.shape[-1],), jnp.dtype(self.cfg.param_dtype))
         return rms_norm(x, scale, self.cfg.norm_eps)
 

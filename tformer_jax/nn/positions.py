@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.nn.parameters import named
 
 
 def sinusoidal(positions: jax.Array, dim: int) -> jax.Array:
@@ -48,7 +49,7 @@ class Learned(nn.Module):
                 f"{positions.shape[-1]} positions do not fit model.max_length={cfg.max_length}; "
                 "learned positions end there: shorten the input or raise it"
             )
-        init = nn.with_logical_partitioning(nn.initializers.normal(cfg.init_std), (None, axes.EMBED))
+        init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
         table = self.param("embedding", init, (cfg.max_length, cfg.dim), jnp.dtype(cfg.param_dtype))
         return table.astype(cfg.dtype)[positions]
 

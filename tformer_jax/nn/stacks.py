@@ -1,12 +1,14 @@
 """Layers on top of each other, and the norm that may close them."""
 
+import dataclasses
+
 import jax
 from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn import masks
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues
-from tformer_jax.nn.layers import LayerCache, TransformerLayer
+from tformer_jax.nn.layers import TransformerLayer
 from tformer_jax.nn.norms import make_norm
 
 
@@ -61,14 +63,12 @@ class Decoder(nn.Module):
         `index` is the slot of the first new token.
         """
         memory_mask = None if cache.memory_mask is None else masks.padding(cache.memory_mask)
-        written = []
-        for number, layer in enumerate(self.layers):
-            cross = cache.cross_attention and cache.cross_attention[number]
-            layer_cache = LayerCache(cache.self_attention[number], cross, index)
-            x, keys_values = layer(x, mask=mask, memory_mask=memory_mask, cache=layer_cache)
-            written.append(keys_values)
+        layer_caches = []
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+            x, written = layer(x, mask=mask, memory_mask=memory_mask, cache=layer_cache, index=index)
+            layer_caches.append(written)
         x = self.norm(x) if self.norm else x
-        return x, cache.replace(self_attention=tuple(written))
+        return x, dataclasses.replace(cache, layers=tuple(layer_caches))
 
     def cross_keys_values(self, memory: jax.Array) -> tuple[KeyValues, ...]:
         """What each layer's cross-attention reads of memory [B, S, D]."""

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grain
 from flax import linen as nn
@@ -70,7 +71,7 @@ def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -
     Raises:
         ConfigError: a size written in the config is smaller than the data needs.
     """
-    needed = {"vocab_size": tokenizers.target.vocab_size}
+    needed: dict[str, Any] = {"vocab_size": tokenizers.target.vocab_size}
     if cfg.model.family == "seq2seq":
         needed["source_vocab_size"] = tokenizers.source.vocab_size
     if labels is not None:

@@ -1,4 +1,4 @@
-"""Corpora made from the Unicode CLDR's locale data with Babel: seeded, endless, and needing neither file nor network."""
+"""Corpora made from CLDR's locale data with Babel: seeded, endless, and needing neither file nor network."""
 
 import dataclasses
 import functools

@@ -3,13 +3,16 @@
 import datetime
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import babel
 from babel import dates, lists, localedata, numbers, units
 
 Format = Callable[[babel.Locale, Any], str]
 Draw = Callable[[random.Random], Any]
+
+Length = Literal["long", "short"]
+LENGTHS: tuple[Length, ...] = ("long", "short")
 
 FIRST_DAY = datetime.date(1950, 1, 1)
 DAYS = 36_500
@@ -22,15 +25,20 @@ SECONDS = {
     "month": 2_629_800,
     "year": 31_557_600,
 }
-CURRENCIES = "USD EUR GBP JPY CNY INR CHF CAD AUD SEK NOK DKK PLN CZK HUF TRY BRL MXN KRW ZAR RUB UAH ILS THB".split()
+CURRENCIES = (
+    *("USD", "EUR", "GBP", "JPY", "CNY", "INR", "CHF", "CAD", "AUD", "SEK", "NOK", "DKK"),
+    *("PLN", "CZK", "HUF", "TRY", "BRL", "MXN", "KRW", "ZAR", "RUB", "UAH", "ILS", "THB"),
+)
 UNITS = (
-    "length-kilometer length-meter length-centimeter length-millimeter length-mile length-foot length-inch "
-    "mass-kilogram mass-gram mass-tonne mass-pound mass-ounce volume-liter volume-milliliter volume-cubic-meter "
-    "area-square-meter area-square-kilometer area-hectare speed-kilometer-per-hour speed-meter-per-second "
-    "temperature-celsius temperature-fahrenheit duration-second duration-minute duration-hour duration-day "
-    "duration-week duration-month duration-year energy-kilowatt-hour energy-kilojoule power-watt power-kilowatt "
-    "digital-byte digital-kilobyte digital-megabyte digital-gigabyte digital-terabyte frequency-hertz electric-volt"
-).split()
+    *("length-kilometer", "length-meter", "length-centimeter", "length-millimeter", "length-mile", "length-foot"),
+    *("length-inch", "mass-kilogram", "mass-gram", "mass-tonne", "mass-pound", "mass-ounce"),
+    *("volume-liter", "volume-milliliter", "volume-cubic-meter", "area-square-meter", "area-square-kilometer"),
+    *("area-hectare", "speed-kilometer-per-hour", "speed-meter-per-second", "temperature-celsius"),
+    *("temperature-fahrenheit", "duration-second", "duration-minute", "duration-hour", "duration-day"),
+    *("duration-week", "duration-month", "duration-year", "energy-kilowatt-hour", "energy-kilojoule"),
+    *("power-watt", "power-kilowatt", "digital-byte", "digital-kilobyte", "digital-megabyte", "digital-gigabyte"),
+    *("digital-terabyte", "frequency-hertz", "electric-volt"),
+)
 TRIALS = 150
 """Values on which a kind of phrase is compared with the kinds before it."""
 
@@ -77,7 +85,7 @@ class PhraseBook:
             for s in ("MMMMd", "yMMMM", "MMMMEEEEd", "yMd", "yMMMEd")
         ]
         intervals = [
-            lambda locale, pair, s=s: dates.format_interval(*pair, s, locale=locale)
+            lambda locale, pair, s=s: dates.format_interval(pair[0], pair[1], s, locale=locale)
             for s in ("yMMMMd", "MMMMd", "yMMMM")
         ]
         return [(_day, render) for render in styles + skeletons] + [(_days, render) for render in intervals]
@@ -117,7 +125,7 @@ class PhraseBook:
     def _measures(self) -> list[tuple[Draw, Format]]:
         kinds: list[tuple[Draw, Format]] = []
         for unit in UNITS:
-            for length in ("long", "short"):
+            for length in LENGTHS:
 
                 def render(locale, n, unit=unit, length=length):
                     return _measure(locale, n, unit, length)
@@ -156,11 +164,11 @@ class PhraseBook:
 
 def _compact(locale: babel.Locale, n: int) -> str:
     """`1.2 million`; locales without a long form, such as Chinese, have one short form."""
-    form = "long" if "long" in locale.compact_decimal_formats else "short"
+    form: Literal["long", "short"] = "long" if "long" in locale.compact_decimal_formats else "short"
     return numbers.format_compact_decimal(n, format_type=form, locale=locale, fraction_digits=1)
 
 
-def _measure(locale: babel.Locale, n: float, unit: str, length: str) -> str:
+def _measure(locale: babel.Locale, n: float, unit: str, length: Length) -> str:
     """`12 kilometers`; a missing form, which Babel replaces by the unit's code, falls back to the short one."""
     text = units.format_unit(n, unit, length=length, locale=locale)
     return units.format_unit(n, unit, length="short", locale=locale) if unit in text else text

@@ -20,4 +20,4 @@ def load() -> Corpus:
                 splits[split_of(relative.as_posix())].append({"text": path.read_text(encoding="utf-8")})
             except UnicodeDecodeError:
                 continue
-    return Corpus(**splits)
+    return Corpus(splits["train"], splits["validation"], splits["test"])
