@@ -1,6 +1,7 @@
 """Layers on top of each other, and the norm that may close them."""
 
 import dataclasses
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -63,7 +64,7 @@ class Decoder(nn.Module):
         `index` is the slot of the first new token.
         """
         memory_mask = None if cache.memory_mask is None else masks.padding(cache.memory_mask)
-        layer_caches = []
+        layer_caches: list[Any] = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             x, written = layer(x, mask=mask, memory_mask=memory_mask, cache=layer_cache, index=index)
             layer_caches.append(written)

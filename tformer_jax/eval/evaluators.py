@@ -1,0 +1,46 @@
+"""The evaluators of each model family."""
+
+import functools
+from collections.abc import Callable
+
+from flax import linen as nn
+
+from tformer_jax.config import Config
+from tformer_jax.data.corpora import Corpus, Example
+from tformer_jax.data.pipeline import evaluation_batches
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.eval.accuracy import ClassificationEvaluator
+from tformer_jax.eval.bleu import TranslationEvaluator
+from tformer_jax.eval.evaluation import Evaluation, Evaluator, Sample
+from tformer_jax.eval.perplexity import PerplexityEvaluator
+from tformer_jax.eval.samples import ContinuationEvaluator
+
+__all__ = ["Evaluation", "Evaluator", "Sample", "evaluators_for"]
+
+Build = Callable[[Config, nn.Module, Corpus, Tokenizers, list[Example]], list[Evaluator]]
+
+
+def evaluators_for(
+    cfg: Config, model: nn.Module, corpus: Corpus, tokenizers: Tokenizers, split: str, limit: int
+) -> list[Evaluator]:
+    """What is measured on `split` ("validation" or "test") for this family, on its first `limit` examples (0: all)."""
+    examples = list(getattr(corpus, split))
+    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples[: limit or None])
+
+
+def _seq2seq(cfg, model, corpus, tokenizers, examples) -> list[Evaluator]:
+    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers)
+    return [PerplexityEvaluator(model, batches), TranslationEvaluator(cfg, model, tokenizers, examples)]
+
+
+def _decoder_lm(cfg, model, corpus, tokenizers, examples) -> list[Evaluator]:
+    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers)
+    return [PerplexityEvaluator(model, batches), ContinuationEvaluator(cfg, model, tokenizers, examples)]
+
+
+def _classifier(cfg, model, corpus, tokenizers, examples) -> list[Evaluator]:
+    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, corpus.labels)
+    return [ClassificationEvaluator(cfg, model, tokenizers, corpus.labels, examples, batches)]
+
+
+FAMILIES: dict[str, Build] = {"seq2seq": _seq2seq, "decoder_lm": _decoder_lm, "classifier": _classifier}

@@ -1,0 +1,21 @@
+"""How well a model predicts the tokens of a split."""
+
+import math
+from typing import Any
+
+from flax import linen as nn
+
+from tformer_jax.eval.evaluation import Evaluation
+from tformer_jax.eval.likelihood import Batches, Likelihood
+
+
+class PerplexityEvaluator:
+    """Predicts every token from the true tokens before it."""
+
+    def __init__(self, model: nn.Module, batches: Batches):
+        self._likelihood = Likelihood(model, batches)
+
+    def __call__(self, params: Any) -> Evaluation:
+        """`loss` in nats a token, `perplexity` = exp(loss), `token_accuracy` in percent."""
+        loss, accuracy = self._likelihood(params)
+        return Evaluation({"loss": loss, "perplexity": math.exp(loss), "token_accuracy": accuracy})

@@ -1,0 +1,47 @@
+"""How the next token is chosen from logits, as pure functions."""
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.config import DecodeConfig
+from tformer_jax.special_tokens import BOS, PAD
+
+NEVER_GENERATED = (PAD, BOS)
+"""They mark structure around a text; no text contains them."""
+
+
+def choose(logits: jax.Array, cfg: DecodeConfig, key: jax.Array) -> jax.Array:
+    """The next token of each row, as `cfg.strategy` says: float32 [B, V] -> int32 [B]."""
+    logits = logits.at[:, jnp.array(NEVER_GENERATED)].set(-jnp.inf)
+    if cfg.strategy == "greedy":
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return jax.random.categorical(key, restrict(logits, cfg)).astype(jnp.int32)
+
+
+def restrict(logits: jax.Array, cfg: DecodeConfig) -> jax.Array:
+    """Logits of the distribution that is sampled from: temperature first, then top-k, then top-p; [B, V] -> [B, V]."""
+    logits = logits / cfg.temperature
+    if cfg.top_k is not None:
+        logits = keep_top_k(logits, cfg.top_k)
+    if cfg.top_p is not None:
+        logits = keep_top_p(logits, cfg.top_p)
+    return logits
+
+
+def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
+    """Excludes (-inf) every token less probable than the k-th: [B, V] -> [B, V]."""
+    lowest = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][:, -1:]
+    return jnp.where(logits < lowest, -jnp.inf, logits)
+
+
+def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
+    """Keeps the most probable tokens up to and including the one that brings their mass to p: [B, V] -> [B, V].
+
+    "The Curious Case of Neural Text Degeneration" (2020). The most probable token always stays.
+    """
+    ordered = jnp.sort(logits, axis=-1, descending=True)
+    probabilities = jax.nn.softmax(ordered, axis=-1)
+    mass_before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    kept = (mass_before < p).at[:, 0].set(True)
+    lowest = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits < lowest, -jnp.inf, logits)
