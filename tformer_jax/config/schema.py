@@ -40,7 +40,7 @@ class ModelConfig(Section):
     norm_placement: str = setting("pre", "x + f(norm(x)) or norm(x + f(x))", choices=("pre", "post"))
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=0.0)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm")
-    final_norm: bool = setting(True, "one more norm after each stack")
+    final_norm: bool | None = setting(None, "one more norm after each stack; None: where norm_placement is pre")
 
     position: str = setting("sinusoidal", "position information", choices=("sinusoidal", "learned", "none"))
     tie_embeddings: str = setting(
@@ -67,6 +67,11 @@ class ModelConfig(Section):
             raise self.error("num_kv_heads", f"must divide model.num_heads={self.num_heads}")
         if self.position == "sinusoidal" and self.dim % 2:
             raise self.error("dim", "must be even for model.position='sinusoidal'")
+        for name in ("dropout", "attention_dropout", "ffn_dropout"):
+            if getattr(self, name) == 1.0:
+                raise self.error(name, "must be below 1")
+        if self.attention_backend == "xla" and self.attention_dropout:
+            raise self.error("attention_dropout", "must be 0 for model.attention_backend='xla', or write 'reference'")
         if self.family != "seq2seq" and self.tie_embeddings == "all":
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
         if self.tie_embeddings == "all" and self.source_vocab_size != self.vocab_size:
@@ -92,6 +97,11 @@ class ModelConfig(Section):
     def head_size(self) -> int:
         """H, with its default filled in."""
         return self.head_dim or self.dim // self.num_heads
+
+    @property
+    def norms_output(self) -> bool:
+        """Whether a norm closes each stack, with its default filled in."""
+        return self.norm_placement == "pre" if self.final_norm is None else self.final_norm
 
 
 @dataclasses.dataclass(frozen=True)

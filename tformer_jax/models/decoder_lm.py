@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
@@ -20,7 +21,7 @@ class DecoderLM(nn.Module):
         self.embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
         self.input = InputEmbedding(cfg)
         self.decoder = Decoder(cfg)
-        self.head = OutputHead(cfg)
+        self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
     def __call__(self, tokens: jax.Array, *, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
         """tokens int [B, T], real tokens bool [B, T] (None: all) -> float32 logits [B, T, V]."""
@@ -29,15 +30,7 @@ class DecoderLM(nn.Module):
 
     def init_cache(self, batch: int, length: int) -> DecoderCache:
         """An empty cache for `length` tokens in each of `batch` rows."""
-        cfg = self.cfg
-        return empty_cache(
-            [None] * cfg.decoder_layers,
-            batch=batch,
-            length=length,
-            kv_heads=cfg.kv_heads,
-            head_dim=cfg.head_size,
-            dtype=cfg.dtype,
-        )
+        return empty_cache(self.cfg, batch, length)
 
     def decode_step(
         self, tokens: jax.Array, cache: DecoderCache, *, token_mask: jax.Array | None = None, last_only: bool = False

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
@@ -21,13 +22,15 @@ class Seq2Seq(nn.Module):
     def setup(self) -> None:
         cfg = self.cfg
         self.target_embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
-        if cfg.tie_embeddings != "all":
-            self.separate_source_embedding = TokenEmbedding(cfg, cfg.known("source_vocab_size"))
+        if cfg.tie_embeddings == "all":
+            self.source_embedding = self.target_embedding
+        else:
+            self.source_embedding = TokenEmbedding(cfg, cfg.known("source_vocab_size"))
         self.source_input = InputEmbedding(cfg)
         self.target_input = InputEmbedding(cfg)
         self.encoder = Encoder(cfg)
         self.decoder = Decoder(cfg, cross=True)
-        self.head = OutputHead(cfg)
+        self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
     def __call__(
         self,
@@ -44,8 +47,8 @@ class Seq2Seq(nn.Module):
 
     def encode(self, source: jax.Array, source_mask: jax.Array | None, *, train: bool = False) -> jax.Array:
         """source int [B, S], its real tokens bool [B, S] -> memory [B, S, D]."""
-        embedding = self.target_embedding if self.cfg.tie_embeddings == "all" else self.separate_source_embedding
-        return self.encoder(self.source_input(embedding(source), train=train), source_mask, train=train)
+        x = self.source_input(self.source_embedding(source), train=train)
+        return self.encoder(x, source_mask, train=train)
 
     def decode(
         self,
@@ -60,17 +63,9 @@ class Seq2Seq(nn.Module):
         x = self.target_input(self.target_embedding(target), train=train)
         return self._logits(self.decoder(x, target_mask, memory, memory_mask, train=train))
 
-    def init_cache(self, memory: jax.Array, memory_mask: jax.Array, length: int) -> DecoderCache:
+    def init_cache(self, memory: jax.Array, memory_mask: jax.Array | None, length: int) -> DecoderCache:
         """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once."""
-        return empty_cache(
-            self.decoder.cross_keys_values(memory),
-            batch=memory.shape[0],
-            length=length,
-            kv_heads=self.cfg.kv_heads,
-            head_dim=self.cfg.head_size,
-            dtype=self.cfg.dtype,
-            memory_mask=memory_mask,
-        )
+        return empty_cache(self.cfg, memory.shape[0], length, self.decoder.cross_keys_values(memory), memory_mask)
 
     def decode_step(
         self, tokens: jax.Array, cache: DecoderCache, *, token_mask: jax.Array | None = None, last_only: bool = False

@@ -4,7 +4,7 @@ import jax
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.linear import Linear
@@ -13,8 +13,8 @@ from tformer_jax.nn.linear import Linear
 class Attention(nn.Module):
     """Multi-head, grouped-query (K < N) or multi-query (K = 1) attention, for self- and cross-attention.
 
-    Without `key`, queries, keys and values all come from `query`. With `fused_qkv`, self-attention has one
-    projection [D, N + 2K, H]; cross-attention, whose queries have another input, then fuses keys and values only.
+    Queries, keys and values may come from three inputs. With `fused_qkv`, self-attention has one projection
+    [D, N + 2K, H]; cross-attention, whose queries have another input, then fuses keys and values only.
     """
 
     cfg: ModelConfig
@@ -59,10 +59,14 @@ class Attention(nn.Module):
 
         Returns:
             [B, T, D], and the keys and values that were attended to, as a cache for the next call.
+
+        Raises:
+            ConfigError: inputs differ that share one fused projection.
         """
         if self.cross and cache is not None:
             q, keys_values = self.query(query), cache
         elif self._fused("fused_qkv"):
+            self._check_one_input(key, value)
             q, keys_values = self._split_qkv(self.qkv(query))
         else:
             q, keys_values = self.query(query), self.keys_values(query if key is None else key, value)
@@ -83,6 +87,7 @@ class Attention(nn.Module):
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:
         """Projects `key` and `value` (default: `key`), each [B, S, D], to [B, S, K, H]."""
         if self._fused("fused_kv"):
+            self._check_one_input(value)
             both = self.kv(key)
             return KeyValues(both[..., : self.cfg.kv_heads, :], both[..., self.cfg.kv_heads :, :])
         return KeyValues(self.key(key), self.value(key if value is None else value))
@@ -96,6 +101,13 @@ class Attention(nn.Module):
         if self.cross and self.cfg.attention_projections == "fused_qkv":
             return kind == "fused_kv"
         return self.cfg.attention_projections == kind
+
+    def _check_one_input(self, *others: jax.Array | None) -> None:
+        if any(other is not None for other in others):
+            raise ConfigError(
+                f"model.attention_projections={self.cfg.attention_projections!r} projects one input; "
+                "write 'separate' for queries, keys and values of their own"
+            )
 
     def _split_qkv(self, qkv: jax.Array) -> tuple[jax.Array, KeyValues]:
         N, K = self.cfg.num_heads, self.cfg.kv_heads

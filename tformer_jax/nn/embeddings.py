@@ -9,6 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
+from tformer_jax.nn.linear import kernel_initializer
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
 
@@ -31,7 +32,7 @@ class TokenEmbedding(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """int [B, T] -> [B, T, D], times sqrt(D) where `cfg.scale_embeddings`."""
-        vectors = self.embedding.astype(self.cfg.dtype)[tokens]
+        vectors = self.embedding[tokens].astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
 
     def attend(self, x: jax.Array) -> jax.Array:
@@ -57,24 +58,24 @@ class InputEmbedding(nn.Module):
 
 
 class OutputHead(nn.Module):
-    """Logits over the target vocabulary: from the tied embedding, or from a kernel of its own."""
+    """Float32 logits, one for each of `size` outcomes: from a tied embedding, or from a kernel of its own."""
 
     cfg: ModelConfig
+    axis: str
+    size: int
+    use_bias: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, tied: TokenEmbedding | None) -> jax.Array:
-        """[..., D] -> float32 [..., V]."""
+    def __call__(self, x: jax.Array, tied: TokenEmbedding | None = None) -> jax.Array:
+        """[..., D] -> float32 [..., size]."""
         cfg = self.cfg
+        dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)
         if tied is None:
-            init = nn.initializers.normal(cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5)
-            kernel_init = named(init, axes.EMBED, axes.VOCAB)
-            kernel = self.param("kernel", kernel_init, (cfg.dim, cfg.known("vocab_size")), jnp.dtype(cfg.param_dtype))
-            logits = jnp.einsum("...D,DV->...V", x, kernel.astype(cfg.dtype), preferred_element_type=jnp.float32)
+            init = named(kernel_initializer(cfg, cfg.dim, self.size), axes.EMBED, self.axis)
+            kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
+            logits = jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
         else:
             logits = tied.attend(x)
-        if cfg.output_bias:
-            zeros = named(nn.initializers.zeros, axes.VOCAB)
-            logits = logits + self.param("bias", zeros, (cfg.known("vocab_size"),), jnp.dtype(cfg.param_dtype)).astype(
-                jnp.float32
-            )
+        if self.use_bias:
+            logits = logits + self.param("bias", named(nn.initializers.zeros, self.axis), (self.size,), param_dtype)
         return logits

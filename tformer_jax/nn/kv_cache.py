@@ -7,6 +7,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.config import ModelConfig
 from tformer_jax.nn import masks
 
 
@@ -16,12 +17,6 @@ class KeyValues:
 
     k: jax.Array
     v: jax.Array
-
-    @classmethod
-    def empty(cls, batch: int, length: int, kv_heads: int, head_dim: int, dtype: str) -> "KeyValues":
-        """Room for `length` tokens."""
-        zeros = jnp.zeros((batch, length, kv_heads, head_dim), dtype)
-        return cls(zeros, zeros)
 
     def write(self, new: "KeyValues", index: jax.Array | int) -> "KeyValues":
         """Puts the T tokens of `new` into slots `index`, ..., `index + T - 1`."""
@@ -46,6 +41,7 @@ class DecoderCache:
     """Everything a decoder remembers of the tokens it has read. All rows fill the same slots.
 
     Rows of different length are padded on the left: such slots stay invalid, and positions count real tokens only.
+    The caller stops before `index` passes the number of slots.
     """
 
     layers: tuple[LayerCache, ...]
@@ -78,20 +74,17 @@ class DecoderCache:
 
 
 def empty_cache(
-    cross_attention: Sequence[KeyValues | None],
-    *,
+    cfg: ModelConfig,
     batch: int,
     length: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: str,
+    cross_attention: Sequence[KeyValues] | None = None,
     memory_mask: jax.Array | None = None,
 ) -> DecoderCache:
-    """A cache with room for `length` tokens, holding none; `cross_attention` has one entry a layer."""
+    """A cache with room for `length` tokens in each row, holding none; `cross_attention` has one entry a layer."""
+    room = jnp.zeros((batch, length, cfg.kv_heads, cfg.head_size), cfg.dtype)
+    crosses: Sequence[KeyValues | None] = cross_attention or [None] * cfg.decoder_layers
     return DecoderCache(
-        layers=tuple(
-            LayerCache(KeyValues.empty(batch, length, kv_heads, head_dim, dtype), cross) for cross in cross_attention
-        ),
+        layers=tuple(LayerCache(KeyValues(room, room), cross) for cross in crosses),
         memory_mask=memory_mask,
         valid=jnp.zeros((batch, length), bool),
         lengths=jnp.zeros((batch,), jnp.int32),

@@ -1,9 +1,8 @@
 """Where a token stands: vectors added to token embeddings."""
 
-import math
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from tformer_jax import axes
@@ -16,8 +15,8 @@ def sinusoidal(positions: jax.Array, dim: int) -> jax.Array:
 
     "Attention Is All You Need" (2017), section 3.5. Defined for every position: PE(p + k) is a rotation of PE(p).
     """
-    rates = jnp.exp(jnp.arange(0, dim, 2, dtype=jnp.float32) * (-math.log(10_000.0) / dim))
-    angles = positions[..., None].astype(jnp.float32) * rates
+    rates = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
+    angles = positions[..., None].astype(jnp.float32) * rates.astype(np.float32)
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, dim)
 
 
@@ -38,7 +37,7 @@ class Learned(nn.Module):
 
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """int [..., T] -> [..., T, D].
+        """int [..., T] -> [..., T, D]; NaN for a position that the table lacks.
 
         Raises:
             ConfigError: T exceeds `cfg.max_length`.
@@ -51,7 +50,7 @@ class Learned(nn.Module):
             )
         init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
         table = self.param("embedding", init, (cfg.max_length, cfg.dim), jnp.dtype(cfg.param_dtype))
-        return table.astype(cfg.dtype)[positions]
+        return table.at[positions].get(mode="fill").astype(cfg.dtype)
 
 
 POSITIONS: dict[str, type[nn.Module]] = {"sinusoidal": Sinusoidal, "learned": Learned}

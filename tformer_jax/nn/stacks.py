@@ -20,7 +20,7 @@ class Encoder(nn.Module):
 
     def setup(self) -> None:
         self.layers = [TransformerLayer(self.cfg) for _ in range(self.cfg.encoder_layers)]
-        self.norm = make_norm(self.cfg) if self.cfg.final_norm else None
+        self.norm = make_norm(self.cfg) if self.cfg.norms_output else None
 
     def __call__(self, x: jax.Array, real: jax.Array | None, *, train: bool = False) -> jax.Array:
         """x [B, S, D], real tokens bool [B, S] (None: all) -> [B, S, D]."""
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         self.layers = [TransformerLayer(self.cfg, self.cross) for _ in range(self.cfg.decoder_layers)]
-        self.norm = make_norm(self.cfg) if self.cfg.final_norm else None
+        self.norm = make_norm(self.cfg) if self.cfg.norms_output else None
 
     def __call__(
         self,
