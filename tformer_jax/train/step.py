@@ -39,7 +39,7 @@ def make_train_step(
 
         (loss, count), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        metrics = {"loss": loss, "labels": count.astype(jnp.float32), "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, "labels": count.astype(jnp.float32), "grad_norm": optax.tree.norm(grads)}
         new_state = TrainState(
             step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state
         )

@@ -1,0 +1,42 @@
+"""Every config in configs/ builds, in each of its variants, and its model has shapes."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from tformer_jax.cli.train import read_config
+from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.models import registry
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs"
+VARIANTS = {
+    "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
+    "lm_tiny_shakespeare": ["", ":cpu", ":gpu"],
+}
+CASES = [
+    f"{path}{variant}" for path in sorted(FOLDER.glob("*.py")) for variant in VARIANTS.get(path.stem, [""])
+]
+
+
+@pytest.mark.parametrize("location", CASES, ids=lambda location: Path(location).name)
+def test_builds(location):
+    cfg = read_config(location)
+    sizes = {"vocab_size": 300, "source_vocab_size": 300 if cfg.model.family == "seq2seq" else None}
+    if cfg.model.family == "classifier":
+        sizes["num_classes"] = 2
+    model_cfg = ModelConfig(**{**vars(cfg.model), **sizes})
+    model = registry.build(model_cfg)
+    params = jax.eval_shape(lambda: registry.init(model, jax.random.key(0)))
+    assert jax.tree.leaves(params)
+
+
+@pytest.mark.parametrize("location", ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu"])
+def test_unknown_variants_are_named(location):
+    with pytest.raises(ConfigError, match=f"variant '{location.partition(':')[2]}' of configs/"):
+        read_config(str(FOLDER / location))
+
+
+def test_every_config_says_how_to_run_it():
+    for path in FOLDER.glob("*.py"):
+        assert f"python scripts/train.py --config configs/{path.name}" in path.read_text(encoding="utf-8")

@@ -1,0 +1,40 @@
+"""Learning rates against the formulas, worked out by hand."""
+
+import math
+
+import pytest
+
+from tformer_jax.config import Config, ModelConfig, OptimConfig, TrainConfig
+from tformer_jax.train import schedules
+
+
+def rate(step: int, steps: int = 1000, **optim) -> float:
+    cfg = Config(model=ModelConfig(dim=512), optim=OptimConfig(**optim), train=TrainConfig(steps=steps))
+    return float(schedules.build(cfg)(step))
+
+
+@pytest.mark.parametrize("t", [1, 2, 3999, 4000, 4001, 100_000])
+def test_the_2017_formula(t):
+    expected = 512**-0.5 * min(t**-0.5, t * 4000**-1.5)
+    assert rate(t - 1, schedule="inverse_sqrt", warmup_steps=4000) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("t", "expected"),
+    [(1, 0.1), (5, 0.5), (10, 1.0), (60, 0.1 + 0.9 * 0.5), (110, 0.1), (500, 0.1)],
+)
+def test_cosine(t, expected):
+    settings = {"schedule": "cosine", "learning_rate": 1.0, "warmup_steps": 10, "final_fraction": 0.1}
+    assert rate(t - 1, steps=110, **settings) == pytest.approx(expected, rel=1e-5)
+
+
+def test_cosine_between_its_ends():
+    progress = (30 - 10) / (110 - 10)
+    expected = 0.1 + 0.9 * (1 + math.cos(math.pi * progress)) / 2
+    settings = {"schedule": "cosine", "learning_rate": 1.0, "warmup_steps": 10, "final_fraction": 0.1}
+    assert rate(29, steps=110, **settings) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("t", "expected"), [(1, 0.25), (4, 1.0), (5, 1.0), (900, 1.0)])
+def test_constant(t, expected):
+    assert rate(t - 1, schedule="constant", learning_rate=1.0, warmup_steps=4) == pytest.approx(expected)
