@@ -9,6 +9,10 @@ from tformer_jax.config import ModelConfig
 Params = dict[str, Any]
 
 
+FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
+"""The projections that each kind of `attention_projections` makes one."""
+
+
 def convert(params: Params, cfg: ModelConfig, kind: str) -> Params:
     """Parameters of a model built from `cfg`, for the same model with `attention_projections=kind`.
 
@@ -17,38 +21,40 @@ def convert(params: Params, cfg: ModelConfig, kind: str) -> Params:
     return _convert(params, cfg, kind, cross=False)
 
 
+def fuse(params: Params, names: tuple[str, ...], fused: str) -> Params:
+    """Replaces the projections `names` of one layer by one called `fused`, their heads side by side."""
+    rest = {name: value for name, value in params.items() if name not in names}
+    leaves = params[names[0]].keys()
+    return rest | {fused: {leaf: jnp.concatenate([params[n][leaf] for n in names], axis=-2) for leaf in leaves}}
+
+
+def split(params: Params, fused: str, heads: dict[str, int]) -> Params:
+    """The inverse of `fuse`; `heads` gives each projection's number of heads, in order."""
+    rest = {name: value for name, value in params.items() if name != fused}
+    start = 0
+    for name, count in heads.items():
+        part = slice(start, start + count)
+        rest[name] = {leaf: array[..., part, :] for leaf, array in params[fused].items()}
+        start += count
+    return rest
+
+
 def _convert(params: Params, cfg: ModelConfig, kind: str, cross: bool) -> Params:
-    if "query" in params or "qkv" in params:
-        return _fuse(_separate(params, cfg), "fused_kv" if cross and kind == "fused_qkv" else kind)
+    if "output" in params:
+        return _convert_layer(params, cfg, "fused_kv" if cross and kind == "fused_qkv" else kind)
     return {
         name: _convert(value, cfg, kind, name == "cross_attention") if isinstance(value, dict) else value
         for name, value in params.items()
     }
 
 
-def _separate(params: Params, cfg: ModelConfig) -> Params:
-    if "qkv" in params:
-        return _split(params, "qkv", {"query": cfg.num_heads, "key": cfg.kv_heads, "value": cfg.kv_heads})
-    if "kv" in params:
-        return _split(params, "kv", {"key": cfg.kv_heads, "value": cfg.kv_heads})
-    return params
+def _convert_layer(params: Params, cfg: ModelConfig, kind: str) -> Params:
+    heads = {"query": cfg.num_heads, "key": cfg.kv_heads, "value": cfg.kv_heads}
+    for present in FUSED:
+        if (fused := _fused_name(present)) in params:
+            params = split(params, fused, {name: heads[name] for name in FUSED[present]})
+    return fuse(params, FUSED[kind], _fused_name(kind)) if FUSED[kind] else params
 
 
-def _fuse(params: Params, kind: str) -> Params:
-    """Puts the heads of separate projections side by side."""
-    names = {"separate": (), "fused_kv": ("key", "value"), "fused_qkv": ("query", "key", "value")}[kind]
-    if not names:
-        return params
-    rest = {name: value for name, value in params.items() if name not in names}
-    leaves = {leaf: jnp.concatenate([params[name][leaf] for name in names], axis=-2) for leaf in params[names[0]]}
-    return rest | {kind.removeprefix("fused_"): leaves}
-
-
-def _split(params: Params, fused: str, heads: dict[str, int]) -> Params:
-    """The inverse; `heads` gives each projection's number of heads, in order."""
-    result = {name: value for name, value in params.items() if name != fused}
-    start = 0
-    for name, count in heads.items():
-        result[name] = {leaf: array[..., start : start + count, :] for leaf, array in params[fused].items()}
-        start += count
-    return result
+def _fused_name(kind: str) -> str:
+    return kind.removeprefix("fused_")

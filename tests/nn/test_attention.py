@@ -1,0 +1,90 @@
+"""The attention layer against float64, and its projections against each other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax.nn import masks, projections
+from tformer_jax.nn.attention import Attention
+
+B, T, S, D = 2, 4, 5, 8
+
+
+def layer(*, cross: bool = False, **changes):
+    cfg = tiny("decoder_lm", **changes)
+    module = Attention(cfg, cross=cross)
+    return module, init_module(module, normal(B, T, D), normal(B, S, D) if cross else None)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("bias", [True, False])
+def test_self_attention_with_a_free_head_size(kv_heads, bias):
+    module, params = layer(num_kv_heads=kv_heads, head_dim=3, attention_bias=bias, attention_output_bias=bias)
+    assert ("bias" in params["query"]) == bias
+    assert params["output"]["kernel"].shape == (4, 3, D)
+    x = normal(B, T, D, seed=7)
+    out, _ = module.apply({"params": params}, x, mask=masks.causal(T))
+    mask = np.broadcast_to(masks.causal(T), (B, 4, T, T))
+    assert_close(out, oracles.attention(oracles.f64(params), *[np.float64(x)] * 3, mask))
+
+
+def test_query_key_and_value_from_three_inputs():
+    module, params = layer(cross=True)
+    q, k, v = normal(B, T, D, seed=1), normal(B, S, D, seed=2), normal(B, S, D, seed=3)
+    out, _ = module.apply({"params": params}, q, k, v)
+    assert_close(out, oracles.attention(oracles.f64(params), *map(np.float64, (q, k, v))))
+
+
+def test_values_come_from_the_key_input_by_default():
+    module, params = layer(cross=True)
+    q, k = normal(B, T, D, seed=1), normal(B, S, D, seed=2)
+    out, _ = module.apply({"params": params}, q, k)
+    np.testing.assert_array_equal(out, module.apply({"params": params}, q, k, k)[0])
+
+
+def test_gqa_equals_mha_with_repeated_heads():
+    gqa, params = layer(num_kv_heads=2)
+    mha, _ = layer()
+    repeated = dict(params)
+    for name in ("key", "value"):
+        repeated[name] = {leaf: jnp.repeat(array, 2, axis=-2) for leaf, array in params[name].items()}
+    x = normal(B, T, D, seed=5)
+    assert_close(gqa.apply({"params": params}, x)[0], mha.apply({"params": repeated}, x)[0], 1e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kind", ["fused_qkv", "fused_kv"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_fused_projections_load_separate_weights_and_back(kv_heads, kind, cross):
+    separate, params = layer(cross=cross, num_kv_heads=kv_heads)
+    fused, fresh = layer(cross=cross, num_kv_heads=kv_heads, attention_projections=kind)
+    whole = kind == "fused_qkv" and not cross
+    names, name = (("query", "key", "value"), "qkv") if whole else (("key", "value"), "kv")
+    converted = projections.fuse(params, names, name)
+    assert jax.tree.map(jnp.shape, converted) == jax.tree.map(jnp.shape, fresh)
+    x, memory = normal(B, T, D, seed=5), normal(B, S, D, seed=6) if cross else None
+    expected, _ = separate.apply({"params": params}, x, memory)
+    assert_close(fused.apply({"params": converted}, x, memory)[0], expected, 1e-6)
+
+    heads = {"query": 4, "key": kv_heads, "value": kv_heads}
+    back = projections.split(converted, name, {part: heads[part] for part in names})
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+def test_attention_dropout_needs_training():
+    module, params = layer(attention_dropout=0.5)
+    x = normal(B, T, D)
+    plain, _ = module.apply({"params": params}, x)
+    dropped, _ = module.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    assert np.abs(plain - dropped).max() > 1e-3
+
+
+def test_the_seeds_missing_output_projection_is_there():
+    module, params = layer()
+    x = normal(B, T, D)
+    doubled = params | {"output": jax.tree.map(lambda leaf: 2 * leaf, params["output"])}
+    out, twice = (module.apply({"params": p}, x)[0] for p in (params, doubled))
+    assert_close(twice, 2 * out)

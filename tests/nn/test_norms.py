@@ -1,0 +1,43 @@
+"""Norms against float64 formulas."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax.nn import norms
+
+
+def test_layer_norm():
+    x, scale, bias = normal(3, 5, 8), normal(8, seed=1), normal(8, seed=2)
+    expected = oracles.layer_norm(*map(np.float64, (x, scale, bias)), 1e-5)
+    assert_close(norms.layer_norm(x, scale, bias, 1e-5), expected, 1e-6)
+
+
+def test_layer_norm_by_hand():
+    x = jnp.array([1.0, 3.0])  # mean 2, variance 1
+    y = norms.layer_norm(x, jnp.ones(2), jnp.zeros(2), eps=3.0)  # 1 / sqrt(1 + 3)
+    np.testing.assert_allclose(y, [-0.5, 0.5], rtol=1e-6)
+
+
+def test_rms_norm():
+    x, scale = normal(3, 5, 8), normal(8, seed=1)
+    assert_close(norms.rms_norm(x, scale, 1e-5), oracles.rms_norm(np.float64(x), np.float64(scale), 1e-5), 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_statistics_are_float32_whatever_the_input(kind):
+    x = (300 + normal(4, 64)).astype(jnp.bfloat16)
+    cfg = tiny("decoder_lm", norm=kind, dim=64)
+    module = norms.make_norm(cfg)
+    params = init_module(module, x)
+    y = module.apply({"params": params}, x)
+    assert y.dtype == jnp.bfloat16
+    expected = oracles.norm(np.asarray(x, np.float64), oracles.f64(params), kind, cfg.norm_eps)
+    assert_close(y, expected, 2**-8)
+
+
+def test_bias_can_be_left_out():
+    params = init_module(norms.make_norm(tiny("decoder_lm", norm_bias=False)), normal(2, 8))
+    assert set(params) == {"scale"}
