@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tformer_jax import config
+from tformer_jax.cli.common import INTERRUPTED
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.train import experiment, loop, run_folder
 
@@ -17,7 +19,7 @@ DATA_VARIABLE = "TFORMER_DATA"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the command line, trains, and copies the result to where `--record` says."""
+    """Reads the command line, trains, and copies the result to where `--record` says; exits 130 when interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
     built = experiment.build(
@@ -28,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         overwrite=options.overwrite,
     )
     result = loop.run(built)
-    if result is not None and options.record:
+    if result is None:
+        sys.exit(INTERRUPTED)
+    if options.record:
         run_folder.write_json(options.record, result)
 
 

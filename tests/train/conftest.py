@@ -1,0 +1,49 @@
+"""A corpus, a config and runs of a few seconds."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tformer_jax.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    EvalConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+
+
+@pytest.fixture(scope="session")
+def corpus_folder(tmp_path_factory) -> Path:
+    """pairs.tsv: words, and the same words in capitals."""
+    folder = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(120)]
+    (folder / "pairs.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in words), encoding="utf-8")
+    return folder
+
+
+def small_config(**train: int) -> Config:
+    """A seq2seq model of one small layer, with dropout."""
+    return Config(
+        name="small",
+        model=ModelConfig(
+            dim=16, encoder_layers=1, decoder_layers=1, num_heads=2, ffn_dim=16, max_length=16, dropout=0.1
+        ),
+        data=DataConfig(
+            source="tsv_pairs",
+            train_file="pairs.tsv",
+            tokenizer="characters",
+            bucket_lengths=(6, 12),
+            batch_tokens=48,
+        ),
+        optim=OptimConfig(schedule="constant", learning_rate=1e-2, warmup_steps=2),
+        train=TrainConfig(**{"steps": 8, "log_every": 1, "eval_every": 4, "checkpoint_every": 2, **train}),
+        parallel=ParallelConfig(data=1),
+        decode=DecodeConfig(max_new_tokens=10),
+        eval=EvalConfig(batch_size=8, examples=8, samples=1),
+    )

@@ -1,0 +1,169 @@
+"""Whole runs: what they leave behind, and that a run killed and resumed equals one that was never stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.conftest import small_config
+from tformer_jax import config
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.train import experiment, loop
+from tformer_jax.train.trained import load_trained
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(cfg: Config, folder: Path, data: Path, **options) -> dict | None:
+    return loop.run(experiment.build(cfg, folder, data_root=data, **options))
+
+
+def records(folder: Path) -> list[dict]:
+    """Everything in metrics.jsonl but the speed."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(small_config(), folder, corpus_folder)
+    return folder
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    assert records(folder) == records(expected)
+    params, expected_params = load_trained(folder).params, load_trained(expected).params
+    jax.tree.map(np.testing.assert_array_equal, params, expected_params)
+
+
+def test_a_run_folder_holds_everything(uninterrupted):
+    names = {path.name for path in uninterrupted.iterdir()}
+    assert names == {
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "provenance.json",
+        "result.json",
+        "tensorboard",
+        "tokenizers",
+    }
+    saved = config.load(uninterrupted / "config.json")
+    assert saved.model.vocab_size == saved.model.source_vocab_size == 4 + 16
+    assert [path.name for path in sorted((uninterrupted / "checkpoints").iterdir())] == ["6", "8"]
+    assert [r["step"] for r in records(uninterrupted) if r["group"] == "train"] == list(range(1, 9))
+    assert [r["step"] for r in records(uninterrupted) if r["group"] == "validation"] == [4, 8]
+
+
+def test_the_result_names_what_it_depends_on(uninterrupted):
+    result = json.loads((uninterrupted / "result.json").read_text())
+    assert result["steps"] == 8
+    assert result["seed"] == 0
+    assert set(result["test"]) == {"loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"}
+    assert result["tokens"] > 8 * 24
+    assert {"command", "git_revision", "hardware", "packages", "seconds", "parameters"} <= set(result)
+
+
+def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "stopped"
+    advance = loop.Trainer.advance
+
+    def advance_and_interrupt(self):
+        advance(self)
+        if self.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(loop.Trainer, "advance", advance_and_interrupt)
+    assert run(small_config(), folder, corpus_folder) is None
+    assert "Stopped at step 3; the same command with --resume goes on from there." in capsys.readouterr().out
+    monkeypatch.undo()
+    assert run(small_config(), folder, corpus_folder, resume=True) is not None
+    assert_same_run(folder, uninterrupted)
+
+
+def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
+    folder = tmp_path / "killed"
+    program = (
+        "import sys; from pathlib import Path; from tests.train.conftest import small_config;"
+        "from tformer_jax.train import experiment, loop;"
+        "loop.run(experiment.build(small_config(), Path(sys.argv[1]), data_root=Path(sys.argv[2])))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder), str(corpus_folder)], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    while not (folder / "checkpoints" / "4").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    run(small_config(), folder, corpus_folder, resume=True)
+    assert_same_run(folder, uninterrupted)
+
+
+def test_resuming_a_finished_run_trains_on_when_there_are_more_steps(uninterrupted, corpus_folder, tmp_path):
+    folder = tmp_path / "longer"
+    run(small_config(steps=4), folder, corpus_folder)
+    run(small_config(steps=8), folder, corpus_folder, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, load_trained(uninterrupted).params)
+
+
+def test_a_run_folder_is_not_overwritten_unless_told(uninterrupted, corpus_folder):
+    before = sorted(os.listdir(uninterrupted))
+    with pytest.raises(ConfigError, match="already holds a run: add --resume to continue it, --overwrite to replace"):
+        experiment.build(small_config(), uninterrupted, data_root=corpus_folder)
+    assert sorted(os.listdir(uninterrupted)) == before
+
+
+def test_overwrite_starts_anew(corpus_folder, tmp_path):
+    folder = tmp_path / "run"
+    experiment.build(small_config(), folder, data_root=corpus_folder)
+    (folder / "metrics.jsonl").write_text("old\n")
+    experiment.build(small_config(steps=9), folder, data_root=corpus_folder, overwrite=True)
+    assert config.load(folder / "config.json").train.steps == 9
+    assert not (folder / "metrics.jsonl").exists()
+
+
+def test_another_config_cannot_resume(uninterrupted, corpus_folder):
+    changed = config.from_dict({**config.to_dict(small_config()), "seed": 5})
+    with pytest.raises(ConfigError, match=r"is a run of another config \(seed: 0 -> 5\); restore these settings"):
+        experiment.build(changed, uninterrupted, data_root=corpus_folder, resume=True)
+
+
+def test_a_folder_of_something_else_is_left_alone(corpus_folder, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for options in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(ConfigError, match="is not a run folder"):
+            experiment.build(small_config(), tmp_path, data_root=corpus_folder, **options)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_nothing_is_written_when_the_data_is_missing(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        experiment.build(small_config(), tmp_path / "run", data_root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vocabulary_smaller_than_the_data(corpus_folder, tmp_path):
+    values = config.to_dict(small_config())
+    values["model"]["vocab_size"] = values["model"]["source_vocab_size"] = 5
+    with pytest.raises(ConfigError, match="model.vocab_size=5: is smaller than the 20 that the data has"):
+        experiment.build(config.from_dict(values), tmp_path / "run", data_root=corpus_folder)
+
+
+def test_loading_what_is_not_a_trained_run(tmp_path, corpus_folder):
+    with pytest.raises(ConfigError, match="does not exist; name the run folder"):
+        load_trained(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        load_trained(tmp_path)
+    experiment.build(small_config(), tmp_path / "untrained", data_root=corpus_folder)
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        load_trained(tmp_path / "untrained")
+    (tmp_path / "untrained" / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        load_trained(tmp_path / "untrained")
