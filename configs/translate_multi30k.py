@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
                 ffn_dim=512,
                 max_length=64,
                 tie_embeddings="all",
-                dropout=0.2,
+                dropout=0.1,
             ),
             data=DataConfig(
                 source="parallel_lines",
@@ -33,11 +33,11 @@ def get_config() -> ConfigDict:
                 test_file="multi30k/test_2016_flickr.{lang}.gz",
                 tokenizer="bpe",
                 vocab_size=6000,
-                bucket_lengths=(16, 24, 32, 64),
-                batch_tokens=4096,
+                bucket_lengths=(12, 16, 20, 26, 48),
+                batch_tokens=2048,
             ),
-            optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=400, final_fraction=0.02),
-            train=TrainConfig(steps=3000, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
+            optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
+            train=TrainConfig(steps=2200, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
             eval=EvalConfig(examples=500),
         )
     )

@@ -1,0 +1,36 @@
+"""The language of a CLDR phrase (a date, a number, a name), made on the spot: no files, no network.
+
+python scripts/train.py --config configs/classify_cldr.py
+"""
+
+from ml_collections import ConfigDict
+
+from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+
+
+def get_config() -> ConfigDict:
+    """A small encoder over bytes."""
+    return to_config_dict(
+        Config(
+            name="classify_cldr",
+            model=ModelConfig(
+                family="classifier",
+                dim=64,
+                encoder_layers=2,
+                num_heads=4,
+                ffn_dim=128,
+                max_length=128,
+                position="learned",
+                dropout=0.0,
+            ),
+            data=DataConfig(
+                source="cldr_language",
+                heldout_examples=1000,
+                tokenizer="bytes",
+                bucket_lengths=(16, 32, 128),
+                batch_tokens=4096,
+            ),
+            optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=100),
+            train=TrainConfig(steps=600, eval_every=300, checkpoint_every=300),
+        )
+    )

@@ -1,0 +1,41 @@
+"""Movie-review sentences, positive or negative (Pang and Lee, 2005).
+
+python scripts/train.py --config configs/classify_rt_polarity.py --data DIR
+"""
+
+from ml_collections import ConfigDict
+
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+
+
+def get_config() -> ConfigDict:
+    """Learned positions, post-norm blocks, and the average over the real tokens."""
+    return to_config_dict(
+        Config(
+            name="classify_rt_polarity",
+            model=ModelConfig(
+                family="classifier",
+                dim=128,
+                encoder_layers=1,
+                num_heads=4,
+                ffn_dim=256,
+                max_length=96,
+                norm_placement="post",
+                position="learned",
+                scale_embeddings=False,
+                dropout=0.5,
+            ),
+            data=DataConfig(
+                source="labelled_tsv",
+                train_file="rt_polarity/train.tsv",
+                validation_file="rt_polarity/dev.tsv",
+                tokenizer="bpe",
+                vocab_size=8000,
+                bucket_lengths=(24, 40, 96),
+                batch_tokens=2048,
+            ),
+            optim=OptimConfig(schedule="cosine", learning_rate=5e-4, warmup_steps=100, weight_decay=0.1),
+            train=TrainConfig(steps=800, eval_every=200, checkpoint_every=400),
+            eval=EvalConfig(examples=0),
+        )
+    )

@@ -1,0 +1,80 @@
+"""The training command's face: config files, overrides, and one sentence for each mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tformer_jax.cli.train import main, read_config
+from tformer_jax.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+CLDR = str(ROOT / "configs" / "translate_cldr.py")
+
+
+def test_overrides_reach_the_config():
+    overrides = [
+        "--config.train.steps=7",
+        "--config.model.head_dim=16",
+        "--config.data.bucket_lengths=(8, 64)",
+        "--config.optim.learning_rate=1",
+    ]
+    cfg = read_config(CLDR + ":en-fr", overrides)
+    assert cfg.name == "translate_cldr_en_fr"
+    assert (cfg.train.steps, cfg.model.head_dim, cfg.data.bucket_lengths) == (7, 16, (8, 64))
+    assert cfg.optim.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["--config.model.dimm=3"], "unknown setting 'dimm'; did you mean 'dim'?"),
+        (["--config.modle.dim=3"], "unknown setting 'modle'; did you mean 'model'?"),
+        (["--config.model.dim=wide"], "--config.model.dim=wide: invalid literal for int"),
+        (["--config.model.norm=layer"], "model.norm='layer': is not a known value; did you mean 'layernorm'?"),
+        (["--resum"], "Unknown command line flag 'resum'"),
+        (["en-fr"], "unexpected argument 'en-fr'; settings are written --config.SECTION.SETTING=VALUE"),
+    ],
+)
+def test_mistakes_on_the_command_line(overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config(CLDR, overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_config_shows_its_neighbours(tmp_path):
+    (tmp_path / "there.py").write_text("")
+    with pytest.raises(ConfigError, match=r"config file .*here.py does not exist; in .* are .*there.py"):
+        read_config(str(tmp_path / "here.py"))
+
+
+def test_an_unknown_setting_inside_a_config_file_is_named(tmp_path):
+    path = tmp_path / "mistaken.py"
+    path.write_text(
+        "from tformer_jax.config import Config, to_config_dict\n"
+        "def get_config():\n"
+        "    config = to_config_dict(Config())\n"
+        "    config.model.dropuot = 0.1\n"
+        "    return config\n"
+    )
+    with pytest.raises(ConfigError, match=r"mistaken.py: unknown setting 'dropuot'; did you mean 'dropout'\?"):
+        read_config(str(path))
+
+
+def test_missing_data_says_what_to_download(tmp_path, monkeypatch):
+    monkeypatch.delenv("TFORMER_DATA", raising=False)
+    arguments = ["--config", str(ROOT / "configs" / "translate_multi30k.py"), "--run", str(tmp_path / "run")]
+    with pytest.raises(ConfigError, match="task 1 of the GitHub repository multi30k/dataset.*--data DIR"):
+        main(arguments)
+    with pytest.raises(ConfigError, match=r"train.en.gz does not exist \(it comes from task 1"):
+        main([*arguments, "--data", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_script_ends_with_one_sentence_and_a_status():
+    command = [sys.executable, "scripts/train.py", "--config", "configs/translate_cldr.py", "--config.train.stepz=3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: configs/translate_cldr.py: unknown setting 'stepz'; did you mean 'steps'?\n"
+    assert done.stdout == ""
