@@ -1,0 +1,110 @@
+"""The made corpora: deterministic, held out by text, and the same source never with two targets."""
+
+import json
+import pickle
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tformer_jax.config import DataConfig
+from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.corpora.cldr_phrases import PhraseBook
+from tformer_jax.data.corpora.heldout import split_of
+
+
+@pytest.fixture(scope="module")
+def translation():
+    return load_corpus(DataConfig(heldout_examples=50), None, seed=0)
+
+
+@pytest.fixture(scope="module")
+def examples(translation):
+    return [translation.train[i] for i in range(6000)]
+
+
+def test_a_source_has_one_target(examples):
+    targets = {}
+    for example in examples:
+        assert targets.setdefault(example["source"], example["target"]) == example["target"]
+    assert len(targets) > 4000
+
+
+def test_held_out_phrases_never_occur_in_training(translation, examples):
+    heldout = {example["source"] for split in (translation.validation, translation.test) for example in split}
+    assert len(heldout) == 100
+    assert not heldout & {example["source"] for example in examples}
+    assert {split_of(example["source"]) for example in examples} == {"train"}
+    other_seed = load_corpus(DataConfig(heldout_examples=50), None, seed=1).train
+    assert not heldout & {other_seed[i]["source"] for i in range(2000)}
+
+
+def test_example_i_depends_on_seed_and_i_alone(translation):
+    again = pickle.loads(pickle.dumps(translation.train))
+    assert [again[i] for i in (5, 3, 2**31 - 1)] == [translation.train[i] for i in (5, 3, 2**31 - 1)]
+    other = load_corpus(DataConfig(heldout_examples=1), None, seed=1).train
+    assert [other[i] for i in range(5)] != [translation.train[i] for i in range(5)]
+    with pytest.raises(IndexError):
+        translation.train[2**31]
+
+
+def test_the_kinds_of_phrase_are_all_there(examples):
+    targets = [f" {example['target']} " for example in examples]
+    for word in (" Dienstag,", " vor ", " Kilometer ", " Euro ", "%", " und ", " oder ", "(", " Millionen ", ":"):
+        assert any(word in target for target in targets), word
+
+
+def test_full_dates_are_phrases():
+    book = PhraseBook(("en", "de"))
+    phrases = (book.phrase(random.Random(seed)) for seed in range(100_000))
+    found = ((re.fullmatch(r"Tuesday, March (\d+), (\d+)", source), target) for source, target in phrases)
+    date, target = next((date, target) for date, target in found if date)
+    assert target == f"Dienstag, {date[1]}. März {date[2]}"
+
+
+@pytest.mark.parametrize("pair", [("en", "zh"), ("zh", "en"), ("ar", "fr"), ("de", "ja")])
+def test_any_two_locales(pair):
+    cfg = DataConfig(source_language=pair[0], target_language=pair[1], heldout_examples=5)
+    corpus = load_corpus(cfg, None, seed=0)
+    targets = {}
+    for i in range(1500):
+        example = corpus.train[i]
+        assert targets.setdefault(example["source"], example["target"]) == example["target"]
+        assert not any(unit in example["target"] for unit in ("length-", "mass-", "duration-", "digital-"))
+
+
+def test_languages_are_recognisable():
+    cfg = DataConfig(source="cldr_language", languages=("en", "de", "fr"), heldout_examples=40)
+    corpus = load_corpus(cfg, None, seed=0)
+    assert corpus.labels == ("en", "de", "fr")
+    examples = [corpus.train[i] for i in range(1500)]
+    labels = {}
+    for example in examples:
+        assert labels.setdefault(example["text"], example["label"]) == example["label"]
+    assert set(labels.values()) == {"en", "de", "fr"}
+    assert not {example["text"] for example in corpus.test} & set(labels)
+
+
+@pytest.mark.parametrize(
+    ("languages", "sentence"),
+    [
+        (("en", "klingon"), "'klingon' is not a CLDR locale"),
+        (("en", "en"), "the CLDR locales en, en must differ from each other"),
+    ],
+)
+def test_unknown_locales(languages, sentence):
+    cfg = DataConfig(source_language=languages[0], target_language=languages[1])
+    with pytest.raises(DataError, match=sentence):
+        load_corpus(cfg, None, seed=0)
+
+
+def test_the_standard_library_is_split_by_path():
+    corpus = load_corpus(DataConfig(source="stdlib_text"), None, seed=0)
+    sizes = [len(split) for split in (corpus.train, corpus.validation, corpus.test)]
+    assert sizes[0] > 300
+    assert min(sizes[1:]) > 10
+    texts = {example["text"] for example in corpus.train}
+    assert Path(json.__file__).read_text(encoding="utf-8") in texts | {
+        example["text"] for split in (corpus.validation, corpus.test) for example in split
+    }

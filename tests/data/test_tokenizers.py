@@ -1,0 +1,104 @@
+"""Tokenizers: round trips, special tokens, and that they see the training split only."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_jax.config import ConfigError, DataConfig
+from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the log", "der Hund saß auf dem Baum", "naïve 数字 123 456"]
+CORPUS = Corpus(
+    train=[{"source": text, "target": text.upper()} for text in TEXTS],
+    validation=[{"source": "Ω", "target": "Ω"}],
+    test=[],
+)
+KINDS = ("bytes", "characters", "bpe", "unigram")
+
+
+def trained(kind: str, **changes) -> Tokenizers:
+    return train_tokenizers(DataConfig(tokenizer=kind, vocab_size=300, **changes), CORPUS)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizers(request) -> Tokenizers:
+    return trained(request.param)
+
+
+def test_training_text_has_a_round_trip(tokenizers):
+    for text in TEXTS:
+        ids = tokenizers.source.encode(text)
+        assert min(ids) >= len(SPECIAL_TOKENS)
+        assert max(ids) < tokenizers.source.vocab_size
+        assert tokenizers.source.decode(ids) == text
+
+
+def test_decoding_stops_at_eos_and_drops_special_tokens(tokenizers):
+    ids = tokenizers.target.encode("the cat")
+    assert tokenizers.target.decode([BOS, *ids, PAD, UNK, EOS, *ids]) == "the cat"
+    assert tokenizers.target.decode([]) == ""
+
+
+def test_saved_and_loaded(tokenizers, tmp_path):
+    tokenizers.save(tmp_path)
+    loaded = Tokenizers.load(tmp_path)
+    for text in [*TEXTS, "unseen: Ω <s>"]:
+        assert loaded.source.encode(text) == tokenizers.source.encode(text)
+        assert loaded.target.decode(loaded.target.encode(text)) == tokenizers.target.decode(
+            tokenizers.target.encode(text)
+        )
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram"])
+def test_any_text_has_a_round_trip(kind):
+    tokenizer = trained(kind).source
+
+    @given(st.text(max_size=40))
+    def check(text):
+        text = text.replace("\ufffd", "")
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram"])
+def test_names_of_special_tokens_are_ordinary_text(kind):
+    tokenizer = trained(kind).source
+    text = "a <pad> b </s> c"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_characters_outside_the_training_split_are_unknown():
+    assert trained("characters").source.encode("caΩ")[-1] == UNK
+
+
+def test_every_digit_alone():
+    tokenizer = train_tokenizers(
+        DataConfig(tokenizer="bpe", vocab_size=400, split_digits=True),
+        Corpus([{"text": "12 1234 1212 1234"}] * 50, [], []),
+    ).target
+    assert len(tokenizer.encode("1234")) == 4
+    assert tokenizer.decode(tokenizer.encode("x 1234")) == "x 1234"
+
+
+def test_separate_vocabularies():
+    tokenizers = trained("characters", shared_vocab=False)
+    assert tokenizers.source.encode("t") != [UNK]
+    assert tokenizers.target.encode("t") == [UNK]
+    shared = trained("characters")
+    assert shared.source is shared.target
+
+
+def test_a_vocabulary_without_room_for_bytes():
+    with pytest.raises(ConfigError, match="data.vocab_size=100: a byte-level vocabulary needs at least 260"):
+        train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=100), CORPUS)
+
+
+@pytest.mark.parametrize(("content", "sentence"), [(None, "has lost its tokenizer"), ("{}", "is damaged")])
+def test_lost_files(tmp_path, content, sentence):
+    if content:
+        (tmp_path / "source.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"source.json .*{sentence}"):
+        Tokenizers.load(tmp_path)
