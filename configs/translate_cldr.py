@@ -43,12 +43,13 @@ def get_config(variant: str = "en-de") -> ConfigDict:
                 target_language=target,
                 tokenizer="bpe",
                 vocab_size=1000,
+                tokenizer_examples=20_000,
                 split_digits=True,
-                bucket_lengths=(16, 32, 64),
-                batch_tokens=4096,
+                bucket_lengths=(8, 12, 18, 40),
+                batch_tokens=3072,
             ),
-            optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=200, final_fraction=0.0),
-            train=TrainConfig(steps=4000, eval_every=1000, checkpoint_every=1000),
+            optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=150, final_fraction=0.0),
+            train=TrainConfig(steps=1500, eval_every=500, checkpoint_every=500),
             eval=EvalConfig(batch_size=64, examples=500),
         )
     )

@@ -77,7 +77,9 @@ def test_the_seed_fixes_the_order(family):
     first, again = take(train_batches(*setup(family)), 10), take(train_batches(*setup(family)), 10)
     assert_same(first, again)
     other = take(train_batches(*setup(family, seed=1)), 10)
-    assert any(a[key].shape != b[key].shape or (a[key] != b[key]).any() for a, b in zip(first, other) for key in a)
+    assert any(
+        a[key].shape != b[key].shape or (a[key] != b[key]).any() for a, b in zip(first, other, strict=True) for key in a
+    )
 
 
 def test_each_epoch_has_every_example_once_and_another_order():
@@ -100,7 +102,7 @@ def test_shapes_are_those_of_the_buckets_and_multiples_are_kept():
 
 
 def test_a_translation_batch_by_hand():
-    cfg, corpus, tokenizers = setup("seq2seq")
+    cfg, _, tokenizers = setup("seq2seq")
     (batch,) = evaluation_batches(cfg, [{"source": "ab", "target": "ABCD"}], tokenizers)
     a, b = tokenizers.source.encode("ab")
     capitals = tokenizers.target.encode("ABCD")
@@ -146,7 +148,7 @@ def test_every_window_is_reachable():
 
 
 def test_documents_are_joined_by_eos():
-    cfg, corpus, tokenizers = setup("decoder_lm")
+    cfg, _, tokenizers = setup("decoder_lm")
     (batch, *_) = evaluation_batches(cfg, [{"text": "a1"}, {"text": "b"}], tokenizers)
     a, one = tokenizers.target.encode("a1")
     np.testing.assert_array_equal(batch["tokens"][0, :3], [a, one, EOS])
