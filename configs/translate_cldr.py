@@ -49,7 +49,7 @@ def get_config(variant: str = "en-de") -> ConfigDict:
                 batch_tokens=3072,
             ),
             optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=150, final_fraction=0.0),
-            train=TrainConfig(steps=1500, eval_every=500, checkpoint_every=500),
+            train=TrainConfig(steps=1000, eval_every=500, checkpoint_every=500),
             eval=EvalConfig(batch_size=64, examples=500),
         )
     )
