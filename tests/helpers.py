@@ -3,18 +3,18 @@
 import dataclasses
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
 
 TINY: dict[str, Any] = {
     "dim": 8,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "num_heads": 4,
     "ffn_dim": 12,
     "vocab_size": 11,
@@ -29,22 +29,31 @@ def tiny(family: str, **changes: Any) -> ModelConfig:
     return ModelConfig(**{**TINY, "family": family, **sizes, **changes})
 
 
-def randomised(params: Any, seed: int = 0, scale: float = 0.5) -> Any:
-    """Every parameter replaced by N(0, scale^2), so that no bias is zero and no norm is the identity."""
-    leaves, tree = jax.tree.flatten(flax.linen.unbox(params))
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    return tree.unflatten([scale * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)])
+def randomised(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
+    """Parameters of these shapes from N(0, scale^2), so that no bias is zero and no norm is the identity."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
 
 
 def build(cfg: ModelConfig, seed: int = 0) -> tuple[Any, Any]:
     """A model and random parameters for it."""
     model = registry.build(cfg)
-    return model, randomised(registry.init(model, jax.random.key(0)), seed)
+    return model, randomised(jax.eval_shape(lambda: registry.init(model, jax.random.key(0))), seed)
 
 
 def init_module(module: Any, *arguments: Any, seed: int = 0, **options: Any) -> Any:
     """Random parameters of any module."""
-    return randomised(module.init(jax.random.key(0), *arguments, **options)["params"], seed)
+    return randomised(shapes_of(module, *arguments, **options), seed)
+
+
+def shapes_of(module: Any, *arguments: Any, **options: Any) -> Any:
+    """The parameters of any module as shapes, boxed with their logical axis names."""
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments, **options))["params"]
+
+
+def apply(module: Any, params: Any, *arguments: Any, **options: Any) -> Any:
+    """`module.apply`, compiled."""
+    return jax.jit(lambda params, arguments: module.apply({"params": params}, *arguments, **options))(params, arguments)
 
 
 def normal(*shape: int, seed: int = 0) -> jax.Array:

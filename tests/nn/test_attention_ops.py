@@ -53,7 +53,9 @@ def test_hidden_rows_are_zero_in_value_and_gradient(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_stay_finite_beside_hidden_rows(backend):
     mask = random_mask(1)
-    grads = jax.grad(lambda *qkv: attention_ops.attend(*qkv, mask, backend=backend).sum(), argnums=(0, 1, 2))(*inputs(2))
+    grads = jax.grad(lambda *qkv: attention_ops.attend(*qkv, mask, backend=backend).sum(), argnums=(0, 1, 2))(
+        *inputs(2)
+    )
     for grad in grads:
         assert np.isfinite(grad).all()
 

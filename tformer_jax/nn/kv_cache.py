@@ -7,7 +7,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.nn import masks
 
 
@@ -60,15 +60,21 @@ class DecoderCache:
         Returns:
             The cache with its bookkeeping moved on (keys and values are the layers' to write), the tokens' positions
             (int32 [B, T]) and their self-attention mask (bool [B, 1, T, S]).
+
+        Raises:
+            ConfigError: T exceeds the number of slots.
         """
+        T, slots = token_mask.shape[1], self.valid.shape[1]
+        if T > slots:
+            raise ConfigError(f"{T} tokens do not fit a cache of {slots} slots; give `init_cache` a larger length")
         positions = self.lengths[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1
         valid = jax.lax.dynamic_update_slice(self.valid, token_mask, (0, self.index))
-        mask = masks.cached(valid, self.index, token_mask.shape[1])
+        mask = masks.cached(valid, self.index, T)
         moved = dataclasses.replace(
             self,
             valid=valid,
             lengths=self.lengths + token_mask.sum(axis=1, dtype=jnp.int32),
-            index=self.index + token_mask.shape[1],
+            index=self.index + T,
         )
         return moved, jnp.maximum(positions, 0), mask
 

@@ -1,0 +1,183 @@
+"""What must hold for every model: causality, indifference to padding, dropout in training only, precision."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import apply, assert_close, build, tiny, with_settings
+from tformer_jax import axes
+from tformer_jax.models import registry
+from tformer_jax.models.classifier import mean_pool
+from tformer_jax.nn import projections
+from tformer_jax.special_tokens import PAD
+
+TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
+SOURCE = np.array([[9, 8, 7, 4], [6, 5, PAD, PAD]], np.int32)
+REAL = TOKENS != PAD
+FAMILIES = list(registry.FAMILIES)
+
+
+def influence(model, params, table, tokens, *arguments, **options) -> np.ndarray:
+    """|d logits[t, 0] / d embedding of token j| of the first row, [T, S]; no token may be token 0, the head's row."""
+
+    def logits(rows):
+        changed = {"params": params | {table: {"embedding": rows}}}
+        return model.apply(changed, *arguments, **options)[0, :, 0]
+
+    gradient = jax.jit(jax.jacobian(logits))(params[table]["embedding"])
+    return np.abs(gradient[:, tokens[0]]).sum(-1)
+
+
+def test_no_logit_depends_on_a_later_token():
+    tokens = np.array([[4, 5, 6, 7]])
+    lower = np.tri(4, dtype=bool)
+    model, params = build(tiny("decoder_lm"))
+    np.testing.assert_array_equal(influence(model, params, "embedding", tokens, tokens) > 0, lower)
+    model, params = build(tiny("seq2seq"))
+    np.testing.assert_array_equal(influence(model, params, "target_embedding", tokens, SOURCE[:1], tokens) > 0, lower)
+
+
+def test_each_real_source_token_reaches_each_target_position():
+    model, params = build(tiny("seq2seq"))
+    source = np.array([[9, 8, 7, 4]])
+    masks = {"source_mask": np.array([[True, True, True, False]])}
+    reached = influence(model, params, "source_embedding", source, source, TOKENS[:1], **masks) > 0
+    np.testing.assert_array_equal(reached, np.tile(masks["source_mask"], (5, 1)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_more_padding_changes_nothing(family):
+    model, params = build(tiny(family))
+
+    def logits(extra: int):
+        padded = [np.pad(tokens, ((0, 0), (0, extra))) for tokens in (SOURCE, TOKENS)]
+        if family == "seq2seq":
+            source, target = padded
+            return apply(model, params, source, target, source_mask=source != PAD, target_mask=target != PAD)
+        return apply(model, params, padded[1], mask=padded[1] != PAD)
+
+    plain, wide = logits(0), logits(3)
+    if family == "classifier":
+        assert_close(wide, plain, 1e-6)
+    else:
+        assert_close(wide[:, :5][REAL], plain[REAL], 1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_padding_alone_leave_values_and_gradients_finite(family):
+    model, params = build(tiny(family))
+    batch = registry.example_batch(model.cfg, 2, 4)
+    batch = {name: np.concatenate([array[:1], np.zeros_like(array[:1])]) for name, array in batch.items()}
+
+    def total(params):
+        return registry.forward(model, params, batch)[0].sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(total))(params)
+    assert all(np.isfinite(array).all() for array in jax.tree.leaves((value, gradients)))
+
+
+def test_a_text_of_padding_alone_gets_the_bias():
+    model, params = build(tiny("classifier"))
+    logits = apply(model, params, np.zeros((1, 4), np.int32), mask=np.zeros((1, 4), bool))
+    np.testing.assert_allclose(logits, [params["head"]["bias"]], rtol=1e-6)
+
+
+def test_the_average_over_tokens_is_float32():
+    x = jnp.ones((1, 999, 2), jnp.bfloat16)
+    assert_close(mean_pool(x, np.arange(999)[None] < 777), np.ones((1, 2)), 1e-6)
+    assert_close(mean_pool(x, None), np.ones((1, 2)), 1e-6)
+
+
+def test_order_matters_through_positions_only():
+    order = [3, 1, 4, 0, 2]
+    for position, differs in (("none", False), ("learned", True)):
+        model, params = build(tiny("classifier", position=position))
+        plain, shuffled = (apply(model, params, tokens) for tokens in (TOKENS[:1], TOKENS[:1, order]))
+        assert (np.abs(plain - shuffled).max() > 1e-3) == differs
+
+
+@pytest.mark.parametrize(
+    ("family", "residual", "attention", "ffn"),
+    # once on each embedding and on each sub-layer, on the weights of each attention, inside each FFN
+    [
+        ("seq2seq", 2 + 2 * 2 + 3 * 3, 2 + 3 * 2, 2 + 3),
+        ("decoder_lm", 1 + 3 * 2, 3, 3),
+        ("classifier", 1 + 2 * 2, 2, 2),
+    ],
+)
+def test_dropout_acts_everywhere_and_in_training_only(monkeypatch, family, residual, attention, ffn):
+    masks = []
+    monkeypatch.setattr(jax.random, "bernoulli", lambda key, p, shape: masks.append(p) or jnp.ones(shape, bool))
+
+    def rates(train):
+        masks.clear()
+        cfg = tiny(family, encoder_layers=2, decoder_layers=3, dropout=0.1, attention_dropout=0.2, ffn_dropout=0.3)
+        model, params = build(cfg)
+        batch = registry.example_batch(cfg)
+        jax.eval_shape(lambda: registry.forward(model, params, batch, train=train, dropout_key=jax.random.key(0)))
+        return Counter(round(1 - keep, 1) for keep in masks)
+
+    assert rates(train=True) == {0.1: residual, 0.2: attention, 0.3: ffn}
+    assert rates(train=False) == {}
+
+
+def test_dropout_follows_its_key():
+    model, params = build(tiny("decoder_lm", dropout=0.5))
+    batch = registry.example_batch(model.cfg, 2, 4)
+
+    @jax.jit
+    def logits(key):
+        return registry.forward(model, params, batch, train=True, dropout_key=key)[0]
+
+    first, again, other = (logits(jax.random.key(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_computes_near_float32_with_float32_parameters_and_logits(family):
+    exact, params = build(tiny(family))
+    rounded, _ = build(with_settings(exact.cfg, dtype="bfloat16"))
+    batch = registry.example_batch(exact.cfg, 2, 4)
+
+    def mean(params, model):
+        logits = registry.forward(model, params, batch)[0]
+        return (logits**2).mean(), logits
+
+    run = jax.jit(jax.grad(mean, has_aux=True), static_argnums=1)
+    gradients, logits = run(params, rounded)
+    assert logits.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+    assert_close(logits, run(params, exact)[1], 2**-5)
+
+
+def test_parameters_have_the_parameter_dtype():
+    _, params = build(tiny("seq2seq", param_dtype="bfloat16", tie_embeddings="none", output_bias=True))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_names_its_axes(family):
+    model = registry.build(tiny(family, position="learned", tie_embeddings="none", output_bias=True))
+    boxed = jax.eval_shape(lambda: registry.init(model, jax.random.key(0)))
+    known = {value for name, value in vars(axes).items() if name.isupper()} | {None}
+    for leaf in jax.tree.leaves(boxed, is_leaf=lambda leaf: hasattr(leaf, "names")):
+        assert len(leaf.names) == leaf.value.ndim
+        assert known.issuperset(leaf.names)
+
+
+def test_whole_models_load_each_others_projections():
+    kinds = ("separate", "fused_kv", "fused_qkv")
+    models = {kind: build(tiny("seq2seq", num_kv_heads=2, head_dim=3, attention_projections=kind)) for kind in kinds}
+    separate, params = models["separate"]
+    converted = {kind: projections.convert(params, separate.cfg, kind) for kind in kinds}
+    for kind, (model, fresh) in models.items():
+        assert jax.tree.map(jnp.shape, converted[kind]) == jax.tree.map(jnp.shape, fresh)
+        expected = apply(separate, params, SOURCE, TOKENS)
+        assert_close(apply(model, converted[kind], SOURCE, TOKENS), expected, 1e-6)
+        for other in kinds:
+            back = projections.convert(converted[kind], model.cfg, other)
+            jax.tree.map(np.testing.assert_array_equal, back, converted[other])
