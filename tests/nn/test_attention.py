@@ -7,6 +7,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax.config import ConfigError
 from tformer_jax.nn import masks, projections
 from tformer_jax.nn.attention import Attention
 
@@ -45,6 +46,13 @@ def test_values_come_from_the_key_input_by_default():
     np.testing.assert_array_equal(out, module.apply({"params": params}, q, k, k)[0])
 
 
+def test_as_many_key_heads_as_query_heads_is_mha():
+    gqa, params = layer(num_kv_heads=4)
+    mha, _ = layer()
+    x = normal(B, T, D, seed=5)
+    np.testing.assert_array_equal(gqa.apply({"params": params}, x)[0], mha.apply({"params": params}, x)[0])
+
+
 def test_gqa_equals_mha_with_repeated_heads():
     gqa, params = layer(num_kv_heads=2)
     mha, _ = layer()
@@ -72,6 +80,14 @@ def test_fused_projections_load_separate_weights_and_back(kv_heads, kind, cross)
     heads = {"query": 4, "key": kv_heads, "value": kv_heads}
     back = projections.split(converted, name, {part: heads[part] for part in names})
     jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+@pytest.mark.parametrize(("kind", "cross"), [("fused_qkv", False), ("fused_qkv", True), ("fused_kv", True)])
+def test_a_fused_projection_refuses_different_inputs(kind, cross):
+    module, params = layer(cross=cross, attention_projections=kind)
+    q, k, v = normal(B, T, D), normal(B, S, D, seed=1), normal(B, S, D, seed=2)
+    with pytest.raises(ConfigError, match=f"{kind}' projects one input; write 'separate'"):
+        module.apply({"params": params}, q, k, v)
 
 
 def test_attention_dropout_needs_training():

@@ -60,6 +60,31 @@ def test_gradients_stay_finite_beside_hidden_rows(backend):
         assert np.isfinite(grad).all()
 
 
+@pytest.mark.parametrize("K", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
+def test_backends_have_the_same_gradients(K):
+    mask, weights = random_mask(1), normal(B, T, N, H, seed=4)
+
+    def gradients(backend):
+        def total(*qkv):
+            return (weights * attention_ops.attend(*qkv, mask, backend=backend)).sum()
+
+        return jax.grad(total, argnums=(0, 1, 2))(*inputs(K))
+
+    for reference, xla in zip(gradients("reference"), gradients("xla"), strict=True):
+        assert_close(xla, reference, 1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scale_by_hand(backend):
+    # H = 4: both keys are unit vectors times 2 ln 3, the query sees logits ln 3 and 0, weights 3/4 and 1/4
+    q = jnp.array([1.0, 0, 0, 0]).reshape(1, 1, 1, 4)
+    k = 2 * jnp.log(3.0) * jnp.eye(4)[:2].reshape(1, 2, 1, 4)
+    v = jnp.array([[8.0, 0, 0, 0], [0, 8.0, 0, 0]]).reshape(1, 2, 1, 4)
+    np.testing.assert_allclose(attention_ops.attend(q, k, v, backend=backend).ravel(), [6, 2, 0, 0], rtol=1e-6)
+    doubled = attention_ops.attend(q, k, v, scale=1.0, backend=backend).ravel()
+    np.testing.assert_allclose(doubled, [7.2, 0.8, 0, 0], rtol=1e-6)
+
+
 def test_causality_by_gradient():
     q, k, v = normal(1, T, N, H), normal(1, T, N, H, seed=1), normal(1, T, N, H, seed=2)
     for t in range(T):

@@ -26,6 +26,20 @@ def test_rms_norm():
     assert_close(norms.rms_norm(x, scale, 1e-5), oracles.rms_norm(np.float64(x), np.float64(scale), 1e-5), 1e-6)
 
 
+def test_rms_norm_by_hand():
+    x = jnp.array([1.0, 7.0])  # mean square 25
+    np.testing.assert_allclose(norms.rms_norm(x, jnp.array([1.0, 2.0]), eps=11.0), [1 / 6, 14 / 6], rtol=1e-6)
+
+
+def test_the_variance_is_biased_and_eps_stands_inside_the_root():
+    x = normal(3, 4)
+    x64, eps = np.float64(x), 0.5
+    centred = x64 - x64.mean(-1, keepdims=True)
+    y = norms.layer_norm(x, jnp.ones(4), None, eps)
+    for mistaken in (np.sqrt(x64.var(-1, ddof=1) + eps), x64.std(-1) + eps):
+        assert np.abs(y - centred / mistaken[:, None]).max() > 0.01
+
+
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
 def test_statistics_are_float32_whatever_the_input(kind):
     x = (300 + normal(4, 64)).astype(jnp.bfloat16)

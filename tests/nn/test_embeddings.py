@@ -1,0 +1,70 @@
+"""Token embeddings, their positions, and the output head."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax import axes
+from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
+
+V, D = 11, 8
+TOKENS = np.array([[1, 5, 5], [10, 0, 2]])
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_looks_up_one_vector_a_token(scale):
+    module = TokenEmbedding(tiny("decoder_lm", scale_embeddings=scale), V)
+    params = init_module(module, TOKENS)
+    factor = np.sqrt(D) if scale else 1
+    assert_close(module.apply({"params": params}, TOKENS), params["embedding"][TOKENS] * factor, 1e-6)
+
+
+@pytest.mark.parametrize(("initializer", "std"), [("xavier", 64**-0.5), ("normal", 0.02)])
+def test_starts_with_the_standard_deviation_of_its_initializer(initializer, std):
+    module = TokenEmbedding(tiny("decoder_lm", initializer=initializer, dim=64), 500)
+    params = jax.jit(module.init)(jax.random.key(0), TOKENS)["params"]
+    assert abs(np.std(params["embedding"].value) / std - 1) < 0.02
+
+
+def test_positions_are_added_after_scaling():
+    vectors = normal(2, 3, D)
+    sinusoids = np.array([oracles.sinusoid(t, D) for t in range(3)])
+    assert_close(InputEmbedding(tiny("decoder_lm")).apply({}, vectors), vectors + sinusoids, 1e-6)
+    none = InputEmbedding(tiny("decoder_lm", position="none"))
+    np.testing.assert_array_equal(none.apply({}, vectors), vectors)
+
+
+def test_each_row_may_stand_elsewhere():
+    vectors, positions = normal(2, 3, D), np.array([[4, 5, 6], [0, 0, 1]])
+    expected = vectors + np.array([[oracles.sinusoid(p, D) for p in row] for row in positions])
+    assert_close(InputEmbedding(tiny("decoder_lm")).apply({}, vectors, positions), expected, 1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_untied_head(bias):
+    head = OutputHead(tiny("decoder_lm"), axes.VOCAB, V, use_bias=bias)
+    x = normal(2, 3, D)
+    params = init_module(head, x)
+    assert set(params) == ({"kernel", "bias"} if bias else {"kernel"})
+    assert_close(head.apply({"params": params}, x), oracles.logits(np.float64(x), oracles.f64(params), None), 1e-6)
+
+
+def test_tied_head_reads_the_table_unscaled():
+    table = TokenEmbedding(tiny("decoder_lm"), V)
+    params = init_module(table, TOKENS)
+    x = normal(2, 3, D)
+    logits = table.apply({"params": params}, x, method="attend")
+    assert_close(logits, np.float64(x) @ np.float64(params["embedding"]).T, 1e-6)
+
+
+def test_logits_are_not_rounded_to_the_computation_dtype():
+    head = OutputHead(tiny("decoder_lm", dtype="bfloat16"), axes.VOCAB, V, use_bias=False)
+    x = normal(2, 3, D).astype(jnp.bfloat16)
+    params = init_module(head, x)
+    logits = head.apply({"params": params}, x)
+    rounded = np.asarray(params["kernel"].astype(jnp.bfloat16), np.float64)
+    assert logits.dtype == jnp.float32
+    assert_close(logits, np.asarray(x, np.float64) @ rounded, 1e-6)

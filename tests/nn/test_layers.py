@@ -1,0 +1,73 @@
+"""Residual placement, whole layers and stacks against float64."""
+
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import apply, assert_close, init_module, normal, tiny
+from tformer_jax.nn import masks
+from tformer_jax.nn.layers import TransformerLayer
+from tformer_jax.nn.stacks import Decoder, Encoder
+
+B, T, S, N, D = 2, 4, 3, 4, 8
+REAL = np.array([[True, True, True], [True, True, False]])
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_layer_with_cross_attention(placement, norm):
+    cfg = tiny("seq2seq", norm_placement=placement, norm=norm, num_kv_heads=2)
+    module = TransformerLayer(cfg, cross=True)
+    x, memory = normal(B, T, D), normal(B, S, D, seed=1)
+    params = init_module(module, x, memory)
+    out, cache = apply(module, params, x, memory, mask=masks.causal(T), memory_mask=masks.padding(REAL))
+    expected = oracles.layer(
+        np.float64(x),
+        oracles.f64(params),
+        cfg,
+        oracles.causal_mask(T),
+        np.float64(memory),
+        oracles.padding_mask(REAL),
+    )
+    assert cache is None
+    assert_close(out, expected)
+
+
+def test_stacks_have_their_own_depths():
+    cfg = tiny("seq2seq", encoder_layers=2, decoder_layers=3)
+    encoder, decoder = Encoder(cfg), Decoder(cfg, cross=True)
+    x, memory = normal(B, T, D), normal(B, S, D, seed=1)
+    params = {"encoder": init_module(encoder, memory, REAL), "decoder": init_module(decoder, x, None, memory, REAL)}
+    p = oracles.f64(params)
+    seen = oracles.padding_mask(REAL)
+    encoded = oracles.stack(np.float64(memory), p["encoder"], cfg, 2, seen)
+    decoded = oracles.stack(np.float64(x), p["decoder"], cfg, 3, oracles.causal_mask(T), np.float64(memory), seen)
+    assert_close(apply(encoder, params["encoder"], memory, REAL), encoded)
+    assert_close(apply(decoder, params["decoder"], x, None, memory, REAL), decoded)
+
+
+@pytest.mark.parametrize(
+    ("placement", "final_norm", "closed"),
+    [("pre", None, True), ("post", None, False), ("pre", False, False), ("post", True, True)],
+)
+def test_a_post_norm_stack_is_not_normalised_twice_unless_asked(placement, final_norm, closed):
+    encoder = Encoder(tiny("classifier", norm_placement=placement, final_norm=final_norm))
+    assert ("norm" in init_module(encoder, normal(B, S, D), REAL)) == closed
+
+
+def test_post_norm_output_is_normalised():
+    cfg = tiny("classifier", norm_placement="post")
+    encoder = Encoder(cfg)
+    x = normal(B, S, D)
+    params = init_module(encoder, x, REAL)
+    params["layers_0"]["ffn_residual"]["norm"] = {"scale": np.ones(D), "bias": np.zeros(D)}
+    out = np.float64(apply(encoder, params, x, REAL))
+    np.testing.assert_allclose(out.mean(-1), 0, atol=1e-6)
+    np.testing.assert_allclose(out.std(-1), 1, atol=1e-3)
+
+
+def test_without_positions_an_encoder_moves_with_its_input():
+    encoder = Encoder(tiny("classifier", encoder_layers=2))
+    x, order = normal(1, 5, D), [3, 1, 4, 0, 2]
+    params = init_module(encoder, x, None)
+    assert_close(apply(encoder, params, x[:, order], None), apply(encoder, params, x, None)[:, order])

@@ -1,0 +1,57 @@
+"""Affine maps over several axes, and how their kernels start."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import assert_close, init_module, normal, shapes_of, tiny
+from tformer_jax import axes
+from tformer_jax.nn.linear import Linear, kernel_initializer
+
+D, N, H = 8, 4, 3
+HEADS = ((axes.HEADS, N), (axes.HEAD_DIM, H))
+WIDTH = ((axes.EMBED, D),)
+
+
+def test_splits_the_width_into_heads_and_joins_them_again():
+    x = normal(2, 5, D)
+    split = Linear(tiny("decoder_lm"), WIDTH, HEADS, use_bias=True)
+    params = init_module(split, x)
+    heads = split.apply({"params": params}, x)
+    assert_close(heads, np.einsum("BTD,DNH->BTNH", np.float64(x), params["kernel"]) + params["bias"], 1e-6)
+
+    join = Linear(tiny("decoder_lm"), HEADS, WIDTH, use_bias=False)
+    params = init_module(join, heads)
+    assert set(params) == {"kernel"}
+    expected = np.einsum("BTNH,NHD->BTD", np.float64(heads), params["kernel"])
+    assert_close(join.apply({"params": params}, heads), expected, 1e-6)
+
+
+def test_parameters_name_their_axes():
+    boxed = shapes_of(Linear(tiny("decoder_lm"), WIDTH, HEADS, use_bias=True), normal(1, D))
+    assert boxed["kernel"].names == (axes.EMBED, axes.HEADS, axes.HEAD_DIM)
+    assert boxed["bias"].names == (axes.HEADS, axes.HEAD_DIM)
+
+
+@pytest.mark.parametrize(("fan_in", "fan_out", "shape"), [(64, 4 * 16, (64, 4, 16)), (4 * 16, 256, (4, 16, 256))])
+def test_xavier_counts_all_axes_of_a_side(fan_in, fan_out, shape):
+    kernel = kernel_initializer(tiny("decoder_lm"), fan_in, fan_out)(jax.random.key(0), shape, jnp.float32)
+    bound = np.sqrt(6 / (fan_in + fan_out))
+    assert 0.99 * bound < np.abs(kernel).max() <= bound
+    assert abs(np.std(kernel) / (bound / np.sqrt(3)) - 1) < 0.03
+
+
+def test_normal_has_the_standard_deviation_asked_for_and_biases_start_at_zero():
+    cfg = tiny("decoder_lm", initializer="normal", init_std=0.05)
+    module = Linear(cfg, ((axes.EMBED, 64),), ((axes.MLP, 128),), use_bias=True)
+    params = jax.jit(module.init)(jax.random.key(0), normal(1, 64))["params"]
+    assert abs(np.std(params["kernel"].value) / 0.05 - 1) < 0.03
+    np.testing.assert_array_equal(params["bias"].value, 0)
+
+
+def test_computes_in_the_computation_dtype():
+    module = Linear(tiny("decoder_lm", dtype="bfloat16"), WIDTH, HEADS, use_bias=True)
+    params = init_module(module, normal(1, D))
+    assert params["kernel"].dtype == jnp.float32
+    assert module.apply({"params": params}, normal(1, D)).dtype == jnp.bfloat16
