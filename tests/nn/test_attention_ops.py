@@ -85,6 +85,14 @@ def test_scale_by_hand(backend):
     np.testing.assert_allclose(doubled, [7.2, 0.8, 0, 0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_hidden_key_stays_hidden_beside_hopeless_logits(backend):
+    q, k = jnp.ones((1, 1, 1, 1)), jnp.array([-1e6, 0.0]).reshape(1, 2, 1, 1)
+    v = jnp.array([3.0, 5.0]).reshape(1, 2, 1, 1)
+    mask = jnp.array([True, False]).reshape(1, 1, 1, 2)
+    assert attention_ops.attend(q, k, v, mask, backend=backend).item() == 3
+
+
 def test_causality_by_gradient():
     q, k, v = normal(1, T, N, H), normal(1, T, N, H, seed=1), normal(1, T, N, H, seed=2)
     for t in range(T):

@@ -11,7 +11,7 @@ def test_an_empty_cache_has_one_entry_a_layer():
     cache = empty_cache(tiny("decoder_lm", decoder_layers=3, num_kv_heads=2, dtype="bfloat16"), batch=2, length=5)
     assert len(cache.layers) == 3
     for layer in cache.layers:
-        assert layer.self_attention.k.shape == layer.self_attention.v.shape == (2, 5, 2, 2)
+        assert layer.self_attention.k.shape == layer.self_attention.v.shape == (2, 2, 5, 2)
         assert layer.self_attention.k.dtype == jnp.bfloat16
         assert layer.cross_attention is None
     assert not cache.valid.any()
@@ -19,12 +19,12 @@ def test_an_empty_cache_has_one_entry_a_layer():
 
 
 def test_new_keys_fill_the_slots_from_the_index_on():
-    cache = KeyValues(jnp.zeros((1, 5, 2, 3)), jnp.ones((1, 5, 2, 3)))
-    new = KeyValues(normal(1, 2, 2, 3), normal(1, 2, 2, 3, seed=1))
-    written = cache.write(new, 2)
-    for old, added, now in ((cache.k, new.k, written.k), (cache.v, new.v, written.v)):
+    old = jnp.zeros((1, 5, 2, 3)), jnp.ones((1, 5, 2, 3))
+    new = normal(1, 2, 2, 3), normal(1, 2, 2, 3, seed=1)
+    written = KeyValues.pack(*old).write(KeyValues.pack(*new), 2).unpack()
+    for before, added, now in zip(old, new, written, strict=True):
         np.testing.assert_array_equal(now[:, 2:4], added)
-        np.testing.assert_array_equal(now[:, [0, 1, 4]], old[:, [0, 1, 4]])
+        np.testing.assert_array_equal(now[:, [0, 1, 4]], before[:, [0, 1, 4]])
 
 
 def test_positions_count_real_tokens_only():

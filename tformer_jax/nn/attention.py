@@ -75,8 +75,7 @@ class Attention(nn.Module):
         drop = train and self.cfg.attention_dropout > 0
         out = attend(
             q,
-            keys_values.k,
-            keys_values.v,
+            *keys_values.unpack(),
             mask,
             backend=self.cfg.attention_backend,
             dropout_rate=self.cfg.attention_dropout,
@@ -85,12 +84,12 @@ class Attention(nn.Module):
         return self.output(out), keys_values
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:
-        """Projects `key` and `value` (default: `key`), each [B, S, D], to [B, S, K, H]."""
+        """Projects `key` and `value` (default: `key`), each [B, S, D]."""
         if self._fused("fused_kv"):
             self._check_one_input(value)
             both = self.kv(key)
-            return KeyValues(both[..., : self.cfg.kv_heads, :], both[..., self.cfg.kv_heads :, :])
-        return KeyValues(self.key(key), self.value(key if value is None else value))
+            return KeyValues.pack(both[..., : self.cfg.kv_heads, :], both[..., self.cfg.kv_heads :, :])
+        return KeyValues.pack(self.key(key), self.value(key if value is None else value))
 
     def _project(self, axis: str, heads: int) -> Linear:
         outputs = ((axis, heads), (axes.HEAD_DIM, self.cfg.head_size))
@@ -111,4 +110,4 @@ class Attention(nn.Module):
 
     def _split_qkv(self, qkv: jax.Array) -> tuple[jax.Array, KeyValues]:
         N, K = self.cfg.num_heads, self.cfg.kv_heads
-        return qkv[..., :N, :], KeyValues(qkv[..., N : N + K, :], qkv[..., N + K :, :])
+        return qkv[..., :N, :], KeyValues.pack(qkv[..., N : N + K, :], qkv[..., N + K :, :])

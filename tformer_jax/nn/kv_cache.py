@@ -13,14 +13,23 @@ from tformer_jax.nn import masks
 
 @flax.struct.dataclass
 class KeyValues:
-    """Keys and values of one attention layer, each [B, S, K, H]."""
+    """Keys and values of one attention layer, each [B, K, S, H]: a decoding step reads this order without a copy."""
 
     k: jax.Array
     v: jax.Array
 
+    @classmethod
+    def pack(cls, k: jax.Array, v: jax.Array) -> "KeyValues":
+        """From keys and values [B, S, K, H]."""
+        return cls(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+
+    def unpack(self) -> tuple[jax.Array, jax.Array]:
+        """Keys and values [B, S, K, H]."""
+        return jnp.swapaxes(self.k, 1, 2), jnp.swapaxes(self.v, 1, 2)
+
     def write(self, new: "KeyValues", index: jax.Array | int) -> "KeyValues":
         """Puts the T tokens of `new` into slots `index`, ..., `index + T - 1`."""
-        start = (0, index, 0, 0)
+        start = (0, 0, index, 0)
         return KeyValues(
             jax.lax.dynamic_update_slice(self.k, new.k.astype(self.k.dtype), start),
             jax.lax.dynamic_update_slice(self.v, new.v.astype(self.v.dtype), start),
@@ -87,7 +96,7 @@ def empty_cache(
     memory_mask: jax.Array | None = None,
 ) -> DecoderCache:
     """A cache with room for `length` tokens in each row, holding none; `cross_attention` has one entry a layer."""
-    room = jnp.zeros((batch, length, cfg.kv_heads, cfg.head_size), cfg.dtype)
+    room = jnp.zeros((batch, cfg.kv_heads, length, cfg.head_size), cfg.dtype)
     crosses: Sequence[KeyValues | None] = cross_attention or [None] * cfg.decoder_layers
     return DecoderCache(
         layers=tuple(LayerCache(KeyValues(room, room), cross) for cross in crosses),
