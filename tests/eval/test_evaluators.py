@@ -1,0 +1,130 @@
+"""Evaluators against numbers worked out by hand or in NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import build, tiny
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.tokenizers import CharacterTokenizer, Tokenizers
+from tformer_jax.eval.bleu import translation_metrics
+from tformer_jax.eval.evaluators import evaluators_for
+from tformer_jax.special_tokens import BOS, EOS, PAD
+
+LETTERS = CharacterTokenizer("abcdefg")
+TOKENIZERS = Tokenizers(LETTERS, LETTERS)
+WORDS = ["abc", "gfedcba", "a", "bb", "cafe"]
+PAIRS = [{"source": word, "target": word[::-1] + "a"} for word in WORDS]
+LABELLED = [{"text": word, "label": "xyz"[len(word) % 3]} for word in WORDS]
+
+
+def log_probabilities(logits) -> np.ndarray:
+    return np.log(oracles.softmax(np.float64(logits)))
+
+
+def evaluate(family: str, model, params, split: list, *, batch_size: int, limit: int = 0) -> tuple[dict, list]:
+    source = {"seq2seq": "cldr_translation", "classifier": "cldr_language", "decoder_lm": "stdlib_text"}[family]
+    cfg = Config(
+        model=model.cfg,
+        data=DataConfig(
+            source=source,
+            batching="windows" if family == "decoder_lm" else "buckets",
+            window=4,
+            bucket_lengths=(4, 9),
+        ),
+        decode=DecodeConfig(max_new_tokens=5),
+        eval=EvalConfig(batch_size=batch_size, samples=2),
+    )
+    corpus = Corpus([], split, split, ("x", "y", "z") if family == "classifier" else None)
+    metrics, samples = {}, []
+    for evaluator in evaluators_for(cfg, model, corpus, TOKENIZERS, "test", limit):
+        found = evaluator(params)
+        metrics |= found.metrics
+        samples += found.samples
+    return metrics, samples
+
+
+@pytest.mark.parametrize("batch_size", [2, 5])
+def test_translation(batch_size):
+    model, params = build(tiny("seq2seq"))
+    total, hits, count = 0.0, 0, 0
+    for pair in PAIRS:
+        source = np.array([[*LETTERS.encode(pair["source"]), EOS]], np.int32)
+        target = LETTERS.encode(pair["target"])
+        logits = model.apply({"params": params}, source, np.array([[BOS, *target]], np.int32))
+        found = log_probabilities(logits[0])
+        labels = [*target, EOS]
+        total -= found[np.arange(len(labels)), labels].sum()
+        hits += (found.argmax(-1) == labels).sum()
+        count += len(labels)
+    metrics, samples = evaluate("seq2seq", model, params, PAIRS, batch_size=batch_size)
+    assert metrics["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert metrics["token_accuracy"] == pytest.approx(100 * hits / count)
+    assert {"bleu", "chrf", "exact_match"} <= set(metrics)
+    assert [(sample.source, sample.reference) for sample in samples] == [("abc", "cbaa"), ("gfedcba", "abcdefga")]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_language_model(batch_size):
+    model, params = build(tiny("decoder_lm"))
+    text = "abcdefgabcdefggg"
+    stream = LETTERS.encode(text)
+    total = 0.0
+    for start in range(0, len(stream) - 1, 4):
+        window, targets = stream[start : start + 4], stream[start + 1 : start + 5]
+        found = log_probabilities(model.apply({"params": params}, np.array([window], np.int32))[0])
+        total -= found[np.arange(len(targets)), targets].sum()
+    metrics, samples = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
+    assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
+    assert (samples[0].source, samples[0].reference) == ("abcd", "efgabcdefggg")
+
+
+@pytest.mark.parametrize("batch_size", [2, 4])
+def test_classification(batch_size):
+    model, params = build(tiny("classifier"))
+    losses, hits = [], []
+    for example in LABELLED:
+        tokens = np.array([LETTERS.encode(example["text"])], np.int32)
+        found = log_probabilities(model.apply({"params": params}, tokens, mask=tokens != PAD))[0]
+        label = "xyz".index(example["label"])
+        losses.append(-found[label])
+        hits.append(found.argmax() == label)
+    metrics, samples = evaluate("classifier", model, params, LABELLED, batch_size=batch_size)
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert metrics["accuracy"] == pytest.approx(100 * np.mean(hits))
+    assert [sample.output == sample.reference for sample in samples] == hits[:2]
+
+
+def test_a_limit_takes_the_first_examples():
+    model, params = build(tiny("classifier"))
+    first, _ = evaluate("classifier", model, params, LABELLED[:2], batch_size=2)
+    limited, _ = evaluate("classifier", model, params, LABELLED, batch_size=2, limit=2)
+    assert limited == first
+
+
+class TestTranslationMetrics:
+    """sacreBLEU's numbers where they can be told by hand."""
+
+    TEXTS: tuple[str, ...] = ("the cat sat on the mat today", "a dog ran after the big red ball")
+
+    def test_copies_are_perfect(self):
+        expected = {"bleu": pytest.approx(100), "chrf": pytest.approx(100), "exact_match": 100}
+        assert translation_metrics(self.TEXTS, self.TEXTS, "13a") == expected
+
+    def test_nothing_in_common(self):
+        metrics = translation_metrics(["xx yy"] * 2, self.TEXTS, "13a")
+        assert metrics["exact_match"] == 0
+        assert max(metrics["bleu"], metrics["chrf"]) < 5
+
+    def test_one_wrong_word_of_eight(self):
+        # matched n-grams of "a b c d e f g X" against "a b c d e f g h": 7/8, 6/7, 5/6, 4/5; equal lengths
+        metrics = translation_metrics(["a b c d e f g X"], ["a b c d e f g h"], "none")
+        assert metrics["bleu"] == pytest.approx(100 * (7 / 8 * 6 / 7 * 5 / 6 * 4 / 5) ** 0.25)
+
+    def test_chinese_is_compared_by_character(self):
+        assert translation_metrics(["我喜欢吃苹果"], ["我喜欢吃梨子"], "zh")["bleu"] > 40
+        assert translation_metrics(["我喜欢吃苹果"], ["我喜欢吃梨子"], "13a")["bleu"] == 0

@@ -1,0 +1,49 @@
+"""Cross-entropy against its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import normal
+from tformer_jax.models.losses import masked_cross_entropy
+from tformer_jax.special_tokens import IGNORED
+
+LOGITS = 3 * normal(2, 4, 7)
+LABELS = np.array([[0, 6, IGNORED, 3], [IGNORED, 2, 2, IGNORED]], np.int32)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_equals_the_definition(smoothing):
+    counted = LABELS != IGNORED
+    target = (1 - smoothing) * np.eye(7)[LABELS[counted]] + smoothing / 7
+    expected = -(target * np.log(oracles.softmax(np.float64(LOGITS)[counted]))).sum()
+    total, count = masked_cross_entropy(LOGITS, LABELS, label_smoothing=smoothing)
+    assert float(total) == pytest.approx(expected, rel=1e-6)
+    assert int(count) == 5
+
+
+def test_by_hand():
+    # softmax([0, log 3]) = [1/4, 3/4]
+    total, count = masked_cross_entropy(jnp.array([[0.0, np.log(3)]]), jnp.array([0]))
+    assert float(total) == pytest.approx(np.log(4), rel=1e-6)
+    assert int(count) == 1
+
+
+def test_ignored_labels_have_no_gradient():
+    grad = jax.grad(lambda logits: masked_cross_entropy(logits, LABELS, label_smoothing=0.1)[0])(LOGITS)
+    np.testing.assert_array_equal(np.abs(grad).sum(-1) > 0, LABELS != IGNORED)
+
+
+def test_nothing_counted_is_zero_and_finite():
+    total, count = masked_cross_entropy(LOGITS, np.full_like(LABELS, IGNORED))
+    assert (float(total), int(count)) == (0.0, 0)
+
+
+def test_low_precision_logits_are_summed_in_float32():
+    logits = LOGITS.astype(jnp.bfloat16)
+    total, _ = masked_cross_entropy(logits, LABELS)
+    expected, _ = masked_cross_entropy(logits.astype(jnp.float32), LABELS)
+    assert total.dtype == jnp.float32
+    assert float(total) == float(expected)
