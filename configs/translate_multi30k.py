@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
                 batch_tokens=2048,
             ),
             optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
-            train=TrainConfig(steps=1600, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
+            train=TrainConfig(steps=1200, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
             eval=EvalConfig(examples=500),
         )
     )

@@ -14,9 +14,7 @@ VARIANTS = {
     "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
     "lm_tiny_shakespeare": ["", ":cpu", ":gpu"],
 }
-CASES = [
-    f"{path}{variant}" for path in sorted(FOLDER.glob("*.py")) for variant in VARIANTS.get(path.stem, [""])
-]
+CASES = [f"{path}{variant}" for path in sorted(FOLDER.glob("*.py")) for variant in VARIANTS.get(path.stem, [""])]
 
 
 @pytest.mark.parametrize("location", CASES, ids=lambda location: Path(location).name)

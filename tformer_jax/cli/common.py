@@ -1,6 +1,9 @@
-"""What every command shares: how it ends, and where its texts come from and go to."""
+"""What the commands share: how they end, and where their texts come from and go to."""
 
+import argparse
+import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,10 +14,15 @@ from tformer_jax.data.corpora.files import read_lines
 from tformer_jax.train.trained import Trained, load_trained
 
 MISTAKE, INTERRUPTED = 2, 130
+COMMANDS = {"seq2seq": "translate.py", "decoder_lm": "generate.py", "classifier": "classify.py"}
+"""The script that uses a model, by its family."""
 
 
 def run_main(main: Callable[[], None]) -> NoReturn:
     """Runs a command: a user's mistake becomes one sentence on stderr and exit status 2, Ctrl-C status 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
     try:
         main()
         sys.stdout.flush()
@@ -35,51 +43,89 @@ def load(run: Path, family: str) -> Trained:
         ConfigError: it is not a run folder, or its model is of another family.
     """
     trained = load_trained(run)
-    if trained.cfg.model.family != family:
-        commands = {"seq2seq": "translate.py", "decoder_lm": "generate.py", "classifier": "classify.py"}
-        kind = trained.cfg.model.family
-        raise ConfigError(f"{run} holds a {kind} model: use scripts/{commands[kind]}")
+    kind = trained.cfg.model.family
+    if kind != family:
+        raise ConfigError(f"{run} holds a {kind} model: use scripts/{COMMANDS[kind]}")
     return trained
 
 
-def read_texts(arguments: list[str], file: Path | None) -> list[str]:
-    """Texts from the command line, else the lines of a file (plain or .gz), else those of standard input.
+def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser with the flag that names the run folder."""
+    result = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    result.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder of scripts/train.py")
+    return result
+
+
+def lines_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a command that turns each text into one line."""
+    result = run_parser(prog, description)
+    result.add_argument("text", nargs="*", help="a text; without any, the lines of --input or of standard input")
+    result.add_argument("--input", type=Path, metavar="FILE", help="one text a line, plain or .gz")
+    result.add_argument("--output", type=Path, metavar="FILE", help="written whole or not (default: standard output)")
+    return result
+
+
+def read_texts(options: argparse.Namespace) -> list[str]:
+    """The texts that the flags of `lines_parser` name.
 
     Raises:
-        ConfigError: the file is missing, empty or not UTF-8, or both a file and arguments are given.
+        ConfigError: the input is missing, empty or not UTF-8, is named twice, or the output has no folder to go to.
     """
-    if arguments and file:
+    if options.output and not options.output.absolute().parent.is_dir():
+        raise ConfigError(f"folder {options.output.parent} does not exist: make it, or name another --output")
+    if options.output and options.output.is_dir():
+        raise ConfigError(f"{options.output} is a folder: name a file with --output")
+    if options.text and options.input:
         raise ConfigError("give texts on the command line or with --input, not both")
-    if arguments:
-        return arguments
-    if file is None:
+    if options.text:
+        return [checked_argument(text) for text in options.text]
+    if options.input is None:
         return _read_stdin()
-    if not file.is_file():
-        raise ConfigError(f"{file} does not exist")
-    return read_lines(file)
+    if not options.input.is_file():
+        raise ConfigError(f"{options.input} does not exist")
+    return read_lines(options.input)
 
 
-def write_lines(lines: Iterable[str], file: Path | None) -> None:
-    """Prints lines, or writes them to a file: all of them, or none.
+def checked_argument(text: str) -> str:
+    """`text` itself.
 
     Raises:
-        ConfigError: the folder of the file does not exist.
+        ConfigError: the shell passed bytes that are not UTF-8.
     """
-    text = "".join(f"{line}\n" for line in lines)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError("a text on the command line is not valid UTF-8") from None
+    return text
+
+
+def write_lines(texts: Iterable[str], file: Path | None) -> None:
+    """Prints each text on one line (line breaks inside it become spaces), or writes them to a file: all, or none.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    lines = "".join(re.sub(r"[\r\n]+", " ", text) + "\n" for text in texts)
     if file is None:
-        sys.stdout.write(text)
+        sys.stdout.write(lines)
         return
-    if not file.parent.is_dir():
-        raise ConfigError(f"folder {file.parent} does not exist: make it, or name another --output")
     partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
+    try:
+        partial.write_text(lines, encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _read_stdin() -> list[str]:
     raw = sys.stdin.buffer.read()
     try:
-        return raw.decode("utf-8").splitlines()
+        lines = raw.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ConfigError(f"standard input, line {line}: not valid UTF-8") from error
+        number = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(f"standard input, line {number}: not valid UTF-8") from error
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]

@@ -1,8 +1,8 @@
 """How well a model predicts the tokens of a split."""
 
-import math
 from typing import Any
 
+import numpy as np
 from flax import linen as nn
 
 from tformer_jax.eval.evaluation import Evaluation
@@ -18,4 +18,6 @@ class PerplexityEvaluator:
     def __call__(self, params: Any) -> Evaluation:
         """`loss` in nats a token, `perplexity` = exp(loss), `token_accuracy` in percent."""
         loss, accuracy = self._likelihood(params)
-        return Evaluation({"loss": loss, "perplexity": math.exp(loss), "token_accuracy": accuracy})
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp(loss))
+        return Evaluation({"loss": loss, "perplexity": perplexity, "token_accuracy": accuracy})

@@ -31,5 +31,5 @@ class ContinuationEvaluator:
     def __call__(self, params: Any) -> Evaluation:
         """No numbers; samples of prompt, true continuation and the model's."""
         outputs = self._generate(params, [prompt for prompt, _ in self._texts]) if self._texts else []
-        samples = [Sample(*text, output) for text, output in zip(self._texts, outputs, strict=True)]
+        samples = [Sample(prompt, rest, output) for (prompt, rest), output in zip(self._texts, outputs, strict=True)]
         return Evaluation({}, samples)

@@ -1,6 +1,10 @@
-"""Generation with a KV cache: the tokens already read are never read again."""
+"""Generation with a KV cache: what has been read is never read again.
 
-from collections.abc import Callable
+Both functions are compiled once for each model, shape of the input, `length` and decoding strategy. A row that is
+all PAD only fills up a batch: nothing is generated for it, and no step waits for it.
+"""
+
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,104 +17,101 @@ from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.kv_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
-
-class _Loop(NamedTuple):
-    chosen: jax.Array
-    """int32 scalar: tokens chosen so far."""
-    output: jax.Array
-    """int32 [B, limit]."""
-    finished: jax.Array
-    """bool [B]: rows that have chosen EOS."""
-    last: jax.Array
-    """int32 [B]: the tokens chosen last, not yet read."""
-    cache: DecoderCache
-    key: jax.Array
+_compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg"))
 
 
+@_compiled
 def translate(
-    model: Seq2Seq, params: Any, source: jax.Array, key: jax.Array, *, limit: int, cfg: DecodeConfig
+    model: Seq2Seq, params: Any, source: jax.Array, keys: jax.Array, *, length: int, cfg: DecodeConfig
 ) -> jax.Array:
     """Decodes a target for each source.
 
     Args:
         source: int [B, S], padded with PAD on the right, each row ended by EOS.
-        key: of sampling; greedy decoding ignores it.
-        limit: the most tokens that are generated.
+        keys: [B] PRNG keys of sampling; greedy decoding ignores them.
+        length: the most tokens that are generated, at most `model.cfg.max_length`.
 
     Returns:
-        int32 [B, limit]: the target up to and including EOS, then PAD.
+        int32 [B, length]: the target up to and including EOS, then PAD.
     """
     variables = {"params": params}
-    mask = source != PAD
-    memory = model.apply(variables, source, mask, method="encode")
-    cache = model.apply(variables, memory, mask, limit, method="init_cache")
+    real = source != PAD
+    memory = model.apply(variables, source, real, method="encode")
+    cache: Any = model.apply(variables, memory, real, length, method="init_cache")
     first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
-    return _generate(model, variables, first, None, cache, key, limit, cfg)
+    room = jnp.where(real.any(axis=1), length, 0)
+    return _generate(model, variables, first, cache, room, keys, length, cfg)
 
 
+@_compiled
 def continue_text(
-    model: DecoderLM, params: Any, prompt: jax.Array, key: jax.Array, *, limit: int, cfg: DecodeConfig
+    model: DecoderLM, params: Any, prompt: jax.Array, keys: jax.Array, *, length: int, cfg: DecodeConfig
 ) -> jax.Array:
     """Continues each prompt.
 
     Args:
-        prompt: int [B, T], padded with PAD on the left; no row is empty.
-        key: of sampling; greedy decoding ignores it.
-        limit: the most tokens that are generated.
+        prompt: int [B, T], padded with PAD on the left, at most `model.cfg.max_length` real tokens.
+        keys: [B] PRNG keys of sampling; greedy decoding ignores them.
+        length: the most tokens that are generated; a prompt that leaves less room in the model gets fewer.
 
     Returns:
-        int32 [B, limit]: the new tokens up to and including EOS, then PAD.
+        int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
     variables = {"params": params}
-    cache = model.apply(variables, prompt.shape[0], prompt.shape[1] + limit, method="init_cache")
-    return _generate(model, variables, prompt, prompt != PAD, cache, key, limit, cfg)
+    real = prompt != PAD
+    cache: Any = model.apply(variables, prompt.shape[0], prompt.shape[1] + length, method="init_cache")
+    lengths = real.sum(axis=1)
+    room = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
+    return _generate(model, variables, prompt, cache, room, keys, length, cfg)
+
+
+class _State(NamedTuple):
+    step: jax.Array
+    """int32 scalar: tokens chosen so far."""
+    output: jax.Array
+    """int32 [B, length]."""
+    done: jax.Array
+    """bool [B]: rows that have chosen EOS or have no room left."""
+    last: jax.Array
+    """int32 [B]: the tokens chosen last, not yet read; PAD in rows that were done before."""
+    cache: DecoderCache
 
 
 def _generate(
-    model: Any,
+    model: Seq2Seq | DecoderLM,
     variables: Any,
     prompt: jax.Array,
-    prompt_mask: jax.Array | None,
-    cache: Any,
-    key: jax.Array,
-    limit: int,
+    cache: DecoderCache,
+    room: jax.Array,
+    keys: jax.Array,
+    length: int,
     cfg: DecodeConfig,
 ) -> jax.Array:
-    """Reads the prompt at once, then one token a step, until every row has chosen EOS or `limit` is reached."""
+    """Reads the prompt at once, then one token a step, until each row has chosen EOS or `room` (int [B]) tokens."""
 
-    def read(tokens: jax.Array, mask: jax.Array | None, cache: DecoderCache) -> tuple[jax.Array, DecoderCache]:
-        logits, cache = model.apply(variables, tokens, cache, token_mask=mask, last_only=True, method="decode_step")
-        return logits[:, 0], cache
+    def read(tokens: jax.Array, cache: DecoderCache) -> tuple[jax.Array, DecoderCache]:
+        result: Any = model.apply(
+            variables, tokens, cache, token_mask=tokens != PAD, last_only=True, method="decode_step"
+        )
+        return result
 
-    def advance(state: _Loop, logits: jax.Array, cache: DecoderCache) -> _Loop:
-        key, subkey = jax.random.split(state.key)
-        token = jnp.where(state.finished, PAD, choose(logits, cfg, subkey))
-        output = jax.lax.dynamic_update_slice(state.output, token[:, None], (0, state.chosen))
-        return _Loop(state.chosen + 1, output, state.finished | (token == EOS), token, cache, key)
+    def write(state: _State, logits: jax.Array, cache: DecoderCache) -> _State:
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
+        token = jnp.where(state.done, PAD, choose(logits[:, 0], cfg, step_keys))
+        output = jax.lax.dynamic_update_slice(state.output, token[:, None], (0, state.step))
+        done = state.done | (token == EOS) | (state.step + 1 >= room)
+        return _State(state.step + 1, output, done, token, cache)
 
-    def unfinished(state: _Loop) -> jax.Array:
-        return (state.chosen < limit) & ~state.finished.all()
-
-    def step(state: _Loop) -> _Loop:
-        return advance(state, *read(state.last[:, None], None, state.cache))
+    def advance(state: _State) -> _State:
+        return write(state, *read(state.last[:, None], state.cache))
 
     B = prompt.shape[0]
-    start = _Loop(
-        chosen=jnp.zeros((), jnp.int32),
-        output=jnp.full((B, limit), PAD, jnp.int32),
-        finished=jnp.zeros((B,), bool),
+    start = _State(
+        step=jnp.zeros((), jnp.int32),
+        output=jnp.full((B, length), PAD, jnp.int32),
+        done=room <= 0,
         last=jnp.full((B,), PAD, jnp.int32),
         cache=cache,
-        key=key,
     )
-    begun = advance(start, *read(prompt, prompt_mask, cache))
-    return jax.lax.while_loop(unfinished, step, begun).output
-
-
-def jitted(function: Callable[..., jax.Array], model: Any, cfg: DecodeConfig) -> Callable[..., jax.Array]:
-    """`translate` or `continue_text` as a compiled function of (params, tokens, key, limit)."""
-
-    def call(params, tokens, key, limit):
-        return function(model, params, tokens, key, limit=limit, cfg=cfg)
-
-    return jax.jit(call, static_argnums=3)
+    begun = write(start, *read(prompt, cache))
+    return jax.lax.while_loop(lambda state: ~state.done.all(), advance, begun).output

@@ -10,12 +10,28 @@ NEVER_GENERATED = (PAD, BOS)
 """They mark structure around a text; no text contains them."""
 
 
-def choose(logits: jax.Array, cfg: DecodeConfig, key: jax.Array) -> jax.Array:
-    """The next token of each row, as `cfg.strategy` says: float32 [B, V] -> int32 [B]."""
-    logits = logits.at[:, jnp.array(NEVER_GENERATED)].set(-jnp.inf)
+def choose(logits: jax.Array, cfg: DecodeConfig, keys: jax.Array) -> jax.Array:
+    """The next token of each row, as `cfg.strategy` says; never PAD or BOS.
+
+    Args:
+        logits: float32 [B, V].
+        keys: [B] PRNG keys, one a row, so that a row's choice depends on no other row; greedy choice ignores them.
+
+    Returns:
+        int32 [B].
+    """
+    logits = jnp.where(jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(NEVER_GENERATED)), -jnp.inf, logits)
     if cfg.strategy == "greedy":
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return jax.random.categorical(key, restrict(logits, cfg)).astype(jnp.int32)
+        return most_probable(logits)
+    return jax.vmap(jax.random.categorical)(keys, restrict(logits, cfg)).astype(jnp.int32)
+
+
+def most_probable(logits: jax.Array) -> jax.Array:
+    """The index of the largest logit, the first one of equals: [..., V] -> int32 [...].
+
+    `argmax` by `top_k`, which XLA vectorises on CPU.
+    """
+    return jax.lax.top_k(logits, 1)[1][..., 0]
 
 
 def restrict(logits: jax.Array, cfg: DecodeConfig) -> jax.Array:

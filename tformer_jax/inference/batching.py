@@ -1,0 +1,56 @@
+"""From rows of token ids to batches of few shapes, and the results back in order."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from tformer_jax.special_tokens import PAD
+
+Result = TypeVar("Result")
+
+SHORTEST = 16
+"""Batches are at least so many tokens long: shorter ones would compile again to save little."""
+
+
+def in_batches(
+    rows: Sequence[Sequence[int]],
+    run: Callable[[np.ndarray, np.ndarray], Sequence[Result]],
+    *,
+    size: int,
+    max_length: int,
+    pad_left: bool = False,
+) -> list[Result]:
+    """Calls `run` on rows of similar length, and puts its results in the order of `rows`.
+
+    Args:
+        rows: token ids, none longer than `max_length`; a row may be empty.
+        run: takes padded tokens int32 [B, T] and the rows' places in `rows`, int32 [B]; gives one result a row, of
+            which those of rows that only fill up the batch are dropped. T is a power of two, or `max_length`.
+        size: the largest B. All calls share one B.
+        pad_left: put padding before the tokens.
+    """
+    results: dict[int, Result] = {}
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+    size = min(size, _power_of_two(len(rows)))
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        longest = max(len(rows[places[-1]]), SHORTEST)
+        tokens = pad_rows([rows[place] for place in places], size, min(_power_of_two(longest), max_length), pad_left)
+        found = run(tokens, np.resize(np.array(places, np.int32), size))
+        results.update(zip(places, found, strict=False))
+    return [results[place] for place in range(len(rows))]
+
+
+def pad_rows(rows: Sequence[Sequence[int]], count: int, length: int, pad_left: bool = False) -> np.ndarray:
+    """Stacks token ids into int32 [count, length]; missing tokens and missing rows are PAD."""
+    padded = np.full((count, length), PAD, np.int32)
+    for number, row in enumerate(rows):
+        start = length - len(row) if pad_left else 0
+        padded[number, start : start + len(row)] = row
+    return padded
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`, and at least 1."""
+    return 1 << max(number - 1, 0).bit_length()
