@@ -1,27 +1,25 @@
-"""Cached generation equals the full pass taken again for every token, whatever shares the batch."""
-
-import functools
+"""Cached generation equals float64 full passes taken again for every token, whatever shares the batch."""
 
 import jax
 import numpy as np
 import pytest
 
+from tests import oracles
 from tests.helpers import build, tiny
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import generate
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
-LIMIT = 7
-SOURCES = [[9, 8, 7, 2], [6, 5, 2], [4, 10, 9, 8, 2]]
+LENGTH = 7
+SOURCES = [[9, 8, 7, EOS], [6, 5, EOS], [4, 10, 9, 8, EOS]]
 PROMPTS = [[5, 6, 7], [4], [8, 9, 10, 4]]
-VARIANTS = [
-    {},
-    {"position": "learned", "norm_placement": "post"},
-    {"position": "none", "num_kv_heads": 2, "norm": "rmsnorm"},
-]
-SEEDS = (1, 3, 1)
+VARIANTS = {
+    "sinusoidal": {},
+    "learned, post-norm": {"position": "learned", "norm_placement": "post"},
+    "none, GQA, RMSNorm": {"position": "none", "num_kv_heads": 2, "norm": "rmsnorm"},
+}
+SEEDS = {"sinusoidal": 1, "learned, post-norm": 3, "none, GQA, RMSNorm": 1}
 """Of parameters that do not give every row the same output."""
-KEY = jax.random.key(0)
 
 
 def pad(rows, *, left: bool = False, length: int = 6) -> np.ndarray:
@@ -32,77 +30,121 @@ def pad(rows, *, left: bool = False, length: int = 6) -> np.ndarray:
     return padded
 
 
-def greedy_by_full_passes(logits_of, prefix: list[int]) -> list[int]:
-    """Reads everything again for each new token."""
+def run(function, model, params, tokens, *, length: int = LENGTH, seed: int = 0, **decode) -> np.ndarray:
+    keys = jax.random.split(jax.random.key(seed), len(tokens))
+    return np.asarray(function(model, params, tokens, keys, length=length, cfg=DecodeConfig(**decode)))
+
+
+def greedy_by_full_passes(logits_of, prefix: list[int], length: int = LENGTH) -> list[int]:
+    """Reads everything again for each new token; PAD fills the row after EOS."""
     output: list[int] = []
-    while len(output) < LIMIT and EOS not in output:
-        logits = np.array(logits_of(np.array([prefix + output], np.int32)))[0, -1]
+    while len(output) < length and EOS not in output:
+        logits = logits_of(np.array([prefix + output]))[0, -1]
         logits[[PAD, BOS]] = -np.inf
         output.append(int(logits.argmax()))
-    return output
+    return output + [PAD] * (LENGTH - len(output))
 
 
-def tokens(row) -> list[int]:
-    """A row without the padding after EOS."""
-    row = [int(i) for i in row]
-    return row[: row.index(EOS) + 1] if EOS in row else row
+@pytest.fixture(scope="module", params=VARIANTS)
+def seq2seq(request):
+    return build(tiny("seq2seq", **VARIANTS[request.param]), seed=SEEDS[request.param])
 
 
-@pytest.fixture(scope="module", params=range(len(VARIANTS)))
-def translation(request):
-    """A model, and a function from padded sources to outputs."""
-    model, params = build(tiny("seq2seq", **VARIANTS[request.param]), seed=SEEDS[request.param])
-    call = generate.jitted(generate.translate, model, DecodeConfig())
-    return model, params, lambda sources: np.asarray(call(params, sources, KEY, LIMIT))
+@pytest.fixture(scope="module", params=VARIANTS)
+def decoder_lm(request):
+    return build(tiny("decoder_lm", **VARIANTS[request.param]), seed=SEEDS[request.param])
 
 
-@pytest.fixture(scope="module", params=range(len(VARIANTS)))
-def continuation(request):
-    """A model, and a function from left-padded prompts to outputs."""
-    model, params = build(tiny("decoder_lm", **VARIANTS[request.param]), seed=SEEDS[request.param])
-    call = generate.jitted(generate.continue_text, model, DecodeConfig())
-    return model, params, lambda prompts: np.asarray(call(params, prompts, KEY, LIMIT))
+def next_logits(model, params, source: list[int]):
+    """The decoder's logits of a target prefix [1, T] for this source."""
+    source_row = np.array([source])
+
+    def logits_of(prefix):
+        real = np.ones(prefix.shape, bool)
+        return oracles.seq2seq(oracles.f64(params), model.cfg, source_row, prefix, source_row > PAD, real)
+
+    return logits_of
 
 
-def test_translation_equals_full_passes(translation):
-    model, params, translate = translation
-    outputs = [tokens(row) for row in translate(pad(SOURCES))]
-    for source, output in zip(SOURCES, outputs, strict=True):
-        logits_of = functools.partial(model.apply, {"params": params}, np.array([source], np.int32))
-        assert output == greedy_by_full_passes(logits_of, [BOS])
-    assert len({tuple(output) for output in outputs}) > 1
+def test_translation_equals_full_passes(seq2seq):
+    model, params = seq2seq
+    outputs = run(generate.translate, model, params, pad(SOURCES))
+    expected = [greedy_by_full_passes(next_logits(model, params, source), [BOS]) for source in SOURCES]
+    np.testing.assert_array_equal(outputs, expected)
+    assert len(np.unique(outputs, axis=0)) > 1
 
 
-def test_continuation_equals_full_passes(continuation):
-    model, params, continue_text = continuation
-    outputs = [tokens(row) for row in continue_text(pad(PROMPTS, left=True))]
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert output == greedy_by_full_passes(functools.partial(model.apply, {"params": params}), prompt)
-    assert len({tuple(output) for output in outputs}) > 1
+def test_continuation_equals_full_passes(decoder_lm):
+    model, params = decoder_lm
+
+    def logits_of(prefix):
+        return oracles.decoder_lm(oracles.f64(params), model.cfg, prefix, np.ones(prefix.shape, bool))
+
+    outputs = run(generate.continue_text, model, params, pad(PROMPTS, left=True))
+    np.testing.assert_array_equal(outputs, [greedy_by_full_passes(logits_of, prompt) for prompt in PROMPTS])
+    assert len(np.unique(outputs, axis=0)) > 1
 
 
-def test_neither_batch_nor_order_nor_padding_matters(translation, continuation):
-    for (_, _, run), rows, left in ((translation, SOURCES, False), (continuation, PROMPTS, True)):
-        together = run(pad(rows, left=left))
-        np.testing.assert_array_equal(run(pad(rows[::-1], left=left))[::-1], together)
-        np.testing.assert_array_equal(run(pad(rows, left=left, length=8)), together)
-        for row, expected in zip(rows, together, strict=True):
-            np.testing.assert_array_equal(run(pad([row], left=left))[0], expected)
+def assert_independent(function, model, params, rows, *, left: bool):
+    together = run(function, model, params, pad(rows, left=left))
+    shuffled = run(function, model, params, pad([*rows[::-1], []], left=left, length=8))
+    np.testing.assert_array_equal(shuffled, [*together[::-1], [PAD] * LENGTH])
+    alone = run(function, model, params, pad([rows[1], [], [], []], left=left, length=8))
+    np.testing.assert_array_equal(alone[0], together[1])
 
 
-def test_it_stops_when_every_row_has_ended():
+def test_translation_depends_on_no_other_row(seq2seq):
+    assert_independent(generate.translate, *seq2seq, SOURCES, left=False)
+
+
+def test_continuation_depends_on_no_other_row(decoder_lm):
+    assert_independent(generate.continue_text, *decoder_lm, PROMPTS, left=True)
+
+
+def test_a_prompt_gets_what_its_own_length_leaves_room_for():
     model, params = build(tiny("decoder_lm", output_bias=True))
-    params["head"]["bias"] = params["head"]["bias"].at[EOS].set(1e4)
-    call = generate.jitted(generate.continue_text, model, DecodeConfig())
-    output = np.asarray(call(params, pad(PROMPTS, left=True), KEY, LIMIT))
-    np.testing.assert_array_equal(output[:, 0], EOS)
-    np.testing.assert_array_equal(output[:, 1:], PAD)
+    params["head"]["bias"] = params["head"]["bias"].at[EOS].set(-1e4)
+    prompts = pad([[5] * 12, [6] * 16, [7] * 3, []], left=True, length=16)
+    output = run(generate.continue_text, model, params, prompts, length=6)
+    np.testing.assert_array_equal((output != PAD).sum(1), [16 - 12, 0, 6, 0])
 
 
-def test_sampling_depends_on_the_key_alone():
+def test_no_step_is_taken_for_rows_that_are_done(monkeypatch):
+    calls = []
+
+    def counted(logits, cfg, keys):
+        jax.debug.callback(lambda: calls.append(1))
+        return choose(logits, cfg, keys)
+
+    choose = generate.choose
+    monkeypatch.setattr(generate, "choose", counted)
+    model, params = build(tiny("seq2seq", output_bias=True, dim=4))
+    for bias, steps in ((-1e4, LENGTH), (1e4, 1)):
+        params["head"]["bias"] = params["head"]["bias"].at[EOS].set(bias)
+        calls.clear()
+        output = run(generate.translate, model, params, pad([*SOURCES, []]))
+        jax.effects_barrier()
+        np.testing.assert_array_equal((output != PAD).sum(1), [steps, steps, steps, 0])
+        assert len(calls) == steps
+
+
+def test_the_second_call_compiles_nothing(decoder_lm, monkeypatch):
+    model, params = decoder_lm
+    run(generate.continue_text, model, params, pad(PROMPTS, left=True))
+    monkeypatch.setattr(generate, "_generate", None)  # a second trace would call it
+    run(generate.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
+
+
+def test_sampling_depends_on_the_key_of_the_row_alone():
     model, params = build(tiny("decoder_lm"))
-    call = generate.jitted(generate.continue_text, model, DecodeConfig(strategy="sample", temperature=2.0))
+    sample = {"strategy": "sample", "temperature": 2.0}
     prompts = pad(PROMPTS * 4, left=True)
-    first, again, other = (np.asarray(call(params, prompts, jax.random.key(seed), LIMIT)) for seed in (1, 1, 2))
+    first, again, other = (
+        run(generate.continue_text, model, params, prompts, seed=seed, **sample) for seed in (1, 1, 2)
+    )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
+    keys = jax.random.split(jax.random.key(1), 12)[::-1]
+    cfg = DecodeConfig(**sample)
+    reversed_rows = generate.continue_text(model, params, prompts[::-1], keys, length=LENGTH, cfg=cfg)
+    np.testing.assert_array_equal(reversed_rows[::-1], first)

@@ -5,10 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests import oracles
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import CharacterTokenizer, Tokenizers
-from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator, in_batches
+from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
+from tformer_jax.models import registry
+from tformer_jax.special_tokens import EOS, PAD
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -48,43 +51,68 @@ def test_translations_come_in_order_whatever_the_batch(translations, batch_size)
     assert translate(params, []) == []
 
 
+def test_a_blank_text_has_a_blank_translation(translations):
+    model, params, expected = translations
+    translate = Translator(setup("seq2seq"), model, TOKENIZERS)
+    assert translate(params, ["", "abc", " \t"]) == ["", expected[0], ""]
+
+
 def test_classes_come_with_their_probability():
     cfg = setup("classifier")
     model, params = build(cfg.model)
     found = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])(params, TEXTS)
     for text, (label, probability) in zip(TEXTS, found, strict=True):
-        tokens = np.array([LETTERS.encode(text) or [0]], np.int32)
-        logits = np.float64(model.apply({"params": params}, tokens, mask=tokens != 0))[0]
-        expected = np.exp(logits) / np.exp(logits).sum()
+        tokens = np.array([LETTERS.encode(text) or [PAD]])
+        expected = oracles.softmax(oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD))[0]
         assert label == "xyz"[expected.argmax()]
         assert probability == pytest.approx(expected.max(), rel=1e-4)
 
 
-def test_generation_leaves_out_the_prompt_and_respects_the_maximum():
-    cfg = setup("decoder_lm")
-    model, params = build(cfg.model)
-    generate = TextGenerator(cfg, model, TOKENIZERS)
-    (alone,) = generate(params, ["abc"])
-    assert len(alone) <= 5
-    assert generate(params, ["abcdefgabc", "abc"])[1] == alone
-    long = dataclasses.replace(cfg, decode=DecodeConfig(max_new_tokens=100))
-    (rest,) = TextGenerator(long, model, TOKENIZERS)(params, ["a" * 13])
-    assert len(rest) <= 16 - 13
+@pytest.fixture(scope="module")
+def language_model():
+    """One that never chooses EOS."""
+    model, params = build(tiny("decoder_lm", output_bias=True))
+    params["head"]["bias"] = params["head"]["bias"].at[EOS].set(-1e4)
+    return model, params
+
+
+def test_a_continuation_leaves_out_the_prompt_and_depends_on_no_other_prompt(language_model):
+    model, params = language_model
+    prompts = ["abcdefgabcdefg", "abc", "g"]
+    generate = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
+    together = generate(params, prompts)
+    tokens = [LETTERS.encode(text) for text in together]
+    assert [len(ids) for ids in tokens] == [16 - 14, 5, 5]
+    assert together == [generate(params, [prompt])[0] for prompt in prompts]
+
+
+def test_samples_differ_by_seed_and_by_place_but_not_by_batch(language_model):
+    model, params = language_model
+    sample = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)
+
+    def samples(batch_size, seed=0):
+        cfg = dataclasses.replace(setup("decoder_lm", batch_size), decode=sample)
+        return TextGenerator(cfg, model, TOKENIZERS)(params, ["abc", "abc", "a", "abcdef", "abc"], seed=seed)
+
+    first = samples(2)
+    assert len({first[0], first[1], first[4]}) == 3
+    assert samples(8) == first
+    assert samples(2, seed=1) != first
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "text", "sentence"),
+    ("family", "kind", "texts", "sentence"),
     [
-        ("seq2seq", Translator, "a" * 16, "the source has 16 tokens, but the model takes at most 15: shorten it"),
-        ("decoder_lm", TextGenerator, "a" * 16, "the prompt has 16 tokens, but the model takes at most 15: shorten it"),
-        ("decoder_lm", TextGenerator, "", "the prompt is empty: write at least one character"),
+        ("seq2seq", Translator, ["a" * 16], "the source has 16 tokens, but the model takes at most 15: shorten it"),
+        ("seq2seq", Translator, ["a", "a" * 16], "source 2 has 16 tokens, but the model takes at most 15"),
+        ("decoder_lm", TextGenerator, ["a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
+        ("decoder_lm", TextGenerator, ["a", ""], "the prompt is empty: write at least one character"),
     ],
 )
-def test_what_does_not_fit(family, kind, text, sentence):
+def test_what_does_not_fit(family, kind, texts, sentence):
     cfg = setup(family)
-    model, params = build(cfg.model)
     with pytest.raises(ConfigError, match=sentence):
-        kind(cfg, model, TOKENIZERS)(params, ["a", text])
+        kind(cfg, registry.build(cfg.model), TOKENIZERS)({}, texts)
 
 
 def test_evaluation_cuts_what_does_not_fit():
@@ -92,15 +120,3 @@ def test_evaluation_cuts_what_does_not_fit():
     model, params = build(cfg.model)
     classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"], cut=True)
     assert classify(params, ["ab" * 20]) == classify(params, ["ab" * 8])
-
-
-def test_batches_have_few_lengths_and_similar_rows():
-    seen = []
-
-    def run(rows, length):
-        seen.append((length, [len(row) for row in rows]))
-        return [sum(row) for row in rows]
-
-    rows = [[1] * n for n in (9, 1, 12, 3, 20, 2)]
-    assert in_batches(rows, 2, 16 + 4, run) == [9, 1, 12, 3, 20, 2]
-    assert seen == [(2, [1, 2]), (16, [3, 9]), (20, [12, 20])]
