@@ -72,7 +72,7 @@ def test_translate_arguments_in_order(runs, capsys):
 
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
 def test_translate_a_file_into_a_file(runs, tmp_path, name):
-    lines = "abc\n\nb\n".encode()
+    lines = b"abc\n\nb\n"
     (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out.txt")]
     translate.main(["--run", str(runs["seq2seq"]), *arguments])
