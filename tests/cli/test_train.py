@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_jax.cli.train import main, read_config
+from tformer_jax.cli.train import check_writable, main, read_config
 from tformer_jax.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,3 +78,12 @@ def test_the_script_ends_with_one_sentence_and_a_status():
     assert done.returncode == 2
     assert done.stderr == "error: configs/translate_cldr.py: unknown setting 'stepz'; did you mean 'steps'?\n"
     assert done.stdout == ""
+
+
+def test_a_result_that_could_not_be_recorded_is_refused_before_training(tmp_path):
+    check_writable(tmp_path / "new" / "folder" / "result.json")
+    assert (tmp_path / "new" / "folder").is_dir()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "new", tmp_path / "file" / "result.json"):
+        with pytest.raises(ConfigError, match=f"--record {path}: cannot"):
+            check_writable(path)

@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Reads the command line, trains, and copies the result to where `--record` says; exits 130 when interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
+    if options.record:
+        check_writable(options.record)
     built = experiment.build(
         cfg,
         options.run or Path("runs") / cfg.name,
@@ -82,6 +84,20 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     if rest:
         raise ConfigError(f"unexpected argument {rest[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     return config.from_config_dict(values.config)
+
+
+def check_writable(path: Path) -> None:
+    """Makes sure, before hours of training, that the result can be written to `path`; creates its folder.
+
+    Raises:
+        ConfigError: the folder cannot be made or written to, or `path` is a folder.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--record {path}: cannot create {path.parent} ({error.strerror})") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--record {path}: cannot be written; name a file in a folder of yours")
 
 
 def _neighbours(path: Path) -> str:
