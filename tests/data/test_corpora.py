@@ -55,6 +55,11 @@ def test_the_kinds_of_phrase_are_all_there(examples):
         assert any(word in target for target in targets), word
 
 
+def test_sources_have_the_space_of_the_keyboard_and_targets_those_of_the_language(examples):
+    assert not re.search(r"[^\S ]", "".join(example["source"] for example in examples))
+    assert any("\u2009" in example["target"] or "\xa0" in example["target"] for example in examples)
+
+
 def test_full_dates_are_phrases():
     book = PhraseBook(("en", "de"))
     phrases = (book.phrase(random.Random(seed)) for seed in range(100_000))

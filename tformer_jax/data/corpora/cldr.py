@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import random
+import re
 from collections.abc import Sequence
 
 import babel
@@ -66,8 +67,9 @@ class Translations(Phrases):
     """The same phrase in two locales."""
 
     def candidate(self, draw: random.Random) -> tuple[str, Example]:
-        """A phrase that means one thing only."""
+        """A phrase that means one thing only: the source as it is typed, the target as CLDR sets it."""
         source, target = self.book.phrase(draw)
+        source = typed(source)
         return source, {"source": source, "target": target}
 
 
@@ -76,13 +78,18 @@ class Languages(Phrases):
 
     def candidate(self, draw: random.Random) -> tuple[str, Example] | None:
         """A phrase with letters that no other of the locales writes in the same way."""
-        texts = self.book.phrase(draw)
+        texts = [typed(text) for text in self.book.phrase(draw)]
         chosen = draw.randrange(len(texts))
         text = texts[chosen]
         recognisable = sum(map(str.isalpha, text)) >= LETTERS_TO_RECOGNISE or not text.isascii()
         if texts.count(text) > 1 or not recognisable:
             return None
         return text, {"text": text, "label": self.locales[chosen]}
+
+
+def typed(text: str) -> str:
+    """The text with the one space that keyboards have, for CLDR's thin and unbreakable ones."""
+    return re.sub(r"\s", " ", text)
 
 
 def _corpus(train: Phrases, cfg: DataConfig, labels: tuple[str, ...] | None = None) -> Corpus:
