@@ -1,9 +1,44 @@
-"""Settings that every test shares."""
+"""Settings that every test shares, and the record of what equals what."""
 
 import importlib.util
+import json
 import os
+from pathlib import Path
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+import pytest
+
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # eight devices, fast compilation
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]
+seen: dict[str, float] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--equivalences", type=Path, metavar="FILE", help="write the largest difference seen for each switch and oracle"
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    from tests.helpers import EQUIVALENCES
+
+    mine = {json.dumps(pair): difference for pair, difference in EQUIVALENCES.items()}
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["equivalences"] = mine
+        return
+    _merge(mine)
+    path = session.config.getoption("--equivalences")
+    if path:
+        rows = [[*json.loads(pair), difference] for pair, difference in sorted(seen.items())]
+        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def pytest_testnodedown(node, error) -> None:
+    _merge(getattr(node, "workeroutput", {}).get("equivalences", {}))
+
+
+def _merge(differences: dict[str, float]) -> None:
+    for pair, difference in differences.items():
+        seen[pair] = max(seen.get(pair, 0.0), difference)

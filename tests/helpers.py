@@ -61,14 +61,23 @@ def normal(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """The largest difference is at most `tolerance` of the largest expected value (or of 1)."""
+EQUIVALENCES: dict[tuple[str, str], float] = {}
+"""(switch, oracle) -> largest difference seen in this test run; `--equivalences FILE` writes it."""
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5, *, proves: tuple[str, str] | None = None) -> None:
+    """The largest difference is at most `tolerance` of the largest expected value (or of 1).
+
+    `proves` names the switch and the oracle for the table of equivalences.
+    """
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     assert np.isfinite(actual).all()
     scale = max(np.abs(expected).max(initial=0), 1)
     difference = np.abs(actual - expected).max(initial=0) / scale
     assert difference <= tolerance, f"relative difference {difference:.2e} exceeds {tolerance:.0e}"
+    if proves is not None:
+        EQUIVALENCES[proves] = max(EQUIVALENCES.get(proves, 0.0), float(difference))
 
 
 def with_settings(cfg: ModelConfig, **changes: Any) -> ModelConfig:

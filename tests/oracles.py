@@ -18,19 +18,85 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def attention_core(q, k, v, mask=None, scale=None):
-    """q [B, T, N, H], k and v [B, S, K, H], mask [B, N, T, S] -> [B, T, N, H]; a row without keys gives zeros."""
+def attention_core(q, k, v, mask=None, scale=None, softcap=None, bias=None):
+    """q [B, T, N, H], k and v [B, S, K, H], mask [B, N, T, S], bias [N, T, S] -> [B, T, N, H].
+
+    A row without keys gives zeros.
+    """
     (B, T, N, H), (S, K) = q.shape, k.shape[1:3]
     mask = np.ones((B, N, T, S), bool) if mask is None else np.broadcast_to(mask, (B, N, T, S))
     scale = 1 / math.sqrt(H) if scale is None else scale
-    out = np.zeros((B, T, N, H))
+    out = np.zeros((B, T, N, v.shape[-1]))
     for b, t, n in np.ndindex(B, T, N):
         seen = [s for s in range(S) if mask[b, n, t, s]]
         if seen:
             head = n * K // N
-            weights = softmax(np.array([scale * (q[b, t, n] @ k[b, s, head]) for s in seen]))
+            scores = np.array([scale * (q[b, t, n] @ k[b, s, head]) for s in seen])
+            if softcap is not None:
+                scores = softcap * np.tanh(scores / softcap)
+            if bias is not None:
+                scores = scores + bias[n, t, seen]
+            weights = softmax(scores)
             out[b, t, n] = sum(w * v[b, s, head] for w, s in zip(weights, seen, strict=True))
     return out
+
+
+def rotary_rates(cfg, kind="full"):
+    """Radians a token of each pair."""
+    local = kind == "window" and cfg.rotary_window_base is not None
+    base = cfg.rotary_window_base if local else cfg.rotary_base
+    rates = []
+    for i in range(cfg.head_size // 2):
+        rate = 1 / base ** (2 * i / cfg.head_size)
+        if not local and cfg.rotary_scaling == "linear":
+            rate /= cfg.rotary_factor
+        if not local and cfg.rotary_scaling == "llama3":
+            wavelength, original = 2 * math.pi / rate, cfg.rotary_original_length
+            if wavelength > original / 1:
+                rate /= cfg.rotary_factor
+            elif wavelength >= original / 4:
+                smooth = (original / wavelength - 1) / (4 - 1)
+                rate = (1 - smooth) * rate / cfg.rotary_factor + smooth * rate
+        rates.append(rate)
+    return rates
+
+
+def rotate(x, cfg, kind="full", start=0):
+    """Each pair of features as a complex number, times e^(i * position * rate): x [B, T, N, H]."""
+    H, out = x.shape[-1], np.array(x, np.float64)
+    for t in range(x.shape[1]):
+        for i, rate in enumerate(rotary_rates(cfg, kind)):
+            a, b = (2 * i, 2 * i + 1) if cfg.rotary_pairing == "interleaved" else (i, i + H // 2)
+            turned = (x[:, t, :, a] + 1j * x[:, t, :, b]) * np.exp(1j * (start + t) * rate)
+            out[:, t, :, a], out[:, t, :, b] = turned.real, turned.imag
+    return out
+
+
+def alibi_bias(N, T, S):
+    """[N, T, S] for a power of two N: slopes 2^(-8/N), 2^(-16/N), ..."""
+    return np.array([[[-(2 ** (-8 * (n + 1) / N)) * abs(t - s) for s in range(S)] for t in range(T)] for n in range(N)])
+
+
+def relative_bucket(offset, buckets, farthest, bidirectional):
+    """T5's bucket of key - query, as the paper describes it."""
+    first = 0
+    if bidirectional:
+        buckets //= 2
+        first = buckets if offset > 0 else 0
+        distance = abs(offset)
+    else:
+        distance = max(-offset, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return first + distance
+    steps = math.log(distance / exact) / math.log(farthest / exact) * (buckets - exact)
+    return first + min(exact + int(steps), buckets - 1)
+
+
+def relative_bias(table, T, S, farthest, bidirectional):
+    """table [buckets, N] -> [N, T, S]."""
+    rows = [[table[relative_bucket(s - t, len(table), farthest, bidirectional)] for s in range(S)] for t in range(T)]
+    return np.moveaxis(np.array(rows), -1, 0)
 
 
 def layer_norm(x, scale, bias, eps):
@@ -43,8 +109,11 @@ def rms_norm(x, scale, eps):
     return x / np.sqrt((x**2).sum(-1, keepdims=True) / x.shape[-1] + eps) * scale
 
 
-def norm(x, p, kind, eps):
-    return rms_norm(x, p["scale"], eps) if kind == "rmsnorm" else layer_norm(x, p["scale"], p.get("bias", 0), eps)
+def norm(x, p, cfg):
+    scale = p["scale"] + (1 if cfg.norm_unit_offset else 0)
+    if cfg.norm == "rmsnorm":
+        return rms_norm(x, scale, cfg.norm_eps)
+    return layer_norm(x, scale, p.get("bias", 0), cfg.norm_eps)
 
 
 def sinusoid(position, dim):
@@ -58,6 +127,8 @@ ACTIVATIONS = {
     "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "relu_squared": lambda x: np.where(x > 0, x, 0) ** 2,
 }
 
 
@@ -67,55 +138,133 @@ def linear(x, p):
     return np.tensordot(x, p["kernel"], contracted) + p.get("bias", 0)
 
 
-def attention(p, query, key, value, mask=None):
-    """The whole layer: query [B, T, D], key and value [B, S, D] -> [B, T, D]."""
-    heads = attention_core(linear(query, p["query"]), linear(key, p["key"]), linear(value, p["value"]), mask)
+def attention(p, query, key, value, mask=None, cfg=None, *, position=None, kind="full", bias=None):
+    """The whole layer: query [B, T, D], key and value [B, S, D] -> [B, T, D]; `position` is the kind of position."""
+    q, k, v = linear(query, p["query"]), linear(key, p["key"]), linear(value, p["value"])
+    if cfg is None:
+        return linear(attention_core(q, k, v, mask), p["output"])
+    if cfg.qk_norm:
+        q, k = norm(q, p["query_norm"], cfg), norm(k, p["key_norm"], cfg)
+    if position == "rotary":
+        q, k = rotate(q, cfg, kind), rotate(k, cfg, kind)
+    heads = attention_core(q, k, v, mask, cfg.attention_scale, cfg.attention_softcap, bias)
     return linear(heads, p["output"])
 
 
-def ffn(p, x, activation):
-    return linear(ACTIVATIONS[activation](linear(x, p["expand"])), p["contract"])
+def basic_attention(x, memory, mask=None, bias=None):
+    """softmax(x m^T) m, row by row: x [B, T, D], m [B, S, D], mask [B, 1, T, S]."""
+    m = memory[:, :, None]
+    return attention_core(x[:, :, None], m, m, mask, 1.0, bias=bias)[:, :, 0]
+
+
+def ffn(p, x, cfg):
+    if cfg.ffn == "moe":
+        return mixture(p, x, cfg)
+    hidden = linear(x, p["expand"])
+    if cfg.ffn == "gated":
+        return linear(ACTIVATIONS[cfg.activation](linear(x, p["gate"])) * hidden, p["contract"])
+    return linear(ACTIVATIONS[cfg.activation](hidden), p["contract"])
+
+
+def mixture(p, x, cfg, real=None):
+    """The dense loop: each token asks each of its experts in turn, while there is room in its row."""
+    B, T, D = x.shape
+    E, k, out = cfg.num_experts, cfg.experts_per_token, np.zeros((B, T, D))
+    real = np.ones((B, T), bool) if real is None else real
+    room = math.inf if cfg.expert_capacity is None else math.ceil(cfg.expert_capacity * k * T / E)
+    for b in range(B):
+        used = [0] * E
+        for choice in range(k):
+            for t in range(T):
+                probabilities = softmax(x[b, t] @ p["router"])
+                ranked = sorted(range(E), key=lambda e, pr=probabilities: -pr[e])[:k]
+                expert = ranked[choice]
+                if not real[b, t]:
+                    continue
+                used[expert] += 1
+                if used[expert] > room:
+                    continue
+                total = sum(probabilities[e] for e in ranked) if cfg.router_normalize else 1
+                out[b, t] += probabilities[expert] / total * expert_ffn(p, expert, x[b, t], cfg)
+    return out
+
+
+def expert_ffn(p, e, x, cfg):
+    """Expert e, of x [..., D]."""
+
+    def affine(name, x):
+        return x @ p[f"{name}_kernel"][e] + (p[f"{name}_bias"][e] if cfg.ffn_bias else 0)
+
+    activation = ACTIVATIONS[cfg.activation]
+    if cfg.expert_gated:
+        return affine("contract", activation(affine("gate", x)) * affine("expand", x))
+    return affine("contract", activation(affine("expand", x)))
 
 
 def residual(x, p, cfg, f):
-    """The connection around f, with its norm in p."""
+    """The connection around f, with its norms in p."""
     if cfg.norm_placement == "pre":
-        return x + f(norm(x, p["norm"], cfg.norm, cfg.norm_eps))
-    return norm(x + f(x), p["norm"], cfg.norm, cfg.norm_eps)
+        return x + f(norm(x, p["norm"], cfg))
+    if cfg.norm_placement == "both":
+        return x + norm(f(norm(x, p["norm"], cfg)), p["norm_after"], cfg)
+    return norm(x + f(x), p["norm"], cfg)
 
 
-def layer(x, p, cfg, mask=None, memory=None, memory_mask=None):
-    x = residual(x, p["self_attention_residual"], cfg, lambda h: attention(p["self_attention"], h, h, h, mask))
+def layer(x, p, cfg, mask=None, memory=None, memory_mask=None, kind="full", bias=None):
+    if kind == "window":
+        near = [[abs(t - s) < cfg.window for s in range(x.shape[1])] for t in range(x.shape[1])]
+        mask = np.array(near) if mask is None else mask & np.array(near)
+
+    def self_attention(h):
+        if cfg.attention == "basic":
+            return basic_attention(h, h, mask, bias)
+        return attention(p["self_attention"], h, h, h, mask, cfg, position=cfg.position, kind=kind, bias=bias)
+
+    x = residual(x, p["self_attention_residual"], cfg, self_attention)
+
+    def cross_attention(h):
+        if cfg.attention == "basic":
+            return basic_attention(h, memory, memory_mask)
+        return attention(p["cross_attention"], h, memory, memory, memory_mask, cfg)
+
     if memory is not None:
-        x = residual(
-            x,
-            p["cross_attention_residual"],
-            cfg,
-            lambda h: attention(p["cross_attention"], h, memory, memory, memory_mask),
-        )
-    return residual(x, p["ffn_residual"], cfg, lambda h: ffn(p["ffn"], h, cfg.activation))
+        x = residual(x, p["cross_attention_residual"], cfg, cross_attention)
+    return residual(x, p["ffn_residual"], cfg, lambda h: ffn(p["ffn"], h, cfg))
 
 
-def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None):
+def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectional=False):
+    T, bias = x.shape[1], None
+    if cfg.position == "alibi":
+        bias = alibi_bias(cfg.num_heads, T, T)
+    if cfg.position == "relative":
+        bias = relative_bias(p["attention_positions"]["embedding"], T, T, cfg.relative_distance, bidirectional)
     for number in range(depth):
-        x = layer(x, p[f"layers_{number}"], cfg, mask, memory, memory_mask)
-    return norm(x, p["norm"], cfg.norm, cfg.norm_eps) if "norm" in p else x
+        kind = cfg.layer_pattern[number % len(cfg.layer_pattern)]
+        x = layer(x, p[f"layers_{number}"], cfg, mask, memory, memory_mask, kind, bias)
+    return norm(x, p["norm"], cfg) if "norm" in p else x
 
 
-def embed(tokens, table, positions, cfg):
-    """`positions` holds the learned table under "positions", where there is one."""
+def embed(tokens, table, extra, cfg):
+    """`extra` holds what else is added or applied to the embeddings, where there is something."""
     x = table["embedding"][tokens] * (math.sqrt(cfg.dim) if cfg.scale_embeddings else 1)
     for t in range(tokens.shape[1]):
         if cfg.position == "sinusoidal":
             x[:, t] += sinusoid(t, cfg.dim)
+        if cfg.position == "sinusoidal_halves":
+            x[:, t] += np.concatenate([sinusoid(t, cfg.dim)[0::2], sinusoid(t, cfg.dim)[1::2]])
         if cfg.position == "learned":
-            x[:, t] += positions["positions"]["embedding"][t]
-    return x
+            x[:, t] += extra["positions"]["embedding"][cfg.position_offset + t]
+    if cfg.token_types:
+        x = x + extra["types"][0]
+    return norm(x, extra["norm"], cfg) if cfg.embedding_norm else x
 
 
-def logits(x, p, tied):
+def logits(x, p, tied, cfg):
     """`tied` is the embedding that is also the output head, or None."""
-    return x @ (tied["embedding"].T if tied else p["kernel"]) + p.get("bias", 0)
+    if cfg.scale_output:
+        x = x / math.sqrt(cfg.dim)
+    result = x @ (tied["embedding"].T if tied else p["kernel"]) + p.get("bias", 0)
+    return result if cfg.output_softcap is None else cfg.output_softcap * np.tanh(result / cfg.output_softcap)
 
 
 def padding_mask(real):
@@ -126,27 +275,40 @@ def causal_mask(length):
     return np.tril(np.ones((length, length), bool))[None, None]
 
 
-def decoder_lm(p, cfg, tokens, real):
-    """tokens and real [B, T] -> [B, T, V]."""
+def prefix_mask(prefix, length):
+    """[B, 1, T, T]: causal, but the first prefix[b] keys of row b are seen by all."""
+    rows = [[[s <= t or s < first for s in range(length)] for t in range(length)] for first in prefix]
+    return np.array(rows)[:, None]
+
+
+def decoder_lm(p, cfg, tokens, real, prefix=None):
+    """tokens and real [B, T], prefix [B] -> [B, T, V]."""
     x = embed(tokens, p["embedding"], p.get("input"), cfg)
-    x = stack(x, p["decoder"], cfg, cfg.decoder_layers, causal_mask(tokens.shape[1]) & padding_mask(real))
-    return logits(x, p.get("head", {}), None if cfg.tie_embeddings == "none" else p["embedding"])
+    T = tokens.shape[1]
+    mask = causal_mask(T) if prefix is None else prefix_mask(prefix, T)
+    x = stack(x, p["decoder"], cfg, cfg.decoder_layers, mask & padding_mask(real))
+    return logits(x, p.get("head", {}), None if cfg.tie_embeddings == "none" else p["embedding"], cfg)
 
 
 def seq2seq(p, cfg, source, target, source_real, target_real):
     """source and source_real [B, S], target and target_real [B, T] -> [B, T, V]."""
     source_table = p["target_embedding" if cfg.tie_embeddings == "all" else "source_embedding"]
     memory = embed(source, source_table, p.get("source_input"), cfg)
-    memory = stack(memory, p["encoder"], cfg, cfg.encoder_layers, padding_mask(source_real))
+    memory = stack(memory, p["encoder"], cfg, cfg.encoder_layers, padding_mask(source_real), bidirectional=True)
     x = embed(target, p["target_embedding"], p.get("target_input"), cfg)
     mask = causal_mask(target.shape[1]) & padding_mask(target_real)
     x = stack(x, p["decoder"], cfg, cfg.decoder_layers, mask, memory, padding_mask(source_real))
-    return logits(x, p.get("head", {}), None if cfg.tie_embeddings == "none" else p["target_embedding"])
+    return logits(x, p.get("head", {}), None if cfg.tie_embeddings == "none" else p["target_embedding"], cfg)
 
 
 def classifier(p, cfg, tokens, real):
     """tokens and real [B, S] -> [B, classes]."""
     x = embed(tokens, p["embedding"], p.get("input"), cfg)
-    x = stack(x, p["encoder"], cfg, cfg.encoder_layers, padding_mask(real))
-    pooled = [row[keep].sum(0) / max(keep.sum(), 1) for row, keep in zip(x, real, strict=True)]
-    return logits(np.array(pooled), p["head"], None)
+    x = stack(x, p["encoder"], cfg, cfg.encoder_layers, padding_mask(real), bidirectional=True)
+    pooled = []
+    for row, keep in zip(x, real, strict=True):
+        kept = row[keep]
+        mean = kept.sum(0) / max(len(kept), 1)
+        pooled.append(mean if cfg.pooling == "mean" else kept[0 if cfg.pooling == "first" else -1])
+    pooled = np.array(pooled)
+    return logits(np.tanh(linear(pooled, p["pooler"])) if cfg.pooler else pooled, p["head"], None, cfg)

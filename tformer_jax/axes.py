@@ -6,6 +6,7 @@ Letters (in names, shape comments and einsum strings, everywhere in this package
     T  query (target) length  N  query heads            V  vocabulary
     S  key (source) length    K  key/value heads        L  layers
     H  head size              G  N / K: query heads that share one key/value head
+    E  experts
 
 Modules name logical axes only; `parallel/rules.py` alone knows how they map to mesh axes.
 """
@@ -17,5 +18,7 @@ HEADS = "heads"
 KV_HEADS = "kv_heads"
 HEAD_DIM = "head_dim"
 MLP = "mlp"
+EXPERTS = "experts"
+LAYERS = "layers"
 VOCAB = "vocab"
 CLASSES = "classes"

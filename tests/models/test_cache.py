@@ -16,7 +16,13 @@ VARIANTS = {
     "learned, post": {"position": "learned", "norm_placement": "post", "final_norm": False},
     "none, GQA, RMSNorm": {"position": "none", "num_kv_heads": 2, "norm": "rmsnorm"},
     "MQA, fused": {"num_kv_heads": 1, "attention_projections": "fused_qkv"},
+    "rotary, both": {"position": "rotary", "head_dim": 4, "norm_placement": "both", "qk_norm": True},
+    "ALiBi, soft-cap": {"position": "alibi", "attention_softcap": 2.0},
+    "relative, gated": {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "ffn": "gated"},
+    "basic": {"attention": "basic", "num_heads": 1},
+    "experts": {"ffn": "moe", "num_experts": 3, "position": "learned"},
 }
+WINDOWED = {"window": 2, "layer_pattern": ("window", "full"), "position": "rotary", "head_dim": 4}
 CHUNKS = {"one by one": [1] * 6, "chunked prefill": [2, 2, 1, 1]}
 
 
@@ -35,7 +41,7 @@ def read_in_chunks(model, params, cache, tokens, chunks, mask=None):
     return np.concatenate(logits, axis=1), cache
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 def test_decoder_lm(changes, chunks):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
@@ -56,7 +62,7 @@ def test_seq2seq(changes):
     assert_close(logits, apply(model, params, SOURCE, TOKENS, source_mask=mask))
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
 def test_left_padding_changes_nothing(changes):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)
@@ -65,6 +71,15 @@ def test_left_padding_changes_nothing(changes):
     assert_close(logits[:1, 2:], apply(model, params, padded[:1, 2:]))
     assert_close(logits[1:], apply(model, params, padded[1:]))
     np.testing.assert_array_equal(cache.lengths, [4, 6])
+
+
+def test_the_prompt_of_a_prefix_lm_sees_itself_in_both_directions():
+    model, params = build(tiny("decoder_lm", decoder_layers=2, prefix_lm=True))
+    padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)
+    cache = model.apply({}, 2, 8, 4, method="init_cache")
+    logits, _ = read_in_chunks(model, params, cache, padded, [4, 1, 1], padded != PAD)
+    assert_close(logits[:1, 2:], apply(model, params, padded[:1, 2:], prefix=np.array([2])))
+    assert_close(logits[1:], apply(model, params, padded[1:], prefix=np.array([4])))
 
 
 def test_a_prompt_longer_than_the_cache_is_refused():

@@ -1,5 +1,8 @@
 """Whole models against float64 models, their parameter counts, and how the registry feeds them."""
 
+import dataclasses
+from typing import Any
+
 import flax
 import jax
 import jax.numpy as jnp
@@ -16,43 +19,87 @@ TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
 SOURCE = np.array([[9, 8, 7, 4], [6, 5, PAD, PAD]], np.int32)
 REAL = TOKENS != PAD
 
+WINDOWS = {"window": 2, "layer_pattern": ("window", "full"), "decoder_layers": 3, "encoder_layers": 3}
 VARIANTS = [
     {},
     {"norm_placement": "post", "activation": "gelu", "position": "learned", "final_norm": False},
     {"norm": "rmsnorm", "activation": "silu", "position": "none", "num_kv_heads": 2, "head_dim": 3},
-    {"tie_embeddings": "none", "output_bias": True, "scale_embeddings": False, "attention_bias": False},
+    {"tie_embeddings": "none", "output_bias": True, "scale_embeddings": False, "attention_bias": ("output",)},
     {"norm": "rmsnorm", "norm_placement": "post", "num_kv_heads": 1, "ffn_bias": False, "activation": "gelu_tanh"},
 ]
 
 
-def variants(family: str) -> list[ModelConfig]:
-    return [tiny(family, **changes) for changes in VARIANTS]
+ANY_FAMILY = [
+    {"attention": "basic", "num_heads": 1},
+    {"position": "sinusoidal_halves", "norm_placement": "both", "norm": "rmsnorm", "norm_unit_offset": True},
+    {"position": "learned", "position_offset": 2, "embedding_norm": True, "norm_placement": "post"},
+    {"position": "rotary", "qk_norm": True, "num_kv_heads": 2, "head_dim": 4, "ffn": "gated", "activation": "silu"},
+    {"position": "rotary", "rotary_pairing": "interleaved", "attention_softcap": 2.0, "head_dim": 4},
+    {"position": "alibi", "ffn": "gated", "activation": "sigmoid", "attention_scale": 0.3},
+    {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "norm": "rmsnorm", "attention_scale": 1.0},
+    {"ffn": "moe", "num_experts": 3, "activation": "silu", "ffn_bias": False},
+]
+LANGUAGE_MODELS = [
+    {"output_softcap": 1.5, "scale_output": True},
+    {**WINDOWS, "position": "rotary", "rotary_window_base": 100.0, "head_dim": 4},
+    {**WINDOWS, "position": "alibi"},
+]
+CLASSIFIERS = [
+    {"pooling": "first", "pooler": True, "token_types": 2, "embedding_norm": True},
+    {"pooling": "last", **WINDOWS},
+]
 
 
-@pytest.mark.parametrize("cfg", variants("decoder_lm"))
+def variants(family: str, *more: dict[str, Any]) -> list[Any]:
+    return [pytest.param(tiny(family, **changes), id=named(changes)) for changes in (*VARIANTS, *ANY_FAMILY, *more)]
+
+
+def named(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "defaults"
+
+
+def proves(cfg: ModelConfig) -> tuple[str, str]:
+    """What a whole model with these settings shows, for the table of equivalences."""
+    base = tiny(cfg.family)
+    names = [field.name for field in dataclasses.fields(cfg) if getattr(cfg, field.name) != getattr(base, field.name)]
+    return f"{cfg.family}: {named({name: getattr(cfg, name) for name in names})}", "NumPy float64"
+
+
+@pytest.mark.parametrize("cfg", variants("decoder_lm", *LANGUAGE_MODELS))
 def test_decoder_lm_equals_the_formulas(cfg):
     model, params = build(cfg)
     logits = apply(model, params, TOKENS, mask=REAL)
     assert logits.dtype == jnp.float32
-    assert_close(logits, oracles.decoder_lm(oracles.f64(params), cfg, TOKENS, REAL))
+    expected = oracles.decoder_lm(oracles.f64(params), cfg, TOKENS, REAL)
+    assert_close(logits[REAL], expected[REAL], proves=proves(cfg))
+
+
+def test_prefix_lm_equals_the_formulas():
+    cfg = tiny("decoder_lm", prefix_lm=True)
+    model, params = build(cfg)
+    prefix = np.array([3, 2])
+    logits = apply(model, params, TOKENS, mask=REAL, prefix=prefix)
+    expected = oracles.decoder_lm(oracles.f64(params), cfg, TOKENS, REAL, prefix)
+    assert_close(logits, expected, proves=proves(cfg))
+    assert np.abs(logits - apply(model, params, TOKENS, mask=REAL)).max() > 1e-3
 
 
 @pytest.mark.parametrize(
     "cfg",
-    [*variants("seq2seq"), tiny("seq2seq", encoder_layers=1, decoder_layers=3), tiny("seq2seq", tie_embeddings="all")],
+    variants("seq2seq", {"encoder_layers": 1, "decoder_layers": 3}, {"tie_embeddings": "all"}),
 )
 def test_seq2seq_equals_the_formulas(cfg):
     model, params = build(cfg)
     logits = apply(model, params, SOURCE, TOKENS, source_mask=SOURCE != PAD, target_mask=REAL)
     expected = oracles.seq2seq(oracles.f64(params), cfg, SOURCE, TOKENS, SOURCE != PAD, REAL)
-    assert_close(logits, expected)
+    assert_close(logits[REAL], expected[REAL], proves=proves(cfg))
 
 
-@pytest.mark.parametrize("cfg", variants("classifier"))
+@pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS))
 def test_classifier_equals_the_formulas(cfg):
     model, params = build(cfg)
     logits = apply(model, params, TOKENS, mask=REAL)
-    assert_close(logits, oracles.classifier(oracles.f64(params), cfg, TOKENS, REAL))
+    assert_close(logits, oracles.classifier(oracles.f64(params), cfg, TOKENS, REAL), proves=proves(cfg))
 
 
 def count(cfg: ModelConfig) -> int:
@@ -71,8 +118,9 @@ def test_parameter_counts_by_hand():
     assert count(tiny("decoder_lm", position="learned", max_length=7)) == language_model + 7 * D
     assert count(tiny("decoder_lm", norm_placement="post")) == language_model - norm
     assert count(tiny("decoder_lm", norm="rmsnorm")) == language_model - 3 * D
-    assert count(tiny("decoder_lm", attention_bias=False)) == language_model - 3 * D
-    assert count(tiny("decoder_lm", attention_output_bias=False)) == language_model - D
+    assert count(tiny("decoder_lm", attention_bias=("output",))) == language_model - 3 * D
+    assert count(tiny("decoder_lm", attention_bias=("query", "key", "value"))) == language_model - D
+    assert count(tiny("decoder_lm", attention_bias=("value",))) == language_model - 3 * D
     assert count(tiny("decoder_lm", ffn_bias=False)) == language_model - F - D
     assert count(tiny("decoder_lm", num_kv_heads=1)) == language_model - 2 * (D * D + D) * 3 // 4
     assert count(tiny("classifier")) == V * D + layer + norm + 3 * D + 3
@@ -99,7 +147,7 @@ def test_forward_reads_a_batch(family):
     model, params = build(tiny(family))
     batch = registry.example_batch(model.cfg, 3, 5)
     assert all(array.dtype == np.int32 and 0 <= array.min() <= array.max() < 11 for array in batch.values())
-    logits, labels = jax.eval_shape(lambda: registry.forward(model, params, batch))
+    logits, labels, _ = jax.eval_shape(lambda: registry.forward(model, params, batch))
     assert logits.shape == (*labels.shape, 3 if family == "classifier" else 11)
     assert logits.dtype == jnp.float32
     assert registry.count_tokens(model.cfg, batch) == 3 * 5 * len(registry.FAMILIES[family].inputs)
@@ -108,7 +156,7 @@ def test_forward_reads_a_batch(family):
 def test_the_decoder_reads_the_shifted_target_and_never_the_labels():
     model, params = build(tiny("seq2seq"))
     batch = {"source": SOURCE, "target_in": TOKENS, "target_out": np.roll(TOKENS, -1, 1)}
-    logits, labels = jax.jit(lambda params: registry.forward(model, params, batch))(params)
+    logits, labels, _ = jax.jit(lambda params: registry.forward(model, params, batch))(params)
     np.testing.assert_array_equal(labels, batch["target_out"])
     expected = apply(model, params, SOURCE, TOKENS, source_mask=SOURCE != PAD, target_mask=REAL)
     assert_close(logits, expected, 1e-6)

@@ -8,8 +8,9 @@ import pytest
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
 from tformer_jax.config import ConfigError
-from tformer_jax.nn import masks, projections
+from tformer_jax.nn import projections
 from tformer_jax.nn.attention import Attention
+from tformer_jax.nn.masks import Mask
 
 B, T, S, D = 2, 4, 5, 8
 
@@ -23,12 +24,13 @@ def layer(*, cross: bool = False, **changes):
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_self_attention_with_a_free_head_size(kv_heads, bias):
-    module, params = layer(num_kv_heads=kv_heads, head_dim=3, attention_bias=bias, attention_output_bias=bias)
+    biases = ("query", "key", "value", "output") if bias else ()
+    module, params = layer(num_kv_heads=kv_heads, head_dim=3, attention_bias=biases)
     assert ("bias" in params["query"]) == bias
     assert params["output"]["kernel"].shape == (4, 3, D)
     x = normal(B, T, D, seed=7)
-    out, _ = module.apply({"params": params}, x, mask=masks.causal(T))
-    mask = np.broadcast_to(masks.causal(T), (B, 4, T, T))
+    out, _ = module.apply({"params": params}, x, mask=Mask(causal=True))
+    mask = oracles.causal_mask(T)
     assert_close(out, oracles.attention(oracles.f64(params), *[np.float64(x)] * 3, mask))
 
 

@@ -1,17 +1,35 @@
 """The attention core: every backend against a float64 loop, and what a hidden row does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests import oracles
-from tests.helpers import assert_close, normal
-from tformer_jax.config import ConfigError
-from tformer_jax.nn import attention_ops, masks
+from tests.helpers import assert_close, normal, tiny
+from tests.nn.test_masks import array, rising
+from tformer_jax.config import ConfigError, kinds
+from tformer_jax.models import registry
+from tformer_jax.nn import attention_ops
+from tformer_jax.nn.attention import BasicAttention
+from tformer_jax.nn.attention_ops import blockwise as blockwise_file
+from tformer_jax.nn.attention_ops import pallas as pallas_file
+from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.relative import AlibiBias, BucketBias
 
 B, T, S, N, H = 2, 5, 6, 4, 3
-BACKENDS = list(attention_ops.BACKENDS)
+SMALL_BLOCKS = attention_ops.Backend(functools.partial(blockwise_file.blockwise, block=4))
+
+
+@pytest.fixture(params=["reference", "xla", "blockwise", "small blocks"])
+def backend(request, monkeypatch):
+    """Each backend that runs anywhere; blocks of 4 divide neither T nor S."""
+    monkeypatch.setitem(kinds.BACKENDS, "small blocks", SMALL_BLOCKS)
+    return request.param
 
 
 def inputs(K: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -25,7 +43,6 @@ def random_mask(heads: int) -> jax.Array:
     return jnp.asarray(mask)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("K", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
 @pytest.mark.parametrize("heads", [None, 1, N], ids=["unmasked", "shared mask", "mask a head"])
 def test_equals_the_formula(backend, K, heads):
@@ -33,10 +50,10 @@ def test_equals_the_formula(backend, K, heads):
     mask = None if heads is None else random_mask(heads)
     expected_mask = None if mask is None else np.broadcast_to(mask, (B, N, T, S))
     expected = oracles.attention_core(*map(np.float64, (q, k, v)), expected_mask)
-    assert_close(attention_ops.attend(q, k, v, mask, backend=backend), expected, 1e-6)
+    out = attention_ops.attend(q, k, v, mask, backend=backend)
+    assert_close(out, expected, 1e-6, proves=(f"attention_backend={backend}", "NumPy float64"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_hidden_rows_are_zero_in_value_and_gradient(backend):
     q, k, v = inputs(2)
     mask = jnp.ones((B, 1, T, S), bool).at[:, :, 2].set(False)
@@ -50,31 +67,38 @@ def test_hidden_rows_are_zero_in_value_and_gradient(backend):
         np.testing.assert_array_equal(grad, 0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_stay_finite_beside_hidden_rows(backend):
-    mask = random_mask(1)
-    grads = jax.grad(lambda *qkv: attention_ops.attend(*qkv, mask, backend=backend).sum(), argnums=(0, 1, 2))(
-        *inputs(2)
-    )
-    for grad in grads:
-        assert np.isfinite(grad).all()
+def gradients(backend, qkv, mask, seed=4, **options):
+    weights = normal(*qkv[0].shape, seed=seed)
+
+    def total(*qkv):
+        return (weights * attention_ops.attend(*qkv, mask, backend=backend, **options)).sum()
+
+    return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*qkv)
 
 
 @pytest.mark.parametrize("K", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
-def test_backends_have_the_same_gradients(K):
-    mask, weights = random_mask(1), normal(B, T, N, H, seed=4)
-
-    def gradients(backend):
-        def total(*qkv):
-            return (weights * attention_ops.attend(*qkv, mask, backend=backend)).sum()
-
-        return jax.grad(total, argnums=(0, 1, 2))(*inputs(K))
-
-    for reference, xla in zip(gradients("reference"), gradients("xla"), strict=True):
-        assert_close(xla, reference, 1e-6)
+def test_gradients_equal_the_reference_and_stay_finite_beside_hidden_rows(backend, K):
+    mask = random_mask(1)
+    for gradient, expected in zip(
+        gradients(backend, inputs(K), mask), gradients("reference", inputs(K), mask), strict=True
+    ):
+        proves = (f"gradients, attention_backend={backend}", "reference backend")
+        assert_close(gradient, expected, 1e-6, proves=proves)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_references_gradient_is_the_slope_of_the_formula():
+    q, k, v = (np.float64(x) for x in inputs(2))
+    mask, weights, step = np.broadcast_to(random_mask(1), (B, N, T, S)), np.float64(normal(B, T, N, H, seed=4)), 1e-5
+    found = gradients("reference", inputs(2), random_mask(1))
+    for place, index in [(0, (0, 0, 1, 2)), (0, (1, 3, 3, 0)), (1, (0, 2, 1, 1)), (2, (1, 5, 0, 2))]:
+        sums = []
+        for shift in (step, -step):
+            moved = [q.copy(), k.copy(), v.copy()]
+            moved[place][index] += shift
+            sums.append((weights * oracles.attention_core(*moved, mask)).sum())
+        assert_close(found[place][index], (sums[0] - sums[1]) / (2 * step), 1e-5)
+
+
 def test_scale_by_hand(backend):
     # H = 4: both keys are unit vectors times 2 ln 3, the query sees logits ln 3 and 0, weights 3/4 and 1/4
     q = jnp.array([1.0, 0, 0, 0]).reshape(1, 1, 1, 4)
@@ -85,7 +109,28 @@ def test_scale_by_hand(backend):
     np.testing.assert_allclose(doubled, [7.2, 0.8, 0, 0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def test_softcap(backend):
+    q, k, v = inputs(2)
+    if backend == "xla":
+        with pytest.raises(ConfigError, match="'xla' cannot cap scores .*; write one of reference, blockwise"):
+            attention_ops.attend(q, k, v, softcap=0.5, backend=backend)
+        return
+    expected = oracles.attention_core(*map(np.float64, (q, k, v)), softcap=0.5)
+    out = attention_ops.attend(q, k, v, softcap=0.5, backend=backend)
+    assert_close(out, expected, 1e-6, proves=(f"attention_softcap, {backend}", "NumPy float64"))
+
+
+def test_biases(backend):
+    q, k, v = inputs(2)
+    alibi = AlibiBias(jnp.array([0.5, 0.25, 0.125, 2.0]))
+    table = BucketBias(normal(8, N, seed=9), bidirectional=True, farthest=6)
+    expected_alibi = np.array([[[-slope * abs(t - s) for s in range(S)] for t in range(T)] for slope in alibi.slopes])
+    expected_table = oracles.relative_bias(np.float64(table.table), T, S, 6, bidirectional=True)
+    for bias, expected_bias in ((alibi, expected_alibi), (table, expected_table)):
+        expected = oracles.attention_core(*map(np.float64, (q, k, v)), bias=expected_bias)
+        assert_close(attention_ops.attend(q, k, v, bias=bias, backend=backend), expected, 1e-6)
+
+
 def test_a_hidden_key_stays_hidden_beside_hopeless_logits(backend):
     q, k = jnp.ones((1, 1, 1, 1)), jnp.array([-1e6, 0.0]).reshape(1, 2, 1, 1)
     v = jnp.array([3.0, 5.0]).reshape(1, 2, 1, 1)
@@ -93,10 +138,108 @@ def test_a_hidden_key_stays_hidden_beside_hopeless_logits(backend):
     assert attention_ops.attend(q, k, v, mask, backend=backend).item() == 3
 
 
+ALIBI = AlibiBias(jnp.array([1.0, 0.5, 0.25, 0.1]))
+RULES = {
+    "causal": (7, 7, 4, {"causal": True}, None, None),
+    "causal window with bias and soft-cap, GQA": (5, 11, 2, {"causal": True, "window": 3}, ALIBI, 2.0),
+    "window in both directions, MQA": (9, 10, 1, {"window": 4}, None, 2.0),
+    "both directions with bias": (3, 13, 4, {}, ALIBI, None),
+}
+
+
+@functools.cache
+def blockwise_and_reference(rule):
+    """Both backends' values and gradients, compiled for one kind of mask."""
+    T, S, K, static, bias, softcap = RULES[rule]
+    qkv = normal(2, T, 4, 3), normal(2, S, K, 3, seed=1), normal(2, S, K, 3, seed=2)
+    scoring, weights = attention_ops.Scoring(0.5, softcap, 0.0), normal(2, T, 4, 3, seed=5)
+    backends = {"blockwise": SMALL_BLOCKS.run, "reference": kinds.load(kinds.BACKENDS, "reference").run}
+
+    def both(arrays):
+        results = {}
+        for name, run in backends.items():
+            out, pull = jax.vjp(
+                lambda q, k, v, run=run: run(q, k, v, Mask(**static, **arrays), bias, scoring, None), *qkv
+            )
+            results[name] = out, *pull(weights)
+        return results
+
+    return jax.jit(both)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_blockwise_equals_reference_for_ragged_sizes_and_every_mask(rule, data):
+    T, S = RULES[rule][:2]
+    arrays = {
+        "real": data.draw(array((2, S), st.booleans())),
+        "segments": (data.draw(rising((2, T))), data.draw(rising((2, S)))),
+        "prefix": data.draw(array((2,), st.integers(0, S))),
+        "start": jnp.int32(data.draw(st.integers(0, S - T))),
+        "explicit": data.draw(array((2, 1, T, S), st.booleans())),
+    }
+    results = blockwise_and_reference(rule)(arrays)
+    for name, found, expected in zip("oqkv", results["blockwise"], results["reference"], strict=True):
+        what = "values" if name == "o" else f"gradient of {name}"
+        assert_close(found, expected, 2e-6, proves=(f"blockwise, {rule}, any padding: {what}", "reference backend"))
+
+
+def test_blockwise_has_a_gradient_for_a_trained_bias():
+    qkv, table = inputs(2), normal(8, N, seed=9)
+
+    def total(table, backend):
+        bias = BucketBias(table, bidirectional=True, farthest=6)
+        return (attention_ops.attend(*qkv, Mask(causal=True), bias=bias, backend=backend) ** 2).sum()
+
+    expected = jax.grad(total)(table, "reference")
+    assert np.abs(expected).max() > 0.01
+    assert_close(jax.grad(total)(table, "blockwise"), expected, 1e-6)
+
+
+def test_blockwise_drops_the_same_weights_in_both_passes():
+    q, k, v = normal(1, 9, 1, 2), normal(1, 9, 1, 2, seed=1), normal(1, 9, 1, 2, seed=2)
+    scoring, key = attention_ops.Scoring(1.0, None, 0.5), jax.random.key(0)
+
+    def out(q, k, v):
+        return blockwise_file.blockwise(q, k, v, Mask(causal=True), None, scoring, key, block=4)
+
+    # the result is linear in v; in q, its slope is found by differences
+    pulled = jax.vjp(lambda v: out(q, k, v), v)[1](jnp.ones((1, 9, 1, 2)))[0]
+    assert_close((pulled * v).sum(), out(q, k, v).sum(), 1e-5)
+    gradient = jax.grad(lambda q: out(q, k, v).sum())(q)[0, 5, 0, 0]
+    slope = (out(q.at[0, 5, 0, 0].add(1e-2), k, v).sum() - out(q.at[0, 5, 0, 0].add(-1e-2), k, v).sum()) / 2e-2
+    assert_close(gradient, slope, 1e-3)
+
+
+@pytest.mark.parametrize("mask", ["causal", "padding", "segments"])
+def test_the_gpu_kernel_interpreted(mask):
+    q, k, v = normal(2, 9, 4, 16), normal(2, 9, 2, 16, seed=1), normal(2, 9, 2, 16, seed=2)
+    real = jnp.arange(9) < jnp.array([[9], [5]])
+    segments = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
+    rules = {
+        "causal": Mask(causal=True),
+        "padding": Mask(real=real),
+        "segments": Mask(causal=True, segments=(segments, segments)),
+    }[mask]
+    run = functools.partial(pallas_file.pallas, kernel=functools.partial(pallas_file.gpu_kernel, interpret=True))
+    out = run(q, k, v, rules, None, attention_ops.Scoring(0.25, None, 0.0), None)
+    expected = attention_ops.attend(q, k, v, rules, scale=0.25)
+    shown = np.asarray(real) if mask == "padding" else np.ones((2, 9), bool)
+    proves = (f"attention_backend=pallas, {mask} (GPU kernel, interpreted)", "reference backend")
+    assert_close(out[shown], expected[shown], 1e-5, proves=proves)
+
+
+def test_pallas_names_the_masks_that_it_knows():
+    q, k, v = normal(1, 4, 1, 2), normal(1, 4, 1, 2), normal(1, 4, 1, 2)
+    with pytest.raises(ConfigError, match="'pallas' knows self-attention with .*; write 'blockwise'"):
+        pallas_file.pallas(q, k, v, Mask(window=2), None, attention_ops.Scoring(1.0, None, 0.0), None)
+
+
 def test_causality_by_gradient():
     q, k, v = normal(1, T, N, H), normal(1, T, N, H, seed=1), normal(1, T, N, H, seed=2)
     for t in range(T):
-        grad = jax.grad(lambda v, t=t: attention_ops.attend(q, k, v, masks.causal(T))[0, t].sum())(v)
+        grad = jax.grad(lambda v, t=t: attention_ops.attend(q, k, v, Mask(causal=True))[0, t].sum())(v)
         seen = np.abs(grad[0]).sum((1, 2)) > 0
         np.testing.assert_array_equal(seen, np.arange(T) <= t)
 
@@ -119,19 +262,34 @@ def test_dropout_keeps_the_mean_and_drops_whole_weights():
 
 def test_basic_self_attention():
     x = normal(2, 5, 4)
+    out, _ = BasicAttention(tiny("decoder_lm", dim=4, num_heads=1, attention="basic")).apply({}, x)
     x64 = np.float64(x)
     expected = oracles.softmax(x64 @ x64.swapaxes(1, 2)) @ x64
-    assert_close(attention_ops.basic_self_attention(x), expected, 1e-6)
+    assert_close(out, expected, 1e-6, proves=("attention=basic", "NumPy float64"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"attention_backend": "cudnn"},
+            "'cudnn' needs a gpu, and this machine has a cpu; write one of reference, xla",
+        ),
+        ({"attention_backend": "pallas"}, "'pallas' needs a tpu or gpu, and this machine has a cpu; write one of ref"),
+        (
+            {"attention_backend": "xla", "attention_dropout": 0.1},
+            "'xla' cannot drop attention weights .*; write one of reference, blockwise",
+        ),
+    ],
+)
+def test_a_backend_that_will_not_do_is_refused_when_the_model_is_built(settings, sentence):
+    with pytest.raises(ConfigError, match=f"model.attention_backend={sentence}"):
+        registry.build(tiny("decoder_lm", **settings))
 
 
 def test_unknown_backend_says_what_is_there():
-    with pytest.raises(ConfigError, match="'flash' is not here; write one of reference, xla"):
+    with pytest.raises(ConfigError, match="'flash' is not known; write one of reference, xla, blockwise"):
         attention_ops.attend(*inputs(4), backend="flash")
-
-
-def test_xla_refuses_to_drop_weights():
-    with pytest.raises(ConfigError, match="cannot drop attention weights"):
-        attention_ops.attend(*inputs(4), backend="xla", dropout_rate=0.5, dropout_key=jax.random.key(0))
 
 
 class TestSeedMistakes:
@@ -145,7 +303,7 @@ class TestSeedMistakes:
 
     def test_weights_are_normalised_before_the_sum(self):
         x = np.float64(normal(1, 5, 4))
-        out = np.float64(attention_ops.basic_self_attention(jnp.asarray(x, jnp.float32)))
+        out = attention_ops.attend(*[jnp.asarray(x, jnp.float32)[:, :, None]] * 3, scale=1.0)[:, :, 0]
         mistaken = (x @ x.swapaxes(1, 2)) @ x
         assert np.abs(out - mistaken).max() > 0.01
 
@@ -157,6 +315,6 @@ class TestSeedMistakes:
         assert np.abs(uniform).max() > 0.1
 
     def test_the_upper_triangle_is_the_hidden_one(self):
-        mask = np.asarray(masks.causal(4)[0, 0])
+        mask = np.asarray(Mask(causal=True).dense(4, 4)[0, 0])
         assert not mask[np.triu_indices(4, 1)].any()
         assert mask[np.tril_indices(4)].all()

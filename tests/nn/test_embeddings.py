@@ -45,11 +45,13 @@ def test_each_row_may_stand_elsewhere():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_untied_head(bias):
-    head = OutputHead(tiny("decoder_lm"), axes.VOCAB, V, use_bias=bias)
+    cfg = tiny("decoder_lm")
+    head = OutputHead(cfg, axes.VOCAB, V, use_bias=bias)
     x = normal(2, 3, D)
     params = init_module(head, x)
     assert set(params) == ({"kernel", "bias"} if bias else {"kernel"})
-    assert_close(head.apply({"params": params}, x), oracles.logits(np.float64(x), oracles.f64(params), None), 1e-6)
+    expected = oracles.logits(np.float64(x), oracles.f64(params), None, cfg)
+    assert_close(head.apply({"params": params}, x), expected, 1e-6)
 
 
 def test_tied_head_reads_the_table_unscaled():

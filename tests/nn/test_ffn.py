@@ -6,19 +6,23 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax.config import kinds
 from tformer_jax.nn.dropout import Dropout, dropout
-from tformer_jax.nn.ffn import ACTIVATIONS, FFN
+from tformer_jax.nn.ffn import FFN, make_ffn
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kind", ["mlp", "gated"])
+@pytest.mark.parametrize("activation", kinds.ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_equals_the_formula(activation, bias):
-    module = FFN(tiny("decoder_lm", activation=activation, ffn_bias=bias))
+def test_equals_the_formula(kind, activation, bias):
+    module = make_ffn(tiny("decoder_lm", ffn=kind, activation=activation, ffn_bias=bias))
     x = normal(2, 3, 8)
     params = init_module(module, x)
     assert params["expand"]["kernel"].shape == (8, 12)
     assert params["contract"]["kernel"].shape == (12, 8)
-    assert_close(module.apply({"params": params}, x), oracles.ffn(oracles.f64(params), np.float64(x), activation))
+    expected = oracles.ffn(oracles.f64(params), np.float64(x), module.cfg)
+    proves = (f"ffn={kind}, activation={activation}", "NumPy float64")
+    assert_close(module.apply({"params": params}, x), expected, 1e-6, proves=proves)
 
 
 def test_inner_dropout_is_active_in_training_only():

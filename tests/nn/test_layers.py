@@ -5,22 +5,23 @@ import pytest
 
 from tests import oracles
 from tests.helpers import apply, assert_close, init_module, normal, tiny
-from tformer_jax.nn import masks
-from tformer_jax.nn.layers import TransformerLayer
+from tformer_jax.nn.layers import Surroundings, TransformerLayer
+from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.stacks import Decoder, Encoder
 
 B, T, S, N, D = 2, 4, 3, 4, 8
 REAL = np.array([[True, True, True], [True, True, False]])
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("placement", ["pre", "post", "both"])
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_layer_with_cross_attention(placement, norm):
     cfg = tiny("seq2seq", norm_placement=placement, norm=norm, num_kv_heads=2)
     module = TransformerLayer(cfg, cross=True)
     x, memory = normal(B, T, D), normal(B, S, D, seed=1)
-    params = init_module(module, x, memory)
-    out, cache = apply(module, params, x, memory, mask=masks.causal(T), memory_mask=masks.padding(REAL))
+    around = Surroundings(mask=Mask(causal=True), memory=memory, memory_mask=Mask(real=REAL))
+    params = init_module(module, x, around)
+    out, cache = apply(module, params, x, around)
     expected = oracles.layer(
         np.float64(x),
         oracles.f64(params),
@@ -30,12 +31,12 @@ def test_layer_with_cross_attention(placement, norm):
         oracles.padding_mask(REAL),
     )
     assert cache is None
-    assert_close(out, expected)
+    assert_close(out, expected, proves=(f"norm_placement={placement}, norm={norm}", "NumPy float64"))
 
 
 def test_stacks_have_their_own_depths():
     cfg = tiny("seq2seq", encoder_layers=2, decoder_layers=3)
-    encoder, decoder = Encoder(cfg), Decoder(cfg, cross=True)
+    encoder, decoder = Encoder(cfg, 2), Decoder(cfg, 3, cross=True)
     x, memory = normal(B, T, D), normal(B, S, D, seed=1)
     params = {"encoder": init_module(encoder, memory, REAL), "decoder": init_module(decoder, x, None, memory, REAL)}
     p = oracles.f64(params)
@@ -48,16 +49,16 @@ def test_stacks_have_their_own_depths():
 
 @pytest.mark.parametrize(
     ("placement", "final_norm", "closed"),
-    [("pre", None, True), ("post", None, False), ("pre", False, False), ("post", True, True)],
+    [("pre", None, True), ("post", None, False), ("both", None, True), ("pre", False, False), ("post", True, True)],
 )
 def test_a_post_norm_stack_is_not_normalised_twice_unless_asked(placement, final_norm, closed):
-    encoder = Encoder(tiny("classifier", norm_placement=placement, final_norm=final_norm))
+    encoder = Encoder(tiny("classifier", norm_placement=placement, final_norm=final_norm), 1)
     assert ("norm" in init_module(encoder, normal(B, S, D), REAL)) == closed
 
 
 def test_post_norm_output_is_normalised():
     cfg = tiny("classifier", norm_placement="post")
-    encoder = Encoder(cfg)
+    encoder = Encoder(cfg, 1)
     x = normal(B, S, D)
     params = init_module(encoder, x, REAL)
     params["layers_0"]["ffn_residual"]["norm"] = {"scale": np.ones(D), "bias": np.zeros(D)}
@@ -67,7 +68,7 @@ def test_post_norm_output_is_normalised():
 
 
 def test_without_positions_an_encoder_moves_with_its_input():
-    encoder = Encoder(tiny("classifier", encoder_layers=2))
+    encoder = Encoder(tiny("classifier"), 2)
     x, order = normal(1, 5, D), [3, 1, 4, 0, 2]
     params = init_module(encoder, x, None)
     assert_close(apply(encoder, params, x[:, order], None), apply(encoder, params, x, None)[:, order])

@@ -1,10 +1,13 @@
 """Masks against matrices written by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tformer_jax.nn import masks
+from tformer_jax.nn.masks import Mask, as_mask, hidden_suffix
 
 
 def rows(*lines: str) -> np.ndarray:
@@ -12,22 +15,58 @@ def rows(*lines: str) -> np.ndarray:
     return np.array([[character == "x" for character in line] for line in lines])
 
 
+def dense(mask: Mask, T: int, S: int, row: int = 0) -> jax.Array:
+    """The matrix of one row of the batch."""
+    array = mask.dense(T, S)
+    assert array is not None
+    return jnp.broadcast_to(array, (*array.shape[:2], T, S))[row, 0]
+
+
 def test_causal_keeps_the_lower_triangle_with_its_diagonal():
-    expected = rows("x...", "xx..", "xxx.", "xxxx")
-    np.testing.assert_array_equal(masks.causal(4)[0, 0], expected)
+    np.testing.assert_array_equal(dense(Mask(causal=True), 4, 4), rows("x...", "xx..", "xxx.", "xxxx"))
 
 
 def test_padding_hides_keys_in_every_row():
-    real = jnp.array([[True, True, False], [True, False, False]])
-    mask = masks.padding(real)
-    assert mask.shape == (2, 1, 1, 3)
-    np.testing.assert_array_equal(mask[:, 0, 0], real)
+    mask = Mask(real=jnp.array([[True, True, False], [True, False, False]]))
+    np.testing.assert_array_equal(dense(mask, 2, 3), rows("xx.", "xx."))
+    np.testing.assert_array_equal(dense(mask, 2, 3, row=1), rows("x..", "x.."))
 
 
-def test_combined():
-    mask = masks.combine(masks.causal(3), masks.padding(jnp.array([[True, False, True]])), None)
-    np.testing.assert_array_equal(mask[0, 0], rows("x..", "x..", "x.x"))
-    assert masks.combine(None, None) is None
+def test_rules_are_combined():
+    mask = Mask(causal=True, real=jnp.array([[True, False, True]]))
+    np.testing.assert_array_equal(dense(mask, 3, 3), rows("x..", "x..", "x.x"))
+    explicit = Mask(causal=True, explicit=jnp.array([[[[False, True, True]]]]))
+    np.testing.assert_array_equal(dense(explicit, 3, 3), rows("...", ".x.", ".xx"))
+
+
+def test_no_rule_hides_nothing():
+    assert Mask().dense(3, 4) is None
+    assert as_mask(None).dense(3, 4) is None
+
+
+def test_window_counts_the_token_itself():
+    np.testing.assert_array_equal(dense(Mask(causal=True, window=2), 4, 4), rows("x...", "xx..", ".xx.", "..xx"))
+    np.testing.assert_array_equal(dense(Mask(window=2), 4, 4), rows("xx..", "xxx.", ".xxx", "..xx"))
+
+
+def test_prefix_is_seen_by_all():
+    mask = Mask(causal=True, prefix=jnp.array([2, 0]))
+    np.testing.assert_array_equal(dense(mask, 4, 4), rows("xx..", "xx..", "xxx.", "xxxx"))
+    np.testing.assert_array_equal(dense(mask, 4, 4, row=1), rows("x...", "xx..", "xxx.", "xxxx"))
+
+
+def test_segments_see_themselves():
+    segments = jnp.array([[0, 0, 1, 1]])
+    np.testing.assert_array_equal(
+        dense(Mask(causal=True, segments=(segments, segments)), 4, 4), rows("x...", "xx..", "..x.", "..xx")
+    )
+
+
+def test_start_moves_the_queries():
+    valid = jnp.array([[False, True, True, True, False], [True, True, True, True, True]])
+    mask = Mask(real=valid, causal=True, start=jnp.int32(2))
+    np.testing.assert_array_equal(dense(mask, 2, 5), rows(".xx..", ".xxx."))
+    np.testing.assert_array_equal(dense(mask, 2, 5, row=1), rows("xxx..", "xxxx."))
 
 
 @pytest.mark.parametrize(
@@ -41,15 +80,46 @@ def test_combined():
     ],
 )
 def test_hidden_suffix(hidden, expected):
-    np.testing.assert_array_equal(masks.hidden_suffix(4, hidden)[0, 0], rows(*expected))
+    np.testing.assert_array_equal(hidden_suffix(4, hidden)[0, 0], rows(*expected))
 
 
 def test_hidden_suffix_of_length_minus_one_is_causal():
-    np.testing.assert_array_equal(masks.hidden_suffix(7, 6), masks.causal(7))
+    np.testing.assert_array_equal(hidden_suffix(7, 6)[0, 0], dense(Mask(causal=True), 7, 7))
 
 
-def test_cached_sees_valid_slots_up_to_its_own():
-    valid = jnp.array([[False, True, True, True, False], [True, True, True, True, True]])
-    mask = masks.cached(valid, jnp.int32(2), 2)
-    np.testing.assert_array_equal(mask[0, 0], rows(".xx..", ".xxx."))
-    np.testing.assert_array_equal(mask[1, 0], rows("xxx..", "xxxx."))
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_blocks_are_parts_of_the_whole_and_skipped_ones_hide_everything(data):
+    mask = data.draw(any_mask(8, 12))
+    whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
+    for t in range(0, 8, 4):
+        for s in range(0, 12, 4):
+            part = whole[..., t : t + 4, s : s + 4]
+            block = mask.block(jnp.int32(t), 4, jnp.int32(s), 4)
+            np.testing.assert_array_equal(np.broadcast_to(True if block is None else block, part.shape), part)
+            if mask.hides_block(t, 4, s, 4):
+                assert not part.any()
+
+
+def array(shape: tuple[int, ...], elements: st.SearchStrategy) -> st.SearchStrategy[jax.Array]:
+    """Arrays of one shape."""
+    count = int(np.prod(shape))
+    return st.lists(elements, min_size=count, max_size=count).map(lambda values: jnp.array(values).reshape(shape))
+
+
+def rising(shape: tuple[int, ...]) -> st.SearchStrategy[jax.Array]:
+    """Segment ids that rise along each row."""
+    return array(shape, st.integers(0, 2)).map(lambda ids: jnp.sort(ids, axis=1))
+
+
+def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
+    """Any combination of rules for two rows."""
+    return st.builds(
+        Mask,
+        real=st.none() | array((2, S), st.booleans()),
+        segments=st.none() | st.tuples(rising((2, T)), rising((2, S))),
+        prefix=st.none() | array((2,), st.integers(0, S)),
+        start=st.none() | st.integers(0, S - T).map(jnp.int32),
+        causal=st.booleans(),
+        window=st.none() | st.integers(1, S),
+    )

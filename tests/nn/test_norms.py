@@ -1,5 +1,6 @@
 """Norms against float64 formulas."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -48,8 +49,20 @@ def test_statistics_are_float32_whatever_the_input(kind):
     params = init_module(module, x)
     y = module.apply({"params": params}, x)
     assert y.dtype == jnp.bfloat16
-    expected = oracles.norm(np.asarray(x, np.float64), oracles.f64(params), kind, cfg.norm_eps)
+    expected = oracles.norm(np.asarray(x, np.float64), oracles.f64(params), cfg)
     assert_close(y, expected, 2**-8)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_unit_offset(kind):
+    cfg = tiny("decoder_lm", norm=kind, norm_unit_offset=True)
+    module, x = norms.make_norm(cfg), normal(3, 8)
+    params = init_module(module, x)
+    expected = oracles.norm(np.float64(x), oracles.f64(params), cfg)
+    out = module.apply({"params": params}, x)
+    assert_close(out, expected, 1e-6, proves=(f"norm_unit_offset, norm={kind}", "NumPy float64"))
+    fresh = module.init(jax.random.key(0), x)["params"]
+    assert not jax.tree.reduce(lambda any_so_far, leaf: any_so_far or leaf.any(), fresh, False)
 
 
 def test_bias_can_be_left_out():

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, normal, tiny
-from tformer_jax.nn import masks, norms
+from tformer_jax.nn import norms
 from tformer_jax.nn.attention import Attention
-from tformer_jax.nn.layers import TransformerLayer
+from tformer_jax.nn.layers import Surroundings, TransformerLayer
+from tformer_jax.nn.masks import Mask
 
 B, T, S, N, D, F = 3, 5, 7, 4, 16, 24
 H = D // N
@@ -115,10 +116,7 @@ def test_self_attention(mask):
         "attn_mask": hidden_causal() if mask in ("causal", "both") else None,
         "key_padding_mask": torch.tensor(~real) if mask in ("padding", "both") else None,
     }
-    may_attend = masks.combine(
-        masks.causal(T) if mask in ("causal", "both") else None,
-        masks.padding(real) if mask in ("padding", "both") else None,
-    )
+    may_attend = Mask(causal=mask in ("causal", "both"), real=real if mask in ("padding", "both") else None)
     compare(
         lambda params, x: layer.apply({"params": params}, x, mask=may_attend)[0],
         lambda x: torch_layer(x, x, x, need_weights=False, **hide)[0],
@@ -132,7 +130,7 @@ def test_attention_from_three_inputs():
     torch_layer = randomised(torch.nn.MultiheadAttention(D, N, batch_first=True))
     layer = Attention(tiny("decoder_lm", dim=D, num_heads=N), cross=True)
     compare(
-        lambda params, *inputs: layer.apply({"params": params}, *inputs, mask=masks.padding(REAL))[0],
+        lambda params, *inputs: layer.apply({"params": params}, *inputs, mask=Mask(real=REAL))[0],
         lambda *inputs: torch_layer(*inputs, key_padding_mask=torch.tensor(~REAL), need_weights=False)[0],
         our_attention,
         torch_layer,
@@ -184,7 +182,7 @@ def test_encoder_layer(placement, activation):
     torch_layer = randomised(torch.nn.TransformerEncoderLayer(D, N, **options))
     layer = TransformerLayer(cfg)
     compare(
-        lambda params, x: layer.apply({"params": params}, x, mask=masks.padding(REAL))[0],
+        lambda params, x: layer.apply({"params": params}, x, Surroundings(mask=Mask(real=REAL)))[0],
         lambda x: torch_layer(x, src_key_padding_mask=torch.tensor(~REAL)),
         our_layer,
         torch_layer,
@@ -200,8 +198,8 @@ def test_decoder_layer(placement, activation):
     layer = TransformerLayer(cfg, cross=True)
 
     def ours(params, x, memory):
-        visible = {"mask": masks.causal(T), "memory_mask": masks.padding(REAL)}
-        return layer.apply({"params": params}, x, memory, **visible)[0]
+        around = Surroundings(mask=Mask(causal=True), memory=memory, memory_mask=Mask(real=REAL))
+        return layer.apply({"params": params}, x, around)[0]
 
     def theirs(x, memory):
         return torch_layer(x, memory, tgt_mask=hidden_causal(), memory_key_padding_mask=torch.tensor(~REAL))

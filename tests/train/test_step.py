@@ -18,7 +18,7 @@ from tformer_jax.train.step import make_train_step
 def experiment(family: str = "decoder_lm", **model):
     """Without key biases: their gradient is zero but for rounding, which Adam would blow up."""
     cfg = Config(
-        model=tiny(family, attention_bias=False, **model),
+        model=tiny(family, attention_bias=(), **model),
         data={"decoder_lm": _data("stdlib_text", "windows"), "seq2seq": _data("cldr_translation", "buckets")}[family],
         optim=OptimConfig(schedule="constant", learning_rate=1e-2, warmup_steps=1, weight_decay=0.1),
         train=TrainConfig(label_smoothing=0.1),

@@ -1,4 +1,4 @@
-"""Every setting of an experiment, declared once (`schema`), checked when built (`fields`), convertible (`convert`)."""
+"""Every setting, declared once (`schema`, `model`), checked when built (`fields`), convertible (`convert`)."""
 
 from tformer_jax.config.convert import (
     differences,
@@ -10,12 +10,12 @@ from tformer_jax.config.convert import (
     to_dict,
 )
 from tformer_jax.config.fields import ConfigError
+from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.schema import (
     Config,
     DataConfig,
     DecodeConfig,
     EvalConfig,
-    ModelConfig,
     OptimConfig,
     ParallelConfig,
     TrainConfig,

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 
@@ -16,7 +16,7 @@ def setting(
     default: Any,
     meaning: str,
     *,
-    choices: tuple[Any, ...] | None = None,
+    choices: Collection[Any] | None = None,
     low: float | None = None,
     high: float | None = None,
 ) -> Any:
@@ -25,7 +25,7 @@ def setting(
     Args:
         default: its value when a config file says nothing.
         meaning: one line for people, with the unit where there is one.
-        choices: the values allowed; None allows any value of the annotated type.
+        choices: the values allowed, for each member of a tuple; None allows any value of the annotated type.
         low, high: the smallest and largest number allowed, both inclusive.
     """
     return dataclasses.field(
@@ -88,13 +88,13 @@ class Section:
         if value is None:
             return
         choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
-        if choices is not None and value not in choices:
-            hint = nearest(value, choices) if isinstance(value, str) else f"; known: {choices}"
-            raise self.error(field.name, f"is not a known value{hint}")
-        for number in value if isinstance(value, tuple) else (value,):
-            if low is not None and number < low:
+        for part in value if isinstance(value, tuple) else (value,):
+            if choices is not None and part not in choices:
+                hint = nearest(part, choices) if isinstance(part, str) else f"; known: {choices}"
+                raise self.error(field.name, f"is not a known value{hint}")
+            if low is not None and part < low:
                 raise self.error(field.name, f"must be at least {low}")
-            if high is not None and number > high:
+            if high is not None and part > high:
                 raise self.error(field.name, f"must be at most {high}")
 
 

@@ -1,107 +1,10 @@
-"""The settings of an experiment. This file is their only declaration: defaults, meanings and allowed values."""
+"""The settings of an experiment. This file and `model.py` are their only declaration."""
 
 import dataclasses
 from typing import ClassVar
 
 from tformer_jax.config.fields import Section, setting
-
-DTYPES = ("float32", "bfloat16")
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig(Section):
-    """The architecture. Letters in brackets are those of `axes.py`."""
-
-    path: ClassVar[str] = "model"
-
-    family: str = setting("seq2seq", "kind of model", choices=("seq2seq", "decoder_lm", "classifier"))
-    vocab_size: int | None = setting(None, "[V] target (or only) vocabulary; None: the tokenizer's", low=1)
-    source_vocab_size: int | None = setting(None, "seq2seq source vocabulary; None: the tokenizer's", low=1)
-    num_classes: int | None = setting(None, "classifier labels; None: as many as the data has", low=1)
-    max_length: int = setting(256, "longest sequence, in tokens, that the model accepts", low=1)
-
-    dim: int = setting(512, "[D] model width", low=1)
-    encoder_layers: int = setting(6, "[L] encoder depth (seq2seq, classifier)", low=0)
-    decoder_layers: int = setting(6, "[L] decoder depth (seq2seq, decoder_lm)", low=0)
-    num_heads: int = setting(8, "[N] query heads", low=1)
-    num_kv_heads: int | None = setting(None, "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N", low=1)
-    head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)
-    ffn_dim: int = setting(2048, "[F] FFN width", low=1)
-
-    attention_projections: str = setting(
-        "separate", "how query, key and value are projected", choices=("separate", "fused_qkv", "fused_kv")
-    )
-    attention_backend: str = setting("reference", "how attention is computed", choices=("reference", "xla"))
-    attention_bias: bool = setting(True, "biases on the query, key and value projections")
-    attention_output_bias: bool = setting(True, "bias on the attention's output projection")
-    activation: str = setting("relu", "FFN non-linearity", choices=("relu", "gelu", "gelu_tanh", "silu"))
-    ffn_bias: bool = setting(True, "biases in the FFN")
-    norm: str = setting("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
-    norm_placement: str = setting("pre", "x + f(norm(x)) or norm(x + f(x))", choices=("pre", "post"))
-    norm_eps: float = setting(1e-5, "added to the variance before the square root", low=0.0)
-    norm_bias: bool = setting(True, "shift parameter of LayerNorm")
-    final_norm: bool | None = setting(None, "one more norm after each stack; None: where norm_placement is pre")
-
-    position: str = setting("sinusoidal", "position information", choices=("sinusoidal", "learned", "none"))
-    tie_embeddings: str = setting(
-        "output",
-        "none; output: target embedding = output head; all: also = source embedding (one shared vocabulary)",
-        choices=("none", "output", "all"),
-    )
-    scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
-    output_bias: bool = setting(False, "bias on the logits")
-
-    dropout: float = setting(0.1, "on embeddings and on each sub-layer's output", low=0.0, high=1.0)
-    attention_dropout: float = setting(0.0, "on attention weights", low=0.0, high=1.0)
-    ffn_dropout: float = setting(0.0, "between the two FFN layers", low=0.0, high=1.0)
-
-    initializer: str = setting("xavier", "projection kernels: xavier (uniform) or normal", choices=("xavier", "normal"))
-    init_std: float = setting(0.02, "standard deviation of normal kernels and of learned embeddings", low=0.0)
-    dtype: str = setting("float32", "computation", choices=DTYPES)
-    param_dtype: str = setting("float32", "parameters", choices=DTYPES)
-
-    def check(self) -> None:
-        if self.head_dim is None and self.dim % self.num_heads:
-            raise self.error("num_heads", f"must divide model.dim={self.dim}, or set model.head_dim")
-        if self.num_heads % self.kv_heads:
-            raise self.error("num_kv_heads", f"must divide model.num_heads={self.num_heads}")
-        if self.position == "sinusoidal" and self.dim % 2:
-            raise self.error("dim", "must be even for model.position='sinusoidal'")
-        for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            if getattr(self, name) == 1.0:
-                raise self.error(name, "must be below 1")
-        if self.attention_backend == "xla" and self.attention_dropout:
-            raise self.error("attention_dropout", "must be 0 for model.attention_backend='xla', or write 'reference'")
-        if self.family != "seq2seq" and self.tie_embeddings == "all":
-            raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
-        if self.tie_embeddings == "all" and self.source_vocab_size != self.vocab_size:
-            raise self.error("source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when all are tied")
-
-    def known(self, name: str) -> int:
-        """A size that the data may have to fill in first.
-
-        Raises:
-            ConfigError: it is still None.
-        """
-        value = getattr(self, name)
-        if value is None:
-            raise self.error(name, "must be a number before a model is built; training takes it from the data")
-        return value
-
-    @property
-    def kv_heads(self) -> int:
-        """K, with its default filled in."""
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def head_size(self) -> int:
-        """H, with its default filled in."""
-        return self.head_dim or self.dim // self.num_heads
-
-    @property
-    def norms_output(self) -> bool:
-        """Whether a norm closes each stack, with its default filled in."""
-        return self.norm_placement == "pre" if self.final_norm is None else self.final_norm
+from tformer_jax.config.model import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)

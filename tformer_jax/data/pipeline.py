@@ -71,7 +71,8 @@ def _bucket_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, multipl
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, multiple_of: int) -> grain.IterDataset:
     if cfg.data.batch_size % multiple_of:
         raise cfg.data.error("batch_size", f"must be a multiple of the {multiple_of} devices that share a batch")
-    windows = Windows(token_stream(corpus.train, tokenizers.target), cfg.data.window)
+    stream = token_stream(corpus.train, tokenizers.target)
+    windows = Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm)
     batches = _shuffled(windows, cfg.seed).batch(cfg.data.batch_size, drop_remainder=True)
     return batches.to_iter_dataset(_read_options(PREFETCHED_BATCHES))
 

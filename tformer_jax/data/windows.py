@@ -1,5 +1,6 @@
 """One long stream of tokens, cut into windows of equal length."""
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -23,21 +24,28 @@ def token_stream(documents: Iterable[Example], tokenizer: Tokenizer) -> np.ndarr
 class Windows(Sequence[dict[str, np.ndarray]]):
     """Every window of `length` tokens, by its offset; `targets` are the tokens one further on.
 
+    With `prefix_lm`, a first part of random length (a function of the offset) is the `prefix`, whose tokens see each
+    other and are not predicted ("Exploring the Limits of Transfer Learning ...", 2020, section 3.2.3).
+
     Raises:
         ConfigError: the stream has no room for one window.
     """
 
-    def __init__(self, stream: np.ndarray, length: int):
+    def __init__(self, stream: np.ndarray, length: int, *, prefix_lm: bool = False):
         if len(stream) <= length:
             raise ConfigError(f"data.window={length}: the training text has only {len(stream)} tokens")
-        self._stream, self._length = stream, length
+        self._stream, self._length, self._prefix_lm = stream, length, prefix_lm
 
     def __len__(self) -> int:
         return len(self._stream) - self._length
 
     def __getitem__(self, offset):
         window = self._stream[offset : offset + self._length + 1]
-        return {"tokens": window[:-1], "targets": window[1:]}
+        if not self._prefix_lm:
+            return {"tokens": window[:-1], "targets": window[1:]}
+        prefix = random.Random(offset).randint(1, self._length)
+        targets = np.where(np.arange(self._length) < prefix - 1, IGNORED, window[1:])
+        return {"tokens": window[:-1], "targets": targets, "prefix": np.array(prefix, np.int32)}
 
 
 def covering_windows(stream: np.ndarray, length: int, rows: int) -> Iterator[dict[str, np.ndarray]]:

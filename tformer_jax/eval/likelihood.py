@@ -34,7 +34,7 @@ class Likelihood:
 @functools.partial(jax.jit, static_argnames="model")
 def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Summed loss, number of right predictions and number of labels of one batch."""
-    logits, labels = registry.forward(model, params, batch)
+    logits, labels, _ = registry.forward(model, params, batch)
     loss, count = masked_cross_entropy(logits, labels)
     hits = ((most_probable(logits) == labels) & (labels != IGNORED)).sum()
     return loss, hits, count

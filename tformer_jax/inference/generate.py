@@ -14,6 +14,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.sampling import choose
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
+from tformer_jax.nn import layouts
 from tformer_jax.nn.kv_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -34,7 +35,7 @@ def translate(
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    variables = {"params": params}
+    model, variables = _as_loop(model, params)
     real = source != PAD
     memory = model.apply(variables, source, real, method="encode")
     cache: Any = model.apply(variables, memory, real, length, method="init_cache")
@@ -57,12 +58,19 @@ def continue_text(
     Returns:
         int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
-    variables = {"params": params}
+    model, variables = _as_loop(model, params)
     real = prompt != PAD
-    cache: Any = model.apply(variables, prompt.shape[0], prompt.shape[1] + length, method="init_cache")
+    B, T = prompt.shape
+    cache: Any = model.apply(variables, B, T + length, T, method="init_cache")
     lengths = real.sum(axis=1)
     room = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
     return _generate(model, variables, prompt, cache, room, keys, length, cfg)
+
+
+def _as_loop(model: Any, params: Any) -> tuple[Any, Any]:
+    """The model and its variables, with layers in a loop."""
+    cfg, params = layouts.unrolled(model.cfg, params)
+    return type(model)(cfg), {"params": params}
 
 
 class _State(NamedTuple):

@@ -1,4 +1,4 @@
-"""The sequence classifier: an encoder, the average of its outputs, and one logit a class."""
+"""The sequence classifier: an encoder, one vector of its outputs, and one logit a class."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
+from tformer_jax.nn.linear import Linear
 from tformer_jax.nn.stacks import Encoder
 
 
@@ -15,6 +16,19 @@ def mean_pool(x: jax.Array, real: jax.Array | None) -> jax.Array:
     weights = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
     total = jnp.einsum("BSD,BS->BD", x, weights, preferred_element_type=jnp.float32)
     return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
+
+
+def pool_token(x: jax.Array, real: jax.Array | None, *, last: bool) -> jax.Array:
+    """The first (or last) real token of x [B, S, D], bool [B, S] (None: all): [B, D]."""
+    if real is None:
+        return x[:, -1 if last else 0]
+    place = real.shape[1] - 1 - real[:, ::-1].argmax(axis=1) if last else real.argmax(axis=1)
+    return jnp.take_along_axis(x, place[:, None, None], axis=1)[:, 0]
+
+
+def pool(x: jax.Array, real: jax.Array | None, kind: str) -> jax.Array:
+    """What `kind` says of x [B, S, D], real tokens bool [B, S] (None: all): [B, D]."""
+    return mean_pool(x, real) if kind == "mean" else pool_token(x, real, last=kind == "last")
 
 
 class Classifier(nn.Module):
@@ -26,10 +40,23 @@ class Classifier(nn.Module):
         cfg = self.cfg
         self.embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
         self.input = InputEmbedding(cfg)
-        self.encoder = Encoder(cfg)
+        self.encoder = Encoder(cfg, cfg.encoder_layers)
+        if cfg.pooler:
+            self.pooler = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.dim),), use_bias=True)
         self.head = OutputHead(cfg, axes.CLASSES, cfg.known("num_classes"), use_bias=True)
 
-    def __call__(self, tokens: jax.Array, *, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """tokens int [B, S], real tokens bool [B, S] (None: all) -> float32 logits [B, classes]."""
-        x = self.encoder(self.input(self.embedding(tokens), train=train), mask, train=train)
-        return self.head(mean_pool(x, mask))
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        types: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """tokens int [B, S], real tokens bool [B, S] (None: all) -> float32 logits [B, classes].
+
+        `types` (int [B, S], None: 0) says which segment a token is in, where `cfg.token_types` is not 0.
+        """
+        x = self.input(self.embedding(tokens), types=types, train=train)
+        pooled = pool(self.encoder(x, mask, train=train), mask, self.cfg.pooling)
+        return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)

@@ -20,17 +20,30 @@ class DecoderLM(nn.Module):
         cfg = self.cfg
         self.embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
         self.input = InputEmbedding(cfg)
-        self.decoder = Decoder(cfg)
+        self.decoder = Decoder(cfg, cfg.decoder_layers)
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
-    def __call__(self, tokens: jax.Array, *, mask: jax.Array | None = None, train: bool = False) -> jax.Array:
-        """tokens int [B, T], real tokens bool [B, T] (None: all) -> float32 logits [B, T, V]."""
-        x = self.input(self.embedding(tokens), train=train)
-        return self._logits(self.decoder(x, mask, train=train))
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        prefix: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """tokens int [B, T], real tokens bool [B, T] (None: all) -> float32 logits [B, T, V].
 
-    def init_cache(self, batch: int, length: int) -> DecoderCache:
-        """An empty cache for `length` tokens in each of `batch` rows."""
-        return empty_cache(self.cfg, batch, length)
+        `prefix` (int [B]) counts the first tokens of a row that all its tokens see (`cfg.prefix_lm`).
+        """
+        x = self.input(self.embedding(tokens), train=train)
+        return self._logits(self.decoder(x, mask, prefix=prefix, train=train))
+
+    def init_cache(self, batch: int, length: int, prompt: int = 0) -> DecoderCache:
+        """An empty cache for `length` tokens in each of `batch` rows.
+
+        `prompt` counts the first slots, those of the prompt; with `cfg.prefix_lm`, all tokens see them.
+        """
+        return empty_cache(self.cfg, batch, length, prefix=prompt if self.cfg.prefix_lm else None)
 
     def decode_step(
         self, tokens: jax.Array, cache: DecoderCache, *, token_mask: jax.Array | None = None, last_only: bool = False
@@ -43,7 +56,7 @@ class DecoderLM(nn.Module):
         real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
         admitted, positions, mask = cache.admit(real)
         x = self.input(self.embedding(tokens), positions)
-        x, admitted = self.decoder.step(x, admitted, mask, cache.index)
+        x, admitted = self.decoder.step(x, admitted, mask=mask, real=real, positions=positions)
         return self._logits(x[:, -1:] if last_only else x), admitted
 
     def _logits(self, x: jax.Array) -> jax.Array:

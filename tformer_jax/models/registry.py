@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -12,6 +13,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.models.classifier import Classifier
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
+from tformer_jax.nn import attention_ops, relative
 from tformer_jax.special_tokens import PAD
 
 Batch = Mapping[str, Any]
@@ -32,19 +34,34 @@ def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
     return {"source": source, "target": target, "source_mask": source != PAD, "target_mask": target != PAD}
 
 
-def _tokens_arguments(batch: Batch) -> dict[str, Any]:
+def _decoder_lm_arguments(batch: Batch) -> dict[str, Any]:
+    return _classifier_arguments(batch) | {"prefix": batch.get("prefix")}
+
+
+def _classifier_arguments(batch: Batch) -> dict[str, Any]:
     return {"tokens": batch["tokens"], "mask": batch["tokens"] != PAD}
 
 
 FAMILIES = {
     "seq2seq": Family(Seq2Seq, _seq2seq_arguments, ("source", "target_in"), "target_out"),
-    "decoder_lm": Family(DecoderLM, _tokens_arguments, ("tokens",), "targets"),
-    "classifier": Family(Classifier, _tokens_arguments, ("tokens",), "label"),
+    "decoder_lm": Family(DecoderLM, _decoder_lm_arguments, ("tokens",), "targets"),
+    "classifier": Family(Classifier, _classifier_arguments, ("tokens",), "label"),
 }
 
 
 def build(cfg: ModelConfig) -> nn.Module:
-    """The Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be filled in."""
+    """The Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be filled in.
+
+    Raises:
+        ConfigError: this machine lacks `cfg.attention_backend`, or that cannot do what the model needs.
+    """
+    attention_ops.usable(
+        cfg.attention_backend,
+        softcap=cfg.attention_softcap is not None,
+        bias=relative.adds_bias(cfg),
+        dropout=cfg.attention_dropout > 0,
+        dtype=cfg.dtype,
+    )
     return FAMILIES[cfg.family].module(cfg)
 
 
@@ -62,19 +79,33 @@ def init(model: nn.Module, key: jax.Array) -> Any:
     return model.init(key, **arguments)["params"]
 
 
+class Outputs(NamedTuple):
+    """What a forward pass gives."""
+
+    logits: jax.Array
+    """float32 [B, T, V] or [B, classes]."""
+    labels: jax.Array
+    """int [B, T] or [B]; IGNORED ones are not to be counted."""
+    auxiliary_loss: jax.Array
+    """float32 scalar: the sum of what modules put into the collection "losses"."""
+
+
 def forward(
     model: nn.Module, params: Any, batch: Batch, *, train: bool = False, dropout_key: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Logits (float32, [B, T, V] or [B, classes]) and labels (int, [B, T] or [B]) of a batch.
+) -> Outputs:
+    """Runs the model on a batch.
 
     Args:
-        batch: int arrays; tokens equal to PAD are hidden, labels equal to IGNORED are not to be counted.
+        batch: int arrays; tokens equal to PAD are hidden.
         dropout_key: needed where `train` and the config drops something.
     """
     family = FAMILIES[model.cfg.family]
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    logits: Any = model.apply({"params": params}, **family.arguments(batch), train=train, rngs=rngs)
-    return logits, batch[family.labels]
+    logits, collected = model.apply(
+        {"params": params}, **family.arguments(batch), train=train, rngs=rngs, mutable=["losses"]
+    )
+    auxiliary = sum((leaf.sum() for leaf in jax.tree.leaves(collected)), start=jnp.zeros(()))
+    return Outputs(logits, batch[family.labels], auxiliary)
 
 
 def count_tokens(cfg: ModelConfig, batch: Mapping[str, np.ndarray]) -> int:

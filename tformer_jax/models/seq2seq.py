@@ -28,8 +28,8 @@ class Seq2Seq(nn.Module):
             self.source_embedding = TokenEmbedding(cfg, cfg.known("source_vocab_size"))
         self.source_input = InputEmbedding(cfg)
         self.target_input = InputEmbedding(cfg)
-        self.encoder = Encoder(cfg)
-        self.decoder = Decoder(cfg, cross=True)
+        self.encoder = Encoder(cfg, cfg.encoder_layers)
+        self.decoder = Decoder(cfg, cfg.decoder_layers, cross=True)
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
     def __call__(
@@ -78,7 +78,7 @@ class Seq2Seq(nn.Module):
         real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
         admitted, positions, mask = cache.admit(real)
         x = self.target_input(self.target_embedding(tokens), positions)
-        x, admitted = self.decoder.step(x, admitted, mask, cache.index)
+        x, admitted = self.decoder.step(x, admitted, mask=mask, real=real, positions=positions)
         return self._logits(x[:, -1:] if last_only else x), admitted
 
     def _logits(self, x: jax.Array) -> jax.Array:

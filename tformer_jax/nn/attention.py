@@ -1,13 +1,16 @@
-"""The attention layer: projections around the pure core of `attention_ops`."""
+"""The attention layers: projections around the pure core of `attention_ops`."""
 
 import jax
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.norms import make_norm
+from tformer_jax.nn.relative import AttentionPosition
 
 
 class Attention(nn.Module):
@@ -24,16 +27,20 @@ class Attention(nn.Module):
         cfg = self.cfg
         N, K = cfg.num_heads, cfg.kv_heads
         if self._fused("fused_qkv"):
-            self.qkv = self._project(axes.HEADS, N + 2 * K)
+            self.qkv = self._project("query", axes.HEADS, N + 2 * K)
         else:
-            self.query = self._project(axes.HEADS, N)
+            self.query = self._project("query", axes.HEADS, N)
             if self._fused("fused_kv"):
-                self.kv = self._project(axes.KV_HEADS, 2 * K)
+                self.kv = self._project("key", axes.KV_HEADS, 2 * K)
             else:
-                self.key = self._project(axes.KV_HEADS, K)
-                self.value = self._project(axes.KV_HEADS, K)
+                self.key = self._project("key", axes.KV_HEADS, K)
+                self.value = self._project("value", axes.KV_HEADS, K)
+        if cfg.qk_norm:
+            self.query_norm = make_norm(cfg, axes.HEAD_DIM)
+            self.key_norm = make_norm(cfg, axes.HEAD_DIM)
         heads = ((axes.HEADS, N), (axes.HEAD_DIM, cfg.head_size))
-        self.output = Linear(cfg, heads, ((axes.EMBED, cfg.dim),), cfg.attention_output_bias)
+        embed, bias = ((axes.EMBED, cfg.dim),), "output" in cfg.attention_bias
+        self.output = Linear(cfg, heads, embed, bias, ends_sublayer=True)
 
     def __call__(
         self,
@@ -41,7 +48,8 @@ class Attention(nn.Module):
         key: jax.Array | None = None,
         value: jax.Array | None = None,
         *,
-        mask: jax.Array | None = None,
+        mask: jax.Array | Mask | None = None,
+        position: AttentionPosition | None = None,
         cache: KeyValues | None = None,
         index: jax.Array | int = 0,
         train: bool = False,
@@ -52,7 +60,8 @@ class Attention(nn.Module):
             query: [B, T, D].
             key: [B, S, D]; None: `query`.
             value: [B, S, D]; None: `key`.
-            mask: bool, broadcastable to [B, N, T, S]; True = may attend.
+            mask: a `Mask`, or bool, broadcastable to [B, N, T, S]; True = may attend.
+            position: turns queries and keys (self-attention only), or biases their scores.
             cache: earlier keys and values. Those of this call are written at slot `index` (self-attention), or the
                 cache is used as it is (cross-attention).
             train: drop attention weights.
@@ -67,9 +76,13 @@ class Attention(nn.Module):
             q, keys_values = self.query(query), cache
         elif self._fused("fused_qkv"):
             self._check_one_input(key, value)
-            q, keys_values = self._split_qkv(self.qkv(query))
+            q, keys_values = self._split_qkv(self.qkv(query), position)
         else:
-            q, keys_values = self.query(query), self.keys_values(query if key is None else key, value)
+            q, keys_values = self.query(query), self.keys_values(query if key is None else key, value, position)
+        if self.cfg.qk_norm:
+            q = self.query_norm(q)
+        if position is not None and position.rotation is not None:
+            q = position.rotation(q)
         if cache is not None and not self.cross:
             keys_values = cache.write(keys_values, index)
         drop = train and self.cfg.attention_dropout > 0
@@ -77,23 +90,35 @@ class Attention(nn.Module):
             q,
             *keys_values.unpack(),
             mask,
-            backend=self.cfg.attention_backend,
+            bias=None if position is None else position.bias,
+            scale=self.cfg.attention_scale,
+            softcap=self.cfg.attention_softcap,
+            backend=self.cfg.attention_backend if cache is None else "reference",
             dropout_rate=self.cfg.attention_dropout,
             dropout_key=self.make_rng("dropout") if drop else None,
         )
         return self.output(out), keys_values
 
-    def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:
+    def keys_values(
+        self, key: jax.Array, value: jax.Array | None = None, position: AttentionPosition | None = None
+    ) -> KeyValues:
         """Projects `key` and `value` (default: `key`), each [B, S, D]."""
         if self._fused("fused_kv"):
             self._check_one_input(value)
             both = self.kv(key)
-            return KeyValues.pack(both[..., : self.cfg.kv_heads, :], both[..., self.cfg.kv_heads :, :])
-        return KeyValues.pack(self.key(key), self.value(key if value is None else value))
+            return self._pack(both[..., : self.cfg.kv_heads, :], both[..., self.cfg.kv_heads :, :], position)
+        return self._pack(self.key(key), self.value(key if value is None else value), position)
 
-    def _project(self, axis: str, heads: int) -> Linear:
+    def _pack(self, k: jax.Array, v: jax.Array, position: AttentionPosition | None) -> KeyValues:
+        if self.cfg.qk_norm:
+            k = self.key_norm(k)
+        if position is not None and position.rotation is not None:
+            k = position.rotation(k)
+        return KeyValues.pack(k, v)
+
+    def _project(self, role: str, axis: str, heads: int) -> Linear:
         outputs = ((axis, heads), (axes.HEAD_DIM, self.cfg.head_size))
-        return Linear(self.cfg, ((axes.EMBED, self.cfg.dim),), outputs, self.cfg.attention_bias)
+        return Linear(self.cfg, ((axes.EMBED, self.cfg.dim),), outputs, role in self.cfg.attention_bias)
 
     def _fused(self, kind: str) -> bool:
         """Whether this layer's projections are fused as `kind` says."""
@@ -108,6 +133,46 @@ class Attention(nn.Module):
                 "write 'separate' for queries, keys and values of their own"
             )
 
-    def _split_qkv(self, qkv: jax.Array) -> tuple[jax.Array, KeyValues]:
+    def _split_qkv(self, qkv: jax.Array, position: AttentionPosition | None) -> tuple[jax.Array, KeyValues]:
         N, K = self.cfg.num_heads, self.cfg.kv_heads
-        return qkv[..., :N, :], KeyValues.pack(qkv[..., N : N + K, :], qkv[..., N + K :, :])
+        return qkv[..., :N, :], self._pack(qkv[..., N : N + K, :], qkv[..., N + K :, :], position)
+
+
+class BasicAttention(nn.Module):
+    """Attention without parameters: `softmax(x x^T) x`, unscaled, with one head as wide as the model."""
+
+    cfg: ModelConfig
+    cross: bool = False
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array | None = None,
+        value: jax.Array | None = None,
+        *,
+        mask: jax.Array | Mask | None = None,
+        position: AttentionPosition | None = None,
+        cache: KeyValues | None = None,
+        index: jax.Array | int = 0,
+        train: bool = False,
+    ) -> tuple[jax.Array, KeyValues]:
+        """As `Attention.__call__`; rotations are not applied."""
+        if self.cross and cache is not None:
+            keys_values = cache
+        else:
+            keys_values = self.keys_values(query if key is None else key, value)
+        if cache is not None and not self.cross:
+            keys_values = cache.write(keys_values, index)
+        bias = None if position is None else position.bias
+        out = attend(query[:, :, None], *keys_values.unpack(), mask, bias=bias, scale=1.0)
+        return out[:, :, 0], keys_values
+
+    def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:
+        """The inputs themselves, each [B, S, D], as one head."""
+        return KeyValues.pack(key[:, :, None], (key if value is None else value)[:, :, None])
+
+
+def make_attention(cfg: ModelConfig, *, cross: bool = False) -> nn.Module:
+    """The attention that `cfg.attention` names."""
+    attention: nn.Module = kinds.load(kinds.ATTENTIONS, cfg.attention)(cfg, cross)
+    return attention

@@ -10,6 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.linear import kernel_initializer
+from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
 
@@ -42,18 +43,34 @@ class TokenEmbedding(nn.Module):
 
 
 class InputEmbedding(nn.Module):
-    """Position information and dropout on top of a token embedding."""
+    """Position information, a vector for the kind of segment, norm and dropout, on top of a token embedding."""
 
     cfg: ModelConfig
 
     def setup(self) -> None:
-        self.positions = make_positions(self.cfg)
-        self.dropout = Dropout(self.cfg.dropout)
+        cfg = self.cfg
+        self.positions = make_positions(cfg)
+        if cfg.token_types:
+            init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
+            self.types = self.param("types", init, (cfg.token_types, cfg.dim), jnp.dtype(cfg.param_dtype))
+        self.norm = make_norm(cfg) if cfg.embedding_norm else None
+        self.dropout = Dropout(cfg.dropout)
 
-    def __call__(self, vectors: jax.Array, positions: jax.Array | None = None, *, train: bool = False) -> jax.Array:
-        """vectors [B, T, D], positions int [B, T] (None: 0, ..., T - 1) -> [B, T, D]."""
+    def __call__(
+        self,
+        vectors: jax.Array,
+        positions: jax.Array | None = None,
+        types: jax.Array | None = None,
+        *,
+        train: bool = False,
+    ) -> jax.Array:
+        """vectors [B, T, D], positions int [B, T] (None: 0, ..., T - 1), types int [B, T] (None: 0) -> [B, T, D]."""
         if self.positions is not None:
             vectors = vectors + self.positions(jnp.arange(vectors.shape[1]) if positions is None else positions)
+        if self.cfg.token_types:
+            vectors = vectors + self.types[0 if types is None else types].astype(vectors.dtype)
+        if self.norm is not None:
+            vectors = self.norm(vectors)
         return self.dropout(vectors, train=train)
 
 
@@ -67,15 +84,20 @@ class OutputHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, tied: TokenEmbedding | None = None) -> jax.Array:
-        """[..., D] -> float32 [..., size]."""
+        """[..., D] -> float32 [..., size]; `cfg.scale_output` divides x by sqrt(D), `cfg.output_softcap` caps."""
         cfg = self.cfg
         dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)
+        x = x.astype(dtype)
+        if cfg.scale_output:
+            x = x / math.sqrt(cfg.dim)
         if tied is None:
             init = named(kernel_initializer(cfg, cfg.dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
-            logits = jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
+            logits = jnp.matmul(x, kernel.astype(dtype), preferred_element_type=jnp.float32)
         else:
             logits = tied.attend(x)
         if self.use_bias:
             logits = logits + self.param("bias", named(nn.initializers.zeros, self.axis), (self.size,), param_dtype)
+        if cfg.output_softcap is not None:
+            logits = cfg.output_softcap * jnp.tanh(logits / cfg.output_softcap)
         return logits

@@ -1,22 +1,12 @@
-"""The position-wise feed-forward network."""
-
-import functools
-from collections.abc import Callable
+"""The position-wise feed-forward networks."""
 
 import jax
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.linear import Linear
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "silu": jax.nn.silu,
-}
 
 
 class FFN(nn.Module):
@@ -28,10 +18,37 @@ class FFN(nn.Module):
         cfg = self.cfg
         embed, hidden = ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.ffn_dim),)
         self.expand = Linear(cfg, embed, hidden, cfg.ffn_bias)
-        self.contract = Linear(cfg, hidden, embed, cfg.ffn_bias)
+        self.contract = Linear(cfg, hidden, embed, cfg.ffn_bias, ends_sublayer=True)
         self.dropout = Dropout(cfg.ffn_dropout)
 
-    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """[..., D] -> [..., D]."""
-        hidden = ACTIVATIONS[self.cfg.activation](self.expand(x))
-        return self.contract(self.dropout(hidden, train=train))
+    def __call__(self, x: jax.Array, real: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+        """[B, T, D] -> [B, T, D]; `real`, bool [B, T], is for kinds in which tokens share something."""
+        return self.contract(self.dropout(self.hidden(x), train=train))
+
+    def hidden(self, x: jax.Array) -> jax.Array:
+        """[..., D] -> [..., F]."""
+        activation = kinds.load(kinds.ACTIVATIONS, self.cfg.activation)
+        return activation(self.expand(x))
+
+
+class GatedFFN(FFN):
+    """`(activation(x Wg + bg) * (x W1 + b1)) W2 + b2` ("GLU Variants Improve Transformer", 2020).
+
+    GLU with `sigmoid`, ReGLU with `relu`, GEGLU with `gelu` (or `gelu_tanh`), SwiGLU with `silu`.
+    """
+
+    def setup(self) -> None:
+        super().setup()
+        cfg = self.cfg
+        self.gate = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.ffn_dim),), cfg.ffn_bias)
+
+    def hidden(self, x: jax.Array) -> jax.Array:
+        """[..., D] -> [..., F]."""
+        activation = kinds.load(kinds.ACTIVATIONS, self.cfg.activation)
+        return activation(self.gate(x)) * self.expand(x)
+
+
+def make_ffn(cfg: ModelConfig) -> nn.Module:
+    """The FFN that `cfg.ffn` names."""
+    ffn: nn.Module = kinds.load(kinds.FFNS, cfg.ffn)(cfg)
+    return ffn

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.nn import masks
+from tformer_jax.nn.masks import Mask
 
 
 @flax.struct.dataclass
@@ -62,13 +62,15 @@ class DecoderCache:
     """int32 [B]: real tokens so far."""
     index: jax.Array
     """int32 scalar: slots filled so far."""
+    prefix: jax.Array | None = None
+    """int32 scalar: so many first slots are seen by every token of the row; None: 0."""
 
-    def admit(self, token_mask: jax.Array) -> tuple["DecoderCache", jax.Array, jax.Array]:
+    def admit(self, token_mask: jax.Array) -> tuple["DecoderCache", jax.Array, Mask]:
         """Takes T new tokens, of which those in `token_mask` (bool [B, T]) are real.
 
         Returns:
             The cache with its bookkeeping moved on (keys and values are the layers' to write), the tokens' positions
-            (int32 [B, T]) and their self-attention mask (bool [B, 1, T, S]).
+            (int32 [B, T]) and their self-attention mask.
 
         Raises:
             ConfigError: T exceeds the number of slots.
@@ -78,7 +80,8 @@ class DecoderCache:
             raise ConfigError(f"{T} tokens do not fit a cache of {slots} slots; give `init_cache` a larger length")
         positions = self.lengths[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1
         valid = jax.lax.dynamic_update_slice(self.valid, token_mask, (0, self.index))
-        mask = masks.cached(valid, self.index, T)
+        prefix = None if self.prefix is None else jnp.broadcast_to(self.prefix, self.lengths.shape)
+        mask = Mask(real=valid, causal=True, start=self.index, prefix=prefix)
         moved = dataclasses.replace(
             self,
             valid=valid,
@@ -94,8 +97,12 @@ def empty_cache(
     length: int,
     cross_attention: Sequence[KeyValues] | None = None,
     memory_mask: jax.Array | None = None,
+    prefix: int | None = None,
 ) -> DecoderCache:
-    """A cache with room for `length` tokens in each row, holding none; `cross_attention` has one entry a layer."""
+    """A cache with room for `length` tokens in each row, holding none; `cross_attention` has one entry a layer.
+
+    The first `prefix` slots are seen by every token.
+    """
     room = jnp.zeros((batch, cfg.kv_heads, length, cfg.head_size), cfg.dtype)
     crosses: Sequence[KeyValues | None] = cross_attention or [None] * cfg.decoder_layers
     return DecoderCache(
@@ -104,4 +111,5 @@ def empty_cache(
         valid=jnp.zeros((batch, length), bool),
         lengths=jnp.zeros((batch,), jnp.int32),
         index=jnp.zeros((), jnp.int32),
+        prefix=None if prefix is None else jnp.asarray(prefix, jnp.int32),
     )

@@ -2,90 +2,111 @@
 
 import dataclasses
 
+import flax
 import jax
 from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn.attention import Attention
+from tformer_jax.nn.attention import make_attention
 from tformer_jax.nn.dropout import Dropout
-from tformer_jax.nn.ffn import FFN
+from tformer_jax.nn.ffn import make_ffn
 from tformer_jax.nn.kv_cache import LayerCache
+from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
+from tformer_jax.nn.relative import AttentionPosition
+
+
+@flax.struct.dataclass
+class Surroundings:
+    """What all layers of a stack read besides x [B, T, D]."""
+
+    mask: Mask = Mask()
+    """Of self-attention."""
+    real: jax.Array | None = None
+    """bool [B, T]: tokens of x that are no padding; None: all."""
+    positions: dict[str, AttentionPosition] = dataclasses.field(default_factory=dict)
+    """For each kind of layer, "full" and "window", that uses positions in attention."""
+    memory: jax.Array | None = None
+    """[B, S, D]: the encoder's output; not needed where a cache holds its keys and values."""
+    memory_mask: Mask = Mask()
+    """Of cross-attention."""
+    index: jax.Array | int = 0
+    """The slot of the cache at which the keys and values of x are written."""
 
 
 class Residual(nn.Module):
-    """The connection around a sub-layer f: `x + drop(f(norm(x)))` (pre) or `norm(x + drop(f(x)))` (post)."""
+    """The connection around a sub-layer f, by `cfg.norm_placement`.
+
+    pre: `x + drop(f(norm(x)))`; post: `norm(x + drop(f(x)))`; both: `x + drop(norm(f(norm(x))))`.
+    """
 
     cfg: ModelConfig
 
     def setup(self) -> None:
         self.norm = make_norm(self.cfg)
+        if self.cfg.norm_placement == "both":
+            self.norm_after = make_norm(self.cfg)
         self.dropout = Dropout(self.cfg.dropout)
 
     def enter(self, x: jax.Array) -> jax.Array:
         """What the sub-layer reads."""
-        return self.norm(x) if self.cfg.norm_placement == "pre" else x
+        return x if self.cfg.norm_placement == "post" else self.norm(x)
 
     def leave(self, x: jax.Array, y: jax.Array, *, train: bool) -> jax.Array:
         """Joins the sub-layer's result y with its input x."""
+        if self.cfg.norm_placement == "both":
+            y = self.norm_after(y)
         joined = x + self.dropout(y, train=train)
-        return joined if self.cfg.norm_placement == "pre" else self.norm(joined)
+        return self.norm(joined) if self.cfg.norm_placement == "post" else joined
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, cross-attention to a memory where `cross`, and an FFN."""
+    """Self-attention (to the last `cfg.window` tokens where `kind` is "window"), cross-attention, and an FFN."""
 
     cfg: ModelConfig
     cross: bool = False
+    kind: str = "full"
 
     def setup(self) -> None:
-        self.self_attention = Attention(self.cfg)
+        self.self_attention = make_attention(self.cfg)
         self.self_attention_residual = Residual(self.cfg)
         if self.cross:
-            self.cross_attention = Attention(self.cfg, cross=True)
+            self.cross_attention = make_attention(self.cfg, cross=True)
             self.cross_attention_residual = Residual(self.cfg)
-        self.ffn = FFN(self.cfg)
+        self.ffn = make_ffn(self.cfg)
         self.ffn_residual = Residual(self.cfg)
 
     def __call__(
-        self,
-        x: jax.Array,
-        memory: jax.Array | None = None,
-        *,
-        mask: jax.Array | None = None,
-        memory_mask: jax.Array | None = None,
-        cache: LayerCache | None = None,
-        index: jax.Array | int = 0,
-        train: bool = False,
+        self, x: jax.Array, around: Surroundings, cache: LayerCache | None = None, *, train: bool = False
     ) -> tuple[jax.Array, LayerCache | None]:
         """Applies the sub-layers in turn.
 
         Args:
             x: [B, T, D].
-            memory: [B, S, D], the encoder's output; not needed when `cache` holds its keys and values.
-            mask, memory_mask: bool, broadcastable to [B, N, T, T or the cache's length] and [B, N, T, S].
-            cache: earlier keys and values; those of x are written from slot `index` on.
+            around: masks, positions and memory.
+            cache: earlier keys and values; those of x are written from slot `around.index` on.
 
         Returns:
             [B, T, D], and the cache that holds x, where there is one.
         """
         h, keys_values = self.self_attention(
             self.self_attention_residual.enter(x),
-            mask=mask,
+            mask=dataclasses.replace(around.mask, window=self.cfg.window) if self.kind == "window" else around.mask,
+            position=around.positions.get(self.kind),
             cache=cache.self_attention if cache else None,
-            index=index,
+            index=around.index,
             train=train,
         )
         x = self.self_attention_residual.leave(x, h, train=train)
         if self.cross:
             h, _ = self.cross_attention(
                 self.cross_attention_residual.enter(x),
-                memory,
-                mask=memory_mask,
+                around.memory,
+                mask=around.memory_mask,
                 cache=cache.cross_attention if cache else None,
                 train=train,
             )
             x = self.cross_attention_residual.leave(x, h, train=train)
-        h = self.ffn(self.ffn_residual.enter(x), train=train)
+        h = self.ffn(self.ffn_residual.enter(x), around.real, train=train)
         x = self.ffn_residual.leave(x, h, train=train)
         return x, dataclasses.replace(cache, self_attention=keys_values) if cache else None

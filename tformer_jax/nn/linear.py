@@ -10,11 +10,19 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn.parameters import named
 
 
-def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int) -> nn.initializers.Initializer:
-    """`xavier`: uniform in +-sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010); `normal`: N(0, cfg.init_std)."""
+def kernel_initializer(
+    cfg: ModelConfig, fan_in: int, fan_out: int, *, ends_sublayer: bool = False
+) -> nn.initializers.Initializer:
+    """`xavier`: uniform in +-sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010); `normal`: N(0, cfg.init_std^2).
+
+    With `cfg.scale_residual_init`, a kernel that ends a sub-layer is smaller by 1 / sqrt(2 L), so that the sum of
+    all 2 L of them keeps its size ("Language Models are Unsupervised Multitask Learners", 2019, section 2.3).
+    """
+    layers = cfg.encoder_layers if cfg.family == "classifier" else cfg.decoder_layers
+    factor = 1 / math.sqrt(2 * layers) if ends_sublayer and cfg.scale_residual_init else 1.0
     if cfg.initializer == "normal":
-        return nn.initializers.normal(cfg.init_std)
-    bound = math.sqrt(6 / (fan_in + fan_out))
+        return nn.initializers.normal(factor * cfg.init_std)
+    bound = factor * math.sqrt(6 / (fan_in + fan_out))
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
@@ -25,6 +33,7 @@ class Linear(nn.Module):
     inputs: tuple[tuple[str, int], ...]
     outputs: tuple[tuple[str, int], ...]
     use_bias: bool
+    ends_sublayer: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -32,8 +41,8 @@ class Linear(nn.Module):
         (in_names, in_shape), (out_names, out_shape) = zip(*self.inputs, strict=True), zip(*self.outputs, strict=True)
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
         dtype, param_dtype = jnp.dtype(self.cfg.dtype), jnp.dtype(self.cfg.param_dtype)
-        init = named(kernel_initializer(self.cfg, fan_in, fan_out), *in_names, *out_names)
-        kernel = self.param("kernel", init, (*in_shape, *out_shape), param_dtype)
+        init = kernel_initializer(self.cfg, fan_in, fan_out, ends_sublayer=self.ends_sublayer)
+        kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
         lead = x.shape[: x.ndim - len(in_shape)]
         y = x.astype(dtype).reshape(*lead, fan_in) @ kernel.astype(dtype).reshape(fan_in, fan_out)
         y = y.reshape(*lead, *out_shape)

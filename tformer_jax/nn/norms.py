@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.parameters import named
 
 
@@ -32,38 +32,46 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return (x32 * jax.lax.rsqrt(mean_square + eps) * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-class LayerNorm(nn.Module):
-    """`layer_norm` with a learned scale and, where `cfg.norm_bias`, a learned shift."""
+class Norm(nn.Module):
+    """A kind of normalisation over the last axis."""
 
     cfg: ModelConfig
+    axis: str = axes.EMBED
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., D] -> [..., D]."""
+        raise NotImplementedError
+
+    def scale(self, size: int) -> jax.Array:
+        """The trained factor [size]; with `cfg.norm_unit_offset` the parameter is its distance from 1 ("Gemma")."""
+        initializer = nn.initializers.zeros if self.cfg.norm_unit_offset else nn.initializers.ones
+        scale = self.param("scale", named(initializer, self.axis), (size,), jnp.dtype(self.cfg.param_dtype))
+        return 1 + scale.astype(jnp.float32) if self.cfg.norm_unit_offset else scale
+
+
+class LayerNorm(Norm):
+    """`layer_norm` with a learned scale and, where `cfg.norm_bias`, a learned shift."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., D]."""
-        shape, dtype = (x.shape[-1],), jnp.dtype(self.cfg.param_dtype)
-        scale = self.param("scale", named(nn.initializers.ones, axes.EMBED), shape, dtype)
-        bias = None
+        scale, bias = self.scale(x.shape[-1]), None
         if self.cfg.norm_bias:
-            bias = self.param("bias", named(nn.initializers.zeros, axes.EMBED), shape, dtype)
+            zeros = named(nn.initializers.zeros, self.axis)
+            bias = self.param("bias", zeros, (x.shape[-1],), jnp.dtype(self.cfg.param_dtype))
         return layer_norm(x, scale, bias, self.cfg.norm_eps)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Norm):
     """`rms_norm` with a learned scale."""
-
-    cfg: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., D]."""
-        ones = named(nn.initializers.ones, axes.EMBED)
-        scale = self.param("scale", ones, (x.shape[-1],), jnp.dtype(self.cfg.param_dtype))
-        return rms_norm(x, scale, self.cfg.norm_eps)
+        return rms_norm(x, self.scale(x.shape[-1]), self.cfg.norm_eps)
 
 
-NORMS: dict[str, type[nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
-
-
-def make_norm(cfg: ModelConfig, name: str | None = None) -> nn.Module:
-    """The norm that `cfg.norm` names."""
-    return NORMS[cfg.norm](cfg, name=name)
+def make_norm(cfg: ModelConfig, axis: str = axes.EMBED) -> Norm:
+    """The norm that `cfg.norm` names, over the logical axis `axis`."""
+    norm: Norm = kinds.load(kinds.NORMS, cfg.norm)(cfg, axis)
+    return norm

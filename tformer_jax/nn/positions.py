@@ -1,4 +1,4 @@
-"""Where a token stands: vectors added to token embeddings."""
+"""Where a token stands: vectors added to token embeddings. (`relative` has those that attention uses.)"""
 
 import jax
 import jax.numpy as jnp
@@ -6,34 +6,59 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.parameters import named
 
 
-def sinusoidal(positions: jax.Array, dim: int) -> jax.Array:
-    """`PE(p, 2i) = sin(p / 10000^(2i/D))`, `PE(p, 2i+1) = cos(p / 10000^(2i/D))`: int [...] -> float32 [..., D].
+def sinusoid(positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+    """`sin(p / 10000^(2i/D))` and `cos(p / 10000^(2i/D))` for i = 0..D/2-1: int [...] -> float32 [..., D/2] each.
 
     "Attention Is All You Need" (2017), section 3.5. Defined for every position: PE(p + k) is a rotation of PE(p).
     """
     rates = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
     angles = positions[..., None].astype(jnp.float32) * rates.astype(np.float32)
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, dim)
+    return jnp.sin(angles), jnp.cos(angles)
 
 
-class Sinusoidal(nn.Module):
-    """Fixed `sinusoidal` vectors."""
+def sinusoidal(positions: jax.Array, dim: int) -> jax.Array:
+    """Sines at even and cosines at odd features, as in the paper: int [...] -> float32 [..., D]."""
+    return jnp.stack(sinusoid(positions, dim), axis=-1).reshape(*positions.shape, dim)
+
+
+class EmbeddingPositions(nn.Module):
+    """A kind of position that is added to the embeddings."""
 
     cfg: ModelConfig
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """int [..., T] -> [..., T, D]."""
+        raise NotImplementedError
+
+
+class NoPositions(nn.Module):
+    """Nothing tells where a token stands: an encoder then does not see the order of its input."""
+
+    cfg: ModelConfig
+
+
+class Sinusoidal(EmbeddingPositions):
+    """Fixed `sinusoidal` vectors."""
 
     def __call__(self, positions: jax.Array) -> jax.Array:
         """int [..., T] -> [..., T, D]."""
         return sinusoidal(positions, self.cfg.dim).astype(self.cfg.dtype)
 
 
-class Learned(nn.Module):
-    """One trained vector for each position below `cfg.max_length`."""
+class SinusoidalHalves(EmbeddingPositions):
+    """The same sines and cosines, all sines first, as tensor2tensor and Marian have them."""
 
-    cfg: ModelConfig
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """int [..., T] -> [..., T, D]."""
+        return jnp.concatenate(sinusoid(positions, self.cfg.dim), axis=-1).astype(self.cfg.dtype)
+
+
+class Learned(EmbeddingPositions):
+    """One trained vector for each position below `cfg.max_length`."""
 
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:
@@ -49,14 +74,12 @@ class Learned(nn.Module):
                 "learned positions end there: shorten the input or raise it"
             )
         init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
-        table = self.param("embedding", init, (cfg.max_length, cfg.dim), jnp.dtype(cfg.param_dtype))
-        return table.at[positions].get(mode="fill").astype(cfg.dtype)
+        rows = cfg.position_offset + cfg.max_length
+        table = self.param("embedding", init, (rows, cfg.dim), jnp.dtype(cfg.param_dtype))
+        return table.at[cfg.position_offset + positions].get(mode="fill").astype(cfg.dtype)
 
 
-POSITIONS: dict[str, type[nn.Module]] = {"sinusoidal": Sinusoidal, "learned": Learned}
-
-
-def make_positions(cfg: ModelConfig, name: str | None = None) -> nn.Module | None:
-    """The module that `cfg.position` names; None for `none`."""
-    kind = POSITIONS.get(cfg.position)
-    return kind(cfg, name=name) if kind else None
+def make_positions(cfg: ModelConfig) -> EmbeddingPositions | None:
+    """The module that `cfg.position` names; None where attention uses the positions, or nothing does."""
+    kind = kinds.load(kinds.POSITIONS, cfg.position)
+    return kind(cfg) if issubclass(kind, EmbeddingPositions) else None

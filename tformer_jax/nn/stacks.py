@@ -4,41 +4,101 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer_jax.config import ModelConfig
-from tformer_jax.nn import masks
+from tformer_jax import axes
+from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues
-from tformer_jax.nn.layers import TransformerLayer
+from tformer_jax.nn.layers import Surroundings, TransformerLayer
+from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
+from tformer_jax.nn.relative import AttentionPosition, make_attention_positions
 
 
-class Encoder(nn.Module):
-    """`cfg.encoder_layers` layers in which every real token sees every real token."""
+class Period(nn.Module):
+    """One repetition of `cfg.layer_pattern`."""
 
     cfg: ModelConfig
+    cross: bool
 
     def setup(self) -> None:
-        self.layers = [TransformerLayer(self.cfg) for _ in range(self.cfg.encoder_layers)]
-        self.norm = make_norm(self.cfg) if self.cfg.norms_output else None
+        self.layers = [TransformerLayer(self.cfg, self.cross, kind) for kind in self.cfg.layer_pattern]
 
-    def __call__(self, x: jax.Array, real: jax.Array | None, *, train: bool = False) -> jax.Array:
-        """x [B, S, D], real tokens bool [B, S] (None: all) -> [B, S, D]."""
-        mask = None if real is None else masks.padding(real)
+
+class Stack(nn.Module):
+    """`depth` layers, which repeat `cfg.layer_pattern`, as a loop or as a scan over its repetitions.
+
+    In a scan the layers of a repetition are `periods/layers_0`, ..., with their repetitions along the first axis of
+    each parameter; layers left over follow as a loop. `layouts.convert` turns one layout into the other.
+    """
+
+    cfg: ModelConfig
+    depth: int
+    cross: bool = False
+    bidirectional: bool = False
+
+    def setup(self) -> None:
+        cfg, period = self.cfg, len(self.cfg.layer_pattern)
+        self.repetitions = self.depth // period if cfg.scan_layers else 0
+        if self.repetitions:
+            self.periods = Period(cfg, self.cross)
+        rest = range(self.repetitions * period, self.depth)
+        self.layers = [TransformerLayer(cfg, self.cross, cfg.layer_pattern[number % period]) for number in rest]
+        self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
+        self.norm = make_norm(cfg) if cfg.norms_output else None
+
+    def positions(self, positions: jax.Array) -> dict[str, AttentionPosition]:
+        """What each kind of layer needs of positions int [B or 1, T]."""
+        if self.attention_positions is None:
+            return {}
+        kinds = sorted(set(self.cfg.layer_pattern))
+        return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
+
+    def full_pass(self, x: jax.Array, around: Surroundings, *, train: bool) -> jax.Array:
+        """[B, T, D] -> [B, T, D], keeping for the backward pass what `cfg.remat` says."""
+
+        def apply(layer: TransformerLayer, x: jax.Array, around: Surroundings) -> jax.Array:
+            result: jax.Array = layer(x, around, train=train)[0]
+            return result
+
+        if self.cfg.remat != "none":
+            policy = getattr(jax.checkpoint_policies, self.cfg.remat)
+            apply = nn.remat(apply, policy=policy, prevent_cse=not self.cfg.scan_layers)
+
+        def repeat(period: Period, x: jax.Array, around: Surroundings) -> tuple[jax.Array, None]:
+            for layer in period.layers:
+                x = apply(layer, x, around)
+            return x, None
+
+        if self.repetitions:
+            scan = nn.scan(
+                repeat,
+                variable_axes={"params": 0, "losses": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=nn.broadcast,
+                length=self.repetitions,
+                metadata_params={nn.PARTITION_NAME: axes.LAYERS},
+            )
+            x, _ = scan(self.periods, x, around)
         for layer in self.layers:
-            x, _ = layer(x, mask=mask, train=train)
+            x = apply(layer, x, around)
         return self.norm(x) if self.norm else x
 
 
-class Decoder(nn.Module):
-    """`cfg.decoder_layers` causal layers, each with cross-attention where `cross`."""
+class Encoder(Stack):
+    """A stack in which every real token sees every real token."""
 
-    cfg: ModelConfig
-    cross: bool = False
+    bidirectional: bool = True
 
-    def setup(self) -> None:
-        self.layers = [TransformerLayer(self.cfg, self.cross) for _ in range(self.cfg.decoder_layers)]
-        self.norm = make_norm(self.cfg) if self.cfg.norms_output else None
+    def __call__(self, x: jax.Array, real: jax.Array | None, *, train: bool = False) -> jax.Array:
+        """x [B, S, D], real tokens bool [B, S] (None: all) -> [B, S, D]."""
+        positions = self.positions(jnp.arange(x.shape[1])[None])
+        return self.full_pass(x, Surroundings(mask=Mask(real=real), real=real, positions=positions), train=train)
+
+
+class Decoder(Stack):
+    """A causal stack, with cross-attention where `cross`."""
 
     def __call__(
         self,
@@ -47,26 +107,46 @@ class Decoder(nn.Module):
         memory: jax.Array | None = None,
         memory_real: jax.Array | None = None,
         *,
+        prefix: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """The full pass: x [B, T, D], memory [B, S, D], their real tokens bool [B, T] and [B, S] -> [B, T, D]."""
-        mask = masks.combine(masks.causal(x.shape[1]), None if real is None else masks.padding(real))
-        memory_mask = None if memory_real is None else masks.padding(memory_real)
-        for layer in self.layers:
-            x, _ = layer(x, memory, mask=mask, memory_mask=memory_mask, train=train)
-        return self.norm(x) if self.norm else x
+        """The full pass: x [B, T, D], memory [B, S, D], their real tokens bool [B, T] and [B, S] -> [B, T, D].
+
+        `prefix` (int [B]) counts the first tokens of a row that all its tokens see.
+        """
+        around = Surroundings(
+            mask=Mask(real=real, causal=True, prefix=prefix),
+            real=real,
+            positions=self.positions(jnp.arange(x.shape[1])[None]),
+            memory=memory,
+            memory_mask=Mask(real=memory_real),
+        )
+        return self.full_pass(x, around, train=train)
 
     def step(
-        self, x: jax.Array, cache: DecoderCache, mask: jax.Array, index: jax.Array
+        self, x: jax.Array, cache: DecoderCache, *, mask: Mask, real: jax.Array, positions: jax.Array
     ) -> tuple[jax.Array, DecoderCache]:
-        """Continues from `cache`, which has admitted the tokens: x [B, T, D], mask [B, 1, T, S] -> [B, T, D].
+        """Continues from `cache`, which has admitted the tokens: x [B, T, D] -> [B, T, D].
 
-        `index` is the slot of the first new token.
+        Args:
+            mask: from `cache.admit`, like the tokens' positions (int [B, T]).
+            real: bool [B, T].
+
+        Raises:
+            ConfigError: the layers are scanned.
         """
-        memory_mask = None if cache.memory_mask is None else masks.padding(cache.memory_mask)
+        if self.repetitions:
+            raise ConfigError("model.scan_layers=True: decoding wants a loop; convert with `layouts.unrolled` first")
+        around = Surroundings(
+            mask=mask,
+            real=real,
+            positions=self.positions(positions),
+            memory_mask=Mask(real=cache.memory_mask),
+            index=0 if mask.start is None else mask.start,
+        )
         layer_caches: list[Any] = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x, written = layer(x, mask=mask, memory_mask=memory_mask, cache=layer_cache, index=index)
+            x, written = layer(x, around, layer_cache)
             layer_caches.append(written)
         x = self.norm(x) if self.norm else x
         return x, dataclasses.replace(cache, layers=tuple(layer_caches))

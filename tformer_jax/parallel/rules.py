@@ -16,6 +16,8 @@ RULES = (
     (axes.KV_HEADS, None),
     (axes.HEAD_DIM, None),
     (axes.MLP, None),
+    (axes.EXPERTS, None),
+    (axes.LAYERS, None),
     (axes.VOCAB, None),
     (axes.CLASSES, None),
 )

@@ -33,11 +33,12 @@ def make_train_step(
         dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
         def mean_loss(params):
-            logits, labels = registry.forward(model, params, batch, train=True, dropout_key=dropout_key)
-            total, count = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing)
-            return total / jnp.maximum(count, 1), count
+            outputs = registry.forward(model, params, batch, train=True, dropout_key=dropout_key)
+            total, count = masked_cross_entropy(outputs.logits, outputs.labels, label_smoothing=label_smoothing)
+            loss = total / jnp.maximum(count, 1)
+            return loss + outputs.auxiliary_loss, (loss, count)
 
-        (loss, count), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
+        (_, (loss, count)), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         metrics = {"loss": loss, "labels": count.astype(jnp.float32), "grad_norm": optax.tree.norm(grads)}
         new_state = TrainState(

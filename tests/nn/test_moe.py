@@ -1,0 +1,113 @@
+"""Mixture of experts against a loop over tokens and experts, and its losses by hand."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax.nn import moe
+from tformer_jax.nn.ffn import make_ffn
+
+B, T, E = 2, 7, 4
+REAL = np.arange(T) < np.array([[T], [4]])
+
+
+def mixture(**changes):
+    return make_ffn(tiny("decoder_lm", **{"ffn": "moe", "num_experts": E, "activation": "silu"} | changes))
+
+
+def run(module, params, x, real=None):
+    return jax.jit(lambda params, x: module.apply({"params": params}, x, real))(params, x)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"experts_per_token": 1, "router_normalize": False},
+        {"experts_per_token": 3, "expert_gated": False, "activation": "relu"},
+        {"ffn_bias": False, "expert_capacity": 0.5},
+        {"experts_per_token": 4, "expert_capacity": 1.0},
+    ],
+    ids=str,
+)
+def test_equals_the_dense_loop(changes):
+    module = mixture(**changes)
+    x = normal(B, T, 8)
+    params = init_module(module, x)
+    expected = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, REAL)
+    capacity = "limited" if module.cfg.expert_capacity else "free"
+    proves = (f"ffn=moe, {module.cfg.experts_per_token} of {E} experts, {capacity} capacity", "NumPy float64")
+    assert_close(run(module, params, x, REAL), expected, proves=proves)
+
+
+def test_capacity_drops_tokens():
+    x = normal(B, T, 8)
+    free, tight = mixture(), mixture(expert_capacity=0.25)
+    params = init_module(free, x)
+    assert np.abs(run(free, params, x) - run(tight, params, x)).max() > 1e-3
+
+
+def test_a_row_does_not_depend_on_the_others():
+    module, x = mixture(expert_capacity=0.5), normal(B, T, 8)
+    params = init_module(module, x)
+    assert_close(run(module, params, x)[:1], run(module, params, x[:1]), 1e-6)
+
+
+def test_padding_takes_no_room_and_gets_nothing():
+    module, x = mixture(expert_capacity=0.5), normal(1, T, 8)
+    params = init_module(module, x)
+    real = np.array([[False, False, True, True, True, True, True]])
+    changed = x.at[:, :2].set(9.0)
+    np.testing.assert_array_equal(run(module, params, x, real), run(module, params, changed, real))
+    np.testing.assert_array_equal(run(module, params, x, real)[:, :2], 0)
+
+
+def test_all_experts_on_every_token_is_a_weighted_sum():
+    module, x = mixture(experts_per_token=E), normal(1, 3, 8)
+    params = init_module(module, x)
+    p, x64 = oracles.f64(params), np.float64(x)
+    weights = oracles.softmax(x64 @ p["router"])
+    expected = sum(weights[..., e, None] * oracles.expert_ffn(p, e, x64, module.cfg) for e in range(E))
+    assert_close(run(module, params, x), expected)
+
+
+def test_balance_loss_by_hand():
+    # two experts, probabilities 3/4 and 1/4 for each token, all choices on expert 0: 2 * (1 * 3/4 + 0 * 1/4)
+    logits = jnp.tile(jnp.log(jnp.array([3.0, 1.0])), (1, 5, 1))
+    experts = jnp.zeros((1, 5, 1), jnp.int32)
+    assert_close(moe.balance_loss(logits, experts, jnp.ones((1, 5), bool)), 1.5, 1e-6)
+    even = jnp.array([0, 1, 0, 1])[None, :, None]
+    assert_close(moe.balance_loss(jnp.zeros((1, 4, 2)), even, jnp.ones((1, 4), bool)), 1.0, 1e-6)
+
+
+def test_router_z_loss_by_hand():
+    logits = jnp.array([[[0.0, 0.0], [5.0, 5.0]]])
+    assert_close(moe.router_z_loss(logits, jnp.array([[True, False]])), math.log(2) ** 2, 1e-6)
+
+
+def test_losses_are_weighted_and_count_real_tokens_only():
+    module, x = mixture(balance_loss=0.5, router_z_loss=0.25), normal(B, T, 8)
+    params = init_module(module, x)
+    _, collected = module.apply({"params": params}, x, REAL, mutable=["losses"])
+    logits = np.float64(x) @ np.float64(params["router"])
+    z = np.log(np.exp(logits).sum(-1))[REAL]
+    assert_close(collected["losses"]["router_z"][0], 0.25 * (z**2).mean())
+    probabilities = oracles.softmax(logits)[REAL]
+    chosen = np.argsort(-probabilities, axis=-1)[:, :2]
+    share = np.bincount(chosen.ravel(), minlength=E) / chosen.size
+    assert_close(collected["losses"]["balance"][0], 0.5 * E * (share * probabilities.mean(0)).sum())
+
+
+def test_the_router_learns_from_the_losses():
+    module, x = mixture(balance_loss=1.0), normal(B, T, 8)
+    params = init_module(module, x)
+
+    def balance(params):
+        return module.apply({"params": params}, x, mutable=["losses"])[1]["losses"]["balance"][0]
+
+    assert np.abs(jax.grad(balance)(params)["router"]).max() > 1e-4

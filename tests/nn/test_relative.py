@@ -1,0 +1,131 @@
+"""Positions that attention uses: rotations, ALiBi, T5's buckets."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import oracles
+from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax.config import ConfigError
+from tformer_jax.nn import relative
+
+ROTARY = {
+    "halves": {},
+    "interleaved": {"rotary_pairing": "interleaved"},
+    "base 500": {"rotary_base": 500.0},
+    "linear": {"rotary_scaling": "linear", "rotary_factor": 4.0},
+    "llama3": {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_original_length": 60},
+}
+
+
+def rotation(cfg, positions, *, window: bool = False):
+    module = relative.make_attention_positions(cfg, bidirectional=False)
+    return module.apply({}, positions, window=window).rotation
+
+
+@pytest.mark.parametrize("changes", ROTARY.values(), ids=ROTARY)
+def test_rotary_equals_the_formula(changes):
+    cfg = tiny("decoder_lm", position="rotary", head_dim=12, **changes)
+    x = normal(2, 40, 3, 12)
+    out = rotation(cfg, jnp.arange(40)[None])(x)
+    (name,) = (name for name, value in ROTARY.items() if value == changes)
+    assert_close(out, oracles.rotate(np.float64(x), cfg), proves=(f"position=rotary, {name}", "NumPy float64"))
+
+
+def test_llama3_leaves_fast_pairs_stretches_slow_ones_and_blends_between():
+    cfg = tiny("decoder_lm", position="rotary", head_dim=12, **ROTARY["llama3"])
+    plain = np.array(oracles.rotary_rates(tiny("decoder_lm", position="rotary", head_dim=12)))
+    ratio = relative.rotary_rates(cfg, window=False) / plain
+    assert ratio[0] == 1
+    assert 1 / 8 < ratio[1] < 1
+    np.testing.assert_allclose(ratio[2:], 1 / 8)
+
+
+def test_window_layers_have_their_own_unscaled_base():
+    cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary_window_base=100.0, **ROTARY["linear"])
+    x = normal(1, 6, 2, 8)
+    for kind in ("window", "full"):
+        out = rotation(cfg, jnp.arange(6)[None], window=kind == "window")(x)
+        assert_close(out, oracles.rotate(np.float64(x), cfg, kind), proves=("rotary_window_base", "NumPy float64"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    q=st.integers(0, 60),
+    k=st.integers(0, 60),
+    shift=st.integers(0, 300),
+    pairing=st.sampled_from(["halves", "interleaved"]),
+)
+def test_scores_depend_on_the_distance_alone(q, k, shift, pairing):
+    cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary_pairing=pairing)
+    query, key = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
+
+    def score(q, k):
+        rotated = [rotation(cfg, jnp.array([[place]]))(x) for x, place in ((query, q), (key, k))]
+        return float((rotated[0] * rotated[1]).sum())
+
+    assert abs(score(q, k) - score(q + shift, k + shift)) < 2e-4
+
+
+def test_rotation_keeps_lengths():
+    cfg = tiny("decoder_lm", position="rotary", head_dim=8)
+    x = normal(1, 50, 1, 8)
+    out = rotation(cfg, jnp.arange(50)[None])(x)
+    assert_close(jnp.linalg.norm(out, axis=-1), jnp.linalg.norm(x, axis=-1))
+
+
+def test_odd_heads_cannot_turn():
+    with pytest.raises(ConfigError, match="model.position='rotary': turns pairs of features; the head size 3 must be"):
+        tiny("decoder_lm", position="rotary", head_dim=3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [
+        (8, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]),
+        (2, [1 / 16, 1 / 256]),
+        # the slopes of 4 heads, then every other one of 8 heads
+        (6, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]),
+    ],
+)
+def test_alibi_slopes_by_hand(heads, expected):
+    np.testing.assert_allclose(relative.alibi_slopes(heads), expected, rtol=1e-12)
+
+
+def test_alibi_bias():
+    module = relative.make_attention_positions(tiny("decoder_lm", position="alibi"), bidirectional=True)
+    bias = module.apply({}, jnp.arange(5)[None], window=False).bias
+    out = bias.block(jnp.arange(5), jnp.arange(7))
+    assert_close(out, oracles.alibi_bias(4, 5, 7), 1e-6, proves=("position=alibi", "NumPy float64"))
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_buckets_equal_the_formula(bidirectional):
+    offsets = np.arange(-300, 301)
+    out = relative.relative_bucket(jnp.asarray(offsets), 32, 128, bidirectional=bidirectional)
+    expected = [oracles.relative_bucket(int(offset), 32, 128, bidirectional) for offset in offsets]
+    np.testing.assert_array_equal(out, expected)
+    assert out.min() == 0
+    assert out.max() == 31
+
+
+def test_buckets_by_hand():
+    # 8 buckets, one direction: 0..3 have their own, then 4 * 4^(i/4) up to 16: [4, 5], [6, 7], [8, 11], [12, ...)
+    distances = jnp.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 15, 16, 99])
+    buckets = relative.relative_bucket(-distances, 8, 16, bidirectional=False)
+    np.testing.assert_array_equal(buckets, [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7, 7])
+    assert relative.relative_bucket(jnp.array(5), 8, 16, bidirectional=False) == 0
+    assert relative.relative_bucket(jnp.array(1), 8, 16, bidirectional=True) == 5
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_relative_bias(bidirectional):
+    cfg = tiny("decoder_lm", position="relative", relative_buckets=8, relative_distance=16)
+    module = relative.make_attention_positions(cfg, bidirectional=bidirectional)
+    params = init_module(module, jnp.arange(5)[None], window=False)
+    bias = module.apply({"params": params}, jnp.arange(5)[None], window=False).bias
+    expected = oracles.relative_bias(np.float64(params["embedding"]), 5, 9, 16, bidirectional)
+    proves = (f"position=relative, {'both directions' if bidirectional else 'causal'}", "NumPy float64")
+    assert_close(bias.block(jnp.arange(5), jnp.arange(9)), expected, 1e-6, proves=proves)

@@ -1,0 +1,205 @@
+"""The settings of a model's architecture."""
+
+import dataclasses
+from typing import ClassVar
+
+from tformer_jax.config import kinds
+from tformer_jax.config.fields import Section, setting
+
+DTYPES = ("float32", "bfloat16")
+PROJECTIONS = ("query", "key", "value", "output")
+REMAT_POLICIES = (
+    "none",
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "everything_saveable",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Section):
+    """The architecture. Letters in brackets are those of `axes.py`; kinds are those of `config/kinds.py`."""
+
+    path: ClassVar[str] = "model"
+
+    family: str = setting("seq2seq", "kind of model", choices=("seq2seq", "decoder_lm", "classifier"))
+    vocab_size: int | None = setting(None, "[V] target (or only) vocabulary; None: the tokenizer's", low=1)
+    source_vocab_size: int | None = setting(None, "seq2seq source vocabulary; None: the tokenizer's", low=1)
+    num_classes: int | None = setting(None, "classifier labels; None: as many as the data has", low=1)
+    max_length: int = setting(256, "longest sequence, in tokens, that the model accepts", low=1)
+
+    dim: int = setting(512, "[D] model width", low=1)
+    encoder_layers: int = setting(6, "[L] encoder depth (seq2seq, classifier)", low=0)
+    decoder_layers: int = setting(6, "[L] decoder depth (seq2seq, decoder_lm)", low=0)
+    layer_pattern: tuple[str, ...] = setting(
+        ("full",),
+        "self-attention of successive layers, repeated: full, or the last `window` tokens",
+        choices=("full", "window"),
+    )
+    scan_layers: bool = setting(False, "compile one repetition of layer_pattern and scan over it, instead of a loop")
+    remat: str = setting(
+        "none", "what the backward pass keeps of a layer, by jax.checkpoint_policies", choices=REMAT_POLICIES
+    )
+
+    attention: str = setting("multi_head", "kind of attention", choices=kinds.ATTENTIONS)
+    attention_backend: str = setting("reference", "how attention is computed", choices=kinds.BACKENDS)
+    num_heads: int = setting(8, "[N] query heads", low=1)
+    num_kv_heads: int | None = setting(None, "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N", low=1)
+    head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)
+    attention_projections: str = setting(
+        "separate", "how query, key and value are projected", choices=("separate", "fused_qkv", "fused_kv")
+    )
+    attention_bias: tuple[str, ...] = setting(PROJECTIONS, "projections that have a bias", choices=PROJECTIONS)
+    attention_scale: float | None = setting(None, "factor of the scores q k; None: 1 / sqrt(H)")
+    attention_softcap: float | None = setting(None, "scores become cap * tanh(scores / cap); None: no cap", low=1e-6)
+    qk_norm: bool = setting(False, "normalise each query and key head before the scores")
+    window: int | None = setting(None, "tokens that a `window` layer sees, the query's own included", low=1)
+    prefix_lm: bool = setting(False, "decoder_lm: the tokens of the prompt see each other in both directions")
+
+    position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)
+    position_offset: int = setting(0, "learned: rows at the start of the table that stay unused", low=0)
+    rotary_pairing: str = setting(
+        "halves", "rotary: feature i turns with i + H/2, or with its neighbour", choices=("halves", "interleaved")
+    )
+    rotary_base: float = setting(10_000.0, "rotary: the slowest pair turns once in about 2 pi base tokens", low=1.0)
+    rotary_window_base: float | None = setting(
+        None, "rotary: base of `window` layers, which are not scaled; None: as in full layers", low=1.0
+    )
+    rotary_scaling: str = setting("none", "rotary: how positions are stretched", choices=("none", "linear", "llama3"))
+    rotary_factor: float = setting(1.0, "rotary: by how much rotary_scaling stretches", low=1.0)
+    rotary_original_length: int = setting(8192, "rotary: length before llama3 scaling, in tokens", low=1)
+    relative_buckets: int = setting(32, "relative: distances told apart", low=4)
+    relative_distance: int = setting(128, "relative: tokens from which all distances are one", low=2)
+
+    ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
+    ffn_dim: int = setting(2048, "[F] FFN width, of one expert for moe", low=1)
+    activation: str = setting("relu", "FFN non-linearity; of the gate where there is one", choices=kinds.ACTIVATIONS)
+    ffn_bias: bool = setting(True, "biases in the FFN")
+    num_experts: int = setting(8, "moe: [E] experts", low=1)
+    experts_per_token: int = setting(2, "moe: experts that read a token", low=1)
+    expert_gated: bool = setting(True, "moe: experts are gated FFNs")
+    expert_capacity: float | None = setting(
+        None, "moe: room of an expert as a multiple of its fair share of a row; None: no token is dropped", low=0.0
+    )
+    router_normalize: bool = setting(True, "moe: the chosen experts' weights sum to 1")
+    balance_loss: float = setting(0.01, "moe: weight of the load-balance loss", low=0.0)
+    router_z_loss: float = setting(0.0, "moe: weight of the router's z-loss", low=0.0)
+
+    norm: str = setting("layernorm", "normalisation", choices=kinds.NORMS)
+    norm_placement: str = setting(
+        "pre", "x + f(norm(x)), norm(x + f(x)), or x + norm(f(norm(x)))", choices=("pre", "post", "both")
+    )
+    norm_eps: float = setting(1e-5, "added to the variance before the square root", low=0.0)
+    norm_bias: bool = setting(True, "shift parameter of LayerNorm")
+    norm_unit_offset: bool = setting(False, "the norm multiplies by 1 + scale, whose start is 0")
+    final_norm: bool | None = setting(None, "one more norm after each stack; None: unless norm_placement is post")
+    embedding_norm: bool = setting(False, "normalise what enters the first layer")
+
+    tie_embeddings: str = setting(
+        "output",
+        "none; output: target embedding = output head; all: also = source embedding (one shared vocabulary)",
+        choices=("none", "output", "all"),
+    )
+    scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
+    token_types: int = setting(0, "classifier: kinds of segment with a vector of their own (BERT: 2)", low=0)
+    output_bias: bool = setting(False, "bias on the logits")
+    scale_output: bool = setting(False, "divide what the output head reads by sqrt(D)")
+    output_softcap: float | None = setting(None, "logits become cap * tanh(logits / cap); None: no cap", low=1e-6)
+    pooling: str = setting("mean", "classifier: which real tokens are classified", choices=("mean", "first", "last"))
+    pooler: bool = setting(False, "classifier: tanh(W x + b) between pooling and logits")
+
+    dropout: float = setting(0.1, "on embeddings and on each sub-layer's output", low=0.0, high=1.0)
+    attention_dropout: float = setting(0.0, "on attention weights", low=0.0, high=1.0)
+    ffn_dropout: float = setting(0.0, "between the two FFN layers", low=0.0, high=1.0)
+
+    initializer: str = setting("xavier", "projection kernels: xavier (uniform) or normal", choices=("xavier", "normal"))
+    init_std: float = setting(0.02, "standard deviation of normal kernels and of learned embeddings", low=0.0)
+    scale_residual_init: bool = setting(False, "kernels that end a sub-layer start smaller, by 1 / sqrt(2 L)")
+    dtype: str = setting("float32", "computation", choices=DTYPES)
+    param_dtype: str = setting("float32", "parameters", choices=DTYPES)
+
+    def check(self) -> None:
+        self._check_heads()
+        self._check_positions()
+        self._check_windows()
+        for name in ("dropout", "attention_dropout", "ffn_dropout"):
+            if getattr(self, name) == 1.0:
+                raise self.error(name, "must be below 1")
+        if self.ffn == "moe" and self.experts_per_token > self.num_experts:
+            raise self.error("experts_per_token", f"must be at most model.num_experts={self.num_experts}")
+        if self.family != "seq2seq" and self.tie_embeddings == "all":
+            raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
+        if self.tie_embeddings == "all" and self.source_vocab_size != self.vocab_size:
+            raise self.error("source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when all are tied")
+        if self.token_types and self.family != "classifier":
+            raise self.error("token_types", f"is for model.family='classifier'; write 0 for {self.family!r}")
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise self.error("num_heads", f"must divide model.dim={self.dim}, or set model.head_dim")
+        if self.num_heads % self.kv_heads:
+            raise self.error("num_kv_heads", f"must divide model.num_heads={self.num_heads}")
+        if self.attention == "basic" and (self.num_heads > 1 or self.head_size != self.dim):
+            raise self.error("attention", "has no projections; write model.num_heads=1, model.head_dim=None")
+        if self.attention == "basic" and self.position == "rotary":
+            raise self.error("position", "turns queries and keys, which model.attention='basic' does not have")
+        fused = {"separate": set(), "fused_qkv": {"query", "key", "value"}, "fused_kv": {"key", "value"}}
+        together = fused[self.attention_projections]
+        if 0 < len(together & set(self.attention_bias)) < len(together):
+            raise self.error(
+                "attention_bias",
+                f"must have all or none of {', '.join(sorted(together))} "
+                f"for model.attention_projections={self.attention_projections!r}",
+            )
+
+    def _check_positions(self) -> None:
+        if self.position.startswith("sinusoidal") and self.dim % 2:
+            raise self.error("dim", f"must be even for model.position={self.position!r}")
+        if self.position == "rotary" and self.head_size % 2:
+            raise self.error("position", f"turns pairs of features; the head size {self.head_size} must be even")
+        if self.position == "relative" and self.relative_buckets % 4:
+            raise self.error("relative_buckets", "must be a multiple of 4")
+        if self.position == "relative" and self.relative_distance <= self.relative_buckets // 2:
+            raise self.error("relative_distance", f"must exceed half of model.relative_buckets={self.relative_buckets}")
+
+    def _check_windows(self) -> None:
+        if not self.layer_pattern:
+            raise self.error("layer_pattern", "must name at least one layer, such as ('full',)")
+        if "window" in self.layer_pattern and self.window is None:
+            raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
+        if "window" in self.layer_pattern and self.family == "seq2seq":
+            raise self.error(
+                "layer_pattern",
+                "source and target of cross-attention have no common order for a window; write ('full',) for 'seq2seq'",
+            )
+        if self.window is not None and "window" not in self.layer_pattern:
+            raise self.error("window", "no layer uses it; write 'window' in model.layer_pattern")
+        if self.prefix_lm and self.family != "decoder_lm":
+            raise self.error("prefix_lm", f"is for model.family='decoder_lm', not {self.family!r}")
+
+    def known(self, name: str) -> int:
+        """A size that the data may have to fill in first.
+
+        Raises:
+            ConfigError: it is still None.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise self.error(name, "must be a number before a model is built; training takes it from the data")
+        return value
+
+    @property
+    def kv_heads(self) -> int:
+        """K, with its default filled in."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def head_size(self) -> int:
+        """H, with its default filled in."""
+        return self.head_dim or self.dim // self.num_heads
+
+    @property
+    def norms_output(self) -> bool:
+        """Whether a norm closes each stack, with its default filled in."""
+        return self.norm_placement != "post" if self.final_norm is None else self.final_norm

@@ -1,0 +1,66 @@
+"""The formula, written out with einsum; it holds all T x S weights."""
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.nn.attention_ops.core import Backend, Bias, Scoring
+from tformer_jax.nn.dropout import dropout
+from tformer_jax.nn.masks import Mask
+
+HIDDEN = jnp.finfo(jnp.float32).min
+"""The score of a hidden key: finite, so that a row of nothing else is no NaN."""
+
+
+def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring) -> jax.Array:
+    """`softcap(scale * q k^T) + bias`: q [B, T, N, H], k [B, S, K, H], bias [N, T, S] -> float32 [B, N, T, S]."""
+    B, T, N, H = q.shape
+    S, K = k.shape[1:3]
+    grouped = q.reshape(B, T, K, N // K, H)
+    result = scoring.scale * jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32)
+    if scoring.softcap is not None:
+        result = scoring.softcap * jnp.tanh(result / scoring.softcap)
+    result = result.reshape(B, N, T, S)
+    return result if bias is None else result + bias
+
+
+def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """weights [B, N, T, S], v [B, S, K, H] -> [B, T, N, H]."""
+    B, N, T, S = weights.shape
+    K, H = v.shape[2:]
+    out = jnp.einsum("BKGTS,BSKH->BTKGH", weights.reshape(B, K, N // K, T, S), v)
+    return out.reshape(B, T, N, H)
+
+
+def reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    bias: Bias | None,
+    scoring: Scoring,
+    dropout_key: jax.Array | None,
+) -> jax.Array:
+    """`softmax(scores) v`."""
+    T, S = q.shape[1], k.shape[1]
+    may_attend = mask.dense(T, S)
+    logits = scores(q, k, dense_bias(bias, mask, T, S), scoring)
+    if may_attend is not None:
+        logits = jnp.where(may_attend, logits, HIDDEN)
+    weights = dropout(jax.nn.softmax(logits, axis=-1), scoring.dropout_rate, dropout_key)
+    return zero_hidden_rows(weighted_sum(weights.astype(v.dtype), v), may_attend)
+
+
+def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | None:
+    """The whole bias, float32 [N, T, S]."""
+    return None if bias is None else bias.block(mask.query_indices(0, T), jnp.arange(S))
+
+
+def zero_hidden_rows(out: jax.Array, may_attend: jax.Array | None) -> jax.Array:
+    """Zeroes the rows of out [B, T, N, H] whose queries may attend to nothing."""
+    if may_attend is None:
+        return out
+    sees_something = jnp.swapaxes(may_attend.any(axis=-1), 1, 2)  # [B, T, N or 1]
+    return jnp.where(sees_something[..., None], out, 0)
+
+
+REFERENCE = Backend(reference)

@@ -1,0 +1,192 @@
+"""Positions that attention itself uses: rotations of queries and keys, or biases on their scores.
+
+Each kind is a module that a stack owns once and all its layers share; it returns an `AttentionPosition`.
+"""
+
+import math
+from typing import ClassVar
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax import axes
+from tformer_jax.config import ModelConfig, kinds
+from tformer_jax.nn.attention_ops import Bias
+from tformer_jax.nn.parameters import named
+
+LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
+"""Turns within `rotary_original_length` below which a pair is stretched, and above which it is not."""
+
+
+@flax.struct.dataclass
+class Rotation:
+    """Turns pairs of features by an angle that grows with the position ("RoFormer", 2021)."""
+
+    cos: jax.Array
+    """float32 [B or 1, T, 1, H/2]."""
+    sin: jax.Array
+    interleaved: bool = flax.struct.field(pytree_node=False)
+    """Pairs are (0, 1), (2, 3), ...; otherwise (0, H/2), (1, H/2 + 1), ..."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[B, T, N, H] -> [B, T, N, H]."""
+        x32 = x.astype(jnp.float32)
+        if self.interleaved:
+            a, b = x32[..., 0::2], x32[..., 1::2]
+        else:
+            a, b = jnp.split(x32, 2, axis=-1)
+        turned = a * self.cos - b * self.sin, a * self.sin + b * self.cos
+        joined = jnp.stack(turned, axis=-1).reshape(x.shape) if self.interleaved else jnp.concatenate(turned, axis=-1)
+        return joined.astype(x.dtype)
+
+
+@flax.struct.dataclass
+class AttentionPosition:
+    """What self-attention does with positions."""
+
+    rotation: Rotation | None = None
+    bias: Bias | None = None
+
+
+class AttentionPositions(nn.Module):
+    """A kind of position that attention uses.
+
+    `bidirectional` says whether queries also attend to what comes after them.
+    """
+
+    cfg: ModelConfig
+    bidirectional: bool = False
+    adds_bias: ClassVar[bool] = False
+
+    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+        """positions int [B or 1, T] of the queries; `window`: for a layer that sees a window only."""
+        raise NotImplementedError
+
+
+def rotary_rates(cfg: ModelConfig, *, window: bool) -> np.ndarray:
+    """Radians a token of each pair, float64 [H/2]: `base^(-2i/H)`, stretched as `cfg.rotary_scaling` says.
+
+    `linear` divides all rates by the factor ("Extending Context Window ... via Positional Interpolation", 2023).
+    `llama3` divides those that turn less than once in `rotary_original_length` tokens, leaves those that turn more
+    than 4 times, and goes from one to the other in between ("The Llama 3 Herd of Models", 2024).
+    """
+    local = window and cfg.rotary_window_base is not None
+    base = cfg.rotary_window_base if local else cfg.rotary_base
+    rates = float(base or 0) ** (-np.arange(0, cfg.head_size, 2) / cfg.head_size)
+    if local or cfg.rotary_scaling == "none":
+        return rates
+    stretched = rates / cfg.rotary_factor
+    if cfg.rotary_scaling == "linear":
+        return stretched
+    turns = rates * cfg.rotary_original_length / (2 * math.pi)
+    keep = (turns - LLAMA3_LOW_FREQUENCY) / (LLAMA3_HIGH_FREQUENCY - LLAMA3_LOW_FREQUENCY)
+    keep = np.clip(keep, 0, 1)
+    return keep * rates + (1 - keep) * stretched
+
+
+class Rotary(AttentionPositions):
+    """Rotary positions: the score of two tokens depends on their distance only."""
+
+    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+        """A rotation by `position * rate`."""
+        rates = rotary_rates(self.cfg, window=window).astype(np.float32)
+        angles = (positions[..., None].astype(jnp.float32) * rates)[:, :, None, :]
+        interleaved = self.cfg.rotary_pairing == "interleaved"
+        return AttentionPosition(rotation=Rotation(jnp.cos(angles), jnp.sin(angles), interleaved))
+
+
+@flax.struct.dataclass
+class AlibiBias:
+    """`-slope * |query - key|` for each head."""
+
+    slopes: jax.Array
+    """float32 [N]."""
+
+    def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """int [T] and [S] -> float32 [N, T, S]."""
+        distances = abs(queries[:, None] - keys[None, :]).astype(jnp.float32)
+        return -self.slopes[:, None, None] * distances
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """`2^(-8 i / N)` for i = 1..N; other N than powers of two take every other slope of the next power for the rest."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    rest = 2.0 ** (-4 * np.arange(1, 2 * (heads - power), 2) / power)
+    return np.concatenate([slopes, rest])
+
+
+class Alibi(AttentionPositions):
+    """Attention with linear biases ("Train Short, Test Long", 2021); symmetric where both directions are seen."""
+
+    adds_bias = True
+
+    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+        """The same bias for every layer."""
+        return AttentionPosition(bias=AlibiBias(jnp.asarray(alibi_slopes(self.cfg.num_heads), jnp.float32)))
+
+
+@flax.struct.dataclass
+class BucketBias:
+    """A trained bias for each head and bucket of `key - query`."""
+
+    table: jax.Array
+    """[buckets, N]."""
+    bidirectional: bool = flax.struct.field(pytree_node=False)
+    farthest: int = flax.struct.field(pytree_node=False)
+
+    def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """int [T] and [S] -> float32 [N, T, S]."""
+        buckets = relative_bucket(
+            keys[None, :] - queries[:, None], self.table.shape[0], self.farthest, bidirectional=self.bidirectional
+        )
+        return jnp.moveaxis(self.table.astype(jnp.float32)[buckets], -1, 0)
+
+
+def relative_bucket(offset: jax.Array, buckets: int, farthest: int, *, bidirectional: bool) -> jax.Array:
+    """The bucket of `key - query`: int [...] -> int32 [...], below `buckets`.
+
+    "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020), section 2.1. Half of
+    the buckets hold one distance each; the others grow logarithmically and the last one holds all from `farthest`
+    on. Both directions have half of all buckets; with one direction only, keys after the query share bucket 0.
+    """
+    first = jnp.zeros_like(offset)
+    if bidirectional:
+        buckets //= 2
+        first = jnp.where(offset > 0, buckets, 0)
+        distance = abs(offset)
+    else:
+        distance = jnp.maximum(-offset, 0)
+    exact = buckets // 2
+    growth = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(farthest / exact)
+    logarithmic = exact + (growth * (buckets - exact)).astype(jnp.int32)
+    return first + jnp.where(distance < exact, distance, jnp.minimum(logarithmic, buckets - 1))
+
+
+class RelativeBuckets(AttentionPositions):
+    """T5's relative biases: one table for all layers of a stack."""
+
+    adds_bias = True
+
+    @nn.compact
+    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+        """The biases of this stack's table."""
+        cfg = self.cfg
+        init = named(nn.initializers.normal(cfg.init_std), None, axes.HEADS)
+        table = self.param("embedding", init, (cfg.relative_buckets, cfg.num_heads), jnp.dtype(cfg.param_dtype))
+        return AttentionPosition(bias=BucketBias(table, self.bidirectional, cfg.relative_distance))
+
+
+def make_attention_positions(cfg: ModelConfig, *, bidirectional: bool) -> AttentionPositions | None:
+    """The module that `cfg.position` names; None where positions are added to the embeddings."""
+    kind = kinds.load(kinds.POSITIONS, cfg.position)
+    return kind(cfg, bidirectional) if issubclass(kind, AttentionPositions) else None
+
+
+def adds_bias(cfg: ModelConfig) -> bool:
+    """Whether attention's backend must be able to add a bias to the scores."""
+    kind = kinds.load(kinds.POSITIONS, cfg.position)
+    return issubclass(kind, AttentionPositions) and kind.adds_bias
