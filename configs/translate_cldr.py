@@ -45,7 +45,7 @@ def get_config(variant: str = "en-de") -> ConfigDict:
                 vocab_size=1000,
                 tokenizer_examples=20_000,
                 split_digits=True,
-                bucket_lengths=(8, 12, 18, 40),
+                bucket_lengths=(8, 12, 18, 48),
                 batch_tokens=3072,
             ),
             optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=150, final_fraction=0.0),

@@ -65,10 +65,12 @@ EQUIVALENCES: dict[tuple[str, str], float] = {}
 """(switch, oracle) -> largest difference seen in this test run; `--equivalences FILE` writes it."""
 
 
-def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5, *, proves: tuple[str, str] | None = None) -> None:
+def assert_close(
+    actual: Any, expected: Any, tolerance: float = 1e-5, *, proves: tuple[str | list[str], str] | None = None
+) -> None:
     """The largest difference is at most `tolerance` of the largest expected value (or of 1).
 
-    `proves` names the switch and the oracle for the table of equivalences.
+    `proves` names the switch (or switches) and the oracle, for the table of equivalences.
     """
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
@@ -77,7 +79,9 @@ def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5, *, proves:
     difference = np.abs(actual - expected).max(initial=0) / scale
     assert difference <= tolerance, f"relative difference {difference:.2e} exceeds {tolerance:.0e}"
     if proves is not None:
-        EQUIVALENCES[proves] = max(EQUIVALENCES.get(proves, 0.0), float(difference))
+        switches, oracle = proves
+        for switch in [switches] if isinstance(switches, str) else switches:
+            EQUIVALENCES[switch, oracle] = max(EQUIVALENCES.get((switch, oracle), 0.0), float(difference))
 
 
 def with_settings(cfg: ModelConfig, **changes: Any) -> ModelConfig:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import readme_tables
+
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = {
     "import-linter": ["-c", "from importlinter.cli import lint_imports_command as main; main()"],
@@ -19,3 +21,7 @@ TOOLS = {
 def test_clean(tool):
     done = subprocess.run([sys.executable, *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_readme_shows_what_was_recorded():
+    assert readme_tables.readme() == (ROOT / "README.md").read_text(encoding="utf-8"), "python -m tests.readme_tables"

@@ -21,7 +21,7 @@ def test_equals_the_formula(kind, activation, bias):
     assert params["expand"]["kernel"].shape == (8, 12)
     assert params["contract"]["kernel"].shape == (12, 8)
     expected = oracles.ffn(oracles.f64(params), np.float64(x), module.cfg)
-    proves = (f"ffn={kind}, activation={activation}", "NumPy float64")
+    proves = ([f"ffn={kind}", f"activation={activation}"], "NumPy float64")
     assert_close(module.apply({"params": params}, x), expected, 1e-6, proves=proves)
 
 

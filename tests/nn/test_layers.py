@@ -31,7 +31,7 @@ def test_layer_with_cross_attention(placement, norm):
         oracles.padding_mask(REAL),
     )
     assert cache is None
-    assert_close(out, expected, proves=(f"norm_placement={placement}, norm={norm}", "NumPy float64"))
+    assert_close(out, expected, proves=([f"norm_placement={placement}", f"norm={norm}"], "NumPy float64"))
 
 
 def test_stacks_have_their_own_depths():

@@ -60,7 +60,7 @@ def test_unit_offset(kind):
     params = init_module(module, x)
     expected = oracles.norm(np.float64(x), oracles.f64(params), cfg)
     out = module.apply({"params": params}, x)
-    assert_close(out, expected, 1e-6, proves=(f"norm_unit_offset, norm={kind}", "NumPy float64"))
+    assert_close(out, expected, 1e-6, proves=("norm_unit_offset=True", "NumPy float64"))
     fresh = module.init(jax.random.key(0), x)["params"]
     assert not jax.tree.reduce(lambda any_so_far, leaf: any_so_far or leaf.any(), fresh, False)
 

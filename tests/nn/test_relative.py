@@ -31,7 +31,7 @@ def test_rotary_equals_the_formula(changes):
     x = normal(2, 40, 3, 12)
     out = rotation(cfg, jnp.arange(40)[None])(x)
     (name,) = (name for name, value in ROTARY.items() if value == changes)
-    assert_close(out, oracles.rotate(np.float64(x), cfg), proves=(f"position=rotary, {name}", "NumPy float64"))
+    assert_close(out, oracles.rotate(np.float64(x), cfg), proves=(f"position=rotary ({name})", "NumPy float64"))
 
 
 def test_llama3_leaves_fast_pairs_stretches_slow_ones_and_blends_between():

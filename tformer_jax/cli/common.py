@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import logging
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
+    logging.basicConfig(format="%(levelname)s: %(message)s")
     try:
         main()
         sys.stdout.flush()
