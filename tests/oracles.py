@@ -292,13 +292,13 @@ def decoder_lm(p, cfg, tokens, real, prefix=None):
 
 def seq2seq(p, cfg, source, target, source_real, target_real):
     """source and source_real [B, S], target and target_real [B, T] -> [B, T, V]."""
-    source_table = p["target_embedding" if cfg.tie_embeddings == "all" else "source_embedding"]
+    source_table = p["target_embedding" if cfg.tie_embeddings in ("inputs", "all") else "source_embedding"]
     memory = embed(source, source_table, p.get("source_input"), cfg)
     memory = stack(memory, p["encoder"], cfg, cfg.encoder_layers, padding_mask(source_real), bidirectional=True)
     x = embed(target, p["target_embedding"], p.get("target_input"), cfg)
     mask = causal_mask(target.shape[1]) & padding_mask(target_real)
     x = stack(x, p["decoder"], cfg, cfg.decoder_layers, mask, memory, padding_mask(source_real))
-    return logits(x, p.get("head", {}), None if cfg.tie_embeddings == "none" else p["target_embedding"], cfg)
+    return logits(x, p.get("head", {}), p["target_embedding"] if cfg.tie_embeddings in ("output", "all") else None, cfg)
 
 
 def classifier(p, cfg, tokens, real):

@@ -88,7 +88,9 @@ def test_prefix_lm_equals_the_formulas():
 
 @pytest.mark.parametrize(
     "cfg",
-    variants("seq2seq", {"encoder_layers": 1, "decoder_layers": 3}, {"tie_embeddings": "all"}),
+    variants(
+        "seq2seq", {"encoder_layers": 1, "decoder_layers": 3}, {"tie_embeddings": "all"}, {"tie_embeddings": "inputs"}
+    ),
 )
 def test_seq2seq_equals_the_formulas(cfg):
     model, params = build(cfg)

@@ -32,6 +32,10 @@ def backend(request, monkeypatch):
     return request.param
 
 
+def switch(backend: str) -> str:
+    return f"attention_backend={backend.replace('small blocks', 'blockwise')}"
+
+
 def inputs(K: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     return normal(B, T, N, H), normal(B, S, K, H, seed=1), normal(B, S, K, H, seed=2)
 
@@ -87,7 +91,7 @@ def test_gradients_equal_the_reference_and_stay_finite_beside_hidden_rows(backen
     for gradient, expected in zip(
         gradients(backend, inputs(K), mask), gradients("reference", inputs(K), mask), strict=True
     ):
-        proves = (f"attention_backend={backend.replace('small blocks', 'blockwise')}, gradients", "reference backend")
+        proves = (f"{switch(backend)}, gradients", "reference backend")
         assert_close(gradient, expected, 1e-6, proves=proves)
 
 

@@ -98,8 +98,8 @@ class ModelConfig(Section):
 
     tie_embeddings: str = setting(
         "output",
-        "none; output: target embedding = output head; all: also = source embedding (one shared vocabulary)",
-        choices=("none", "output", "all"),
+        "none; output: target embedding = output head; inputs: = source embedding; all: all three (one vocabulary)",
+        choices=("none", "output", "inputs", "all"),
     )
     scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
     token_types: int = setting(0, "classifier: kinds of segment with a vector of their own (BERT: 2)", low=0)
@@ -128,10 +128,13 @@ class ModelConfig(Section):
                 raise self.error(name, "must be below 1")
         if self.ffn == "moe" and self.experts_per_token > self.num_experts:
             raise self.error("experts_per_token", f"must be at most model.num_experts={self.num_experts}")
-        if self.family != "seq2seq" and self.tie_embeddings == "all":
+        one_vocabulary = self.tie_embeddings in ("inputs", "all")
+        if self.family != "seq2seq" and one_vocabulary:
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
-        if self.tie_embeddings == "all" and self.source_vocab_size != self.vocab_size:
-            raise self.error("source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when all are tied")
+        if one_vocabulary and self.source_vocab_size != self.vocab_size:
+            raise self.error(
+                "source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when source and target share one"
+            )
         if self.token_types and self.family != "classifier":
             raise self.error("token_types", f"is for model.family='classifier'; write 0 for {self.family!r}")
 

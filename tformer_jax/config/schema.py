@@ -168,5 +168,7 @@ class Config(Section):
         if (self.model.family == "decoder_lm") != (self.data.batching == "windows"):
             fitting = "windows" if self.model.family == "decoder_lm" else "buckets"
             raise self.data.error("batching", f"must be {fitting!r} for model.family={self.model.family!r}")
-        if self.model.tie_embeddings == "all" and not self.data.shared_vocab:
-            raise self.data.error("shared_vocab", "must be True for model.tie_embeddings='all'")
+        if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
+            raise self.data.error(
+                "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"
+            )

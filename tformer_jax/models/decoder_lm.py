@@ -60,4 +60,4 @@ class DecoderLM(nn.Module):
         return self._logits(x[:, -1:] if last_only else x), admitted
 
     def _logits(self, x: jax.Array) -> jax.Array:
-        return self.head(x, None if self.cfg.tie_embeddings == "none" else self.embedding)
+        return self.head(x, self.embedding if self.cfg.tie_embeddings == "output" else None)

@@ -22,7 +22,7 @@ class Seq2Seq(nn.Module):
     def setup(self) -> None:
         cfg = self.cfg
         self.target_embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
-        if cfg.tie_embeddings == "all":
+        if cfg.tie_embeddings in ("inputs", "all"):
             self.source_embedding = self.target_embedding
         else:
             self.source_embedding = TokenEmbedding(cfg, cfg.known("source_vocab_size"))
@@ -82,4 +82,4 @@ class Seq2Seq(nn.Module):
         return self._logits(x[:, -1:] if last_only else x), admitted
 
     def _logits(self, x: jax.Array) -> jax.Array:
-        return self.head(x, None if self.cfg.tie_embeddings == "none" else self.target_embedding)
+        return self.head(x, self.target_embedding if self.cfg.tie_embeddings in ("output", "all") else None)

@@ -1,0 +1,218 @@
+"""Whole models against Hugging Face's: logits, gradients, and checkpoints in both directions.
+
+Each model has random weights; nothing is downloaded.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.helpers import assert_close, normal
+from tformer_jax.config import ConfigError
+from tformer_jax.interop import hf, mapping
+from tformer_jax.models import registry
+
+V, B = 19, 2
+TOKENS = np.array([[5, 6, 7, 8, 9, 4, 12, 3], [4, 10, 4, 18, 7, 0, 0, 0]], np.int32)
+REAL = np.arange(8) < np.array([[8], [5]])
+SOURCE = np.array([[9, 8, 7, 4, 2, 11], [6, 5, 17, 0, 0, 0]], np.int32)
+SOURCE_REAL = np.arange(6) < np.array([[6], [3]])
+
+SIZES = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
+GQA = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0}
+WINDOW = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 50.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+PAIR = {"d_model": 8, "vocab_size": V, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+BART = {
+    **PAIR,
+    "decoder_start_token_id": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 12,
+    "decoder_ffn_dim": 12,
+    "max_position_embeddings": 16,
+}
+T5 = {
+    **PAIR,
+    "d_kv": 3,
+    "d_ff": 12,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+T5 |= {"decoder_start_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
+MODELS = {
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 8, "n_layer": 2, "n_head": 4, "vocab_size": V, "n_positions": 16}),
+    "llama": ("LlamaForCausalLM", {**GQA, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("MistralForCausalLM", {**GQA, "sliding_window": 3, "head_dim": 4}),
+    "qwen2": ("Qwen2ForCausalLM", {**GQA, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3ForCausalLM", {**GQA, "head_dim": 6}),
+    "gemma2": ("Gemma2ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "attn_logit_softcapping": 2.0}),
+    "gemma3": ("Gemma3ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "query_pre_attn_scalar": 5}),
+    "mixtral": ("MixtralForCausalLM", {**GQA, "num_local_experts": 4, "sliding_window": None}),
+    "bert": ("BertForSequenceClassification", {**SIZES, "max_position_embeddings": 16, "num_labels": 3}),
+    "t5 1.0": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "relu"}),
+    "t5 1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "bart": ("BartForConditionalGeneration", BART),
+    "marian": ("MarianMTModel", {**BART, "scale_embedding": True, "activation_function": "swish"}),
+}
+
+
+def their_model(name: str) -> torch.nn.Module:
+    """Random weights, large enough to matter."""
+    kind, settings = MODELS[name]
+    model_class = getattr(transformers, kind)
+    config = model_class.config_class(**settings)
+    if name == "t5 1.1":
+        config.tie_word_embeddings = False
+    config._attn_implementation = "eager"
+    model = model_class(config).eval()
+    torch.manual_seed(0)
+    for parameter_name, parameter in model.named_parameters():
+        if "embed_positions" not in parameter_name or parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.4)
+    if hasattr(model, "final_logits_bias"):
+        torch.nn.init.normal_(model.final_logits_bias)
+    return model
+
+
+def run_theirs(model: torch.nn.Module) -> torch.Tensor:
+    tokens, mask = torch.tensor(TOKENS, dtype=torch.long), torch.tensor(REAL, dtype=torch.long)
+    if model.config.is_encoder_decoder:
+        source, source_mask = torch.tensor(SOURCE, dtype=torch.long), torch.tensor(SOURCE_REAL, dtype=torch.long)
+        return model(
+            input_ids=source, attention_mask=source_mask, decoder_input_ids=tokens, decoder_attention_mask=mask
+        ).logits
+    return model(input_ids=tokens, attention_mask=mask).logits
+
+
+def run_ours(model, params) -> jax.Array:
+    arguments = {
+        "seq2seq": {"source": SOURCE, "target": TOKENS, "source_mask": SOURCE_REAL, "target_mask": REAL},
+        "decoder_lm": {"tokens": TOKENS, "mask": REAL},
+        "classifier": {"tokens": TOKENS, "mask": REAL},
+    }[model.cfg.family]
+    return model.apply({"params": params}, **arguments)
+
+
+def shown(logits):
+    """Those of real tokens: what a model says about padding is nobody's business."""
+    return logits[REAL] if logits.ndim == 3 else logits
+
+
+def their_gradients(model: torch.nn.Module, folder) -> dict[str, np.ndarray]:
+    """By the names of a checkpoint: a model whose parameters are its gradients is saved and read."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(parameter.grad)
+    model.save_pretrained(folder)
+    return {name: np.asarray(array) for name, array in hf._read_arrays(folder).items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_gradients_and_checkpoints(name, tmp_path):
+    theirs = their_model(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    cfg, params = hf.load(tmp_path / "theirs")
+    ours = registry.build(cfg)
+    proves = (f"whole model: {name}", f"transformers {MODELS[name][0]}")
+
+    expected = run_theirs(theirs)
+    weights = normal(*expected.shape, seed=3) * (REAL[..., None] if expected.ndim == 3 else 1)
+    (expected * torch.tensor(np.asarray(weights))).sum().backward()
+
+    def total(params):
+        logits = run_ours(ours, params)
+        return (logits * weights).sum(), logits
+
+    gradients, logits = jax.jit(jax.grad(total, has_aux=True))(params)
+    assert_close(shown(logits), shown(expected.detach().numpy()), 1e-5, proves=proves)
+
+    hf.save(tmp_path / "ours", json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"], cfg, params)
+    back = type(theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert_close(shown(run_theirs(back).numpy()), shown(expected.detach().numpy()), 1e-6)
+
+    rules = hf.ARCHITECTURES[json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"]].rules(cfg)
+    found = mapping.to_theirs(rules, gradients)
+    wanted = their_gradients(theirs, tmp_path / "gradients")
+    scale = max(np.abs(array).max() for array in wanted.values())
+    compared = 0
+    for parameter, gradient in found.items():
+        if parameter != "final_logits_bias":
+            assert_close(
+                gradient / scale, wanted[parameter] / scale, 1e-4, proves=(f"{proves[0]}, gradients", proves[1])
+            )
+            compared += gradient.size
+    assert compared == sum(parameter.numel() for parameter in theirs.parameters() if parameter.requires_grad)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    their_model("gpt2").save_pretrained(folder)
+    return folder
+
+
+def change(source, target, **settings):
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((target / "config.json").read_text()) | settings
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"model_type": "bloom"}, "model_type 'bloom' is not here; known are bart, bert, gemma2"),
+        ({"n_layer": 3}, "the checkpoint has no 'transformer.h.2.*', which decoder/layers_2/"),
+        ({"n_layer": 1}, "the checkpoint has arrays that the model does not: transformer.h.1"),
+        ({"n_inner": 20}, "transformer.h.0.mlp.* of the checkpoint has the shape .*, which does not fit ours"),
+        ({"activation_function": "mish"}, "this checkpoint cannot be read: activation 'mish' is not here"),
+    ],
+)
+def test_checkpoints_that_do_not_fit(checkpoint, tmp_path, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        hf.load(change(checkpoint, tmp_path / "changed", **settings))
+
+
+def test_folders_that_are_no_checkpoint(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match="has no config.json"):
+        hf.load(tmp_path)
+    changed = change(checkpoint, tmp_path / "damaged")
+    (changed / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="model.safetensors is damaged"):
+        hf.load(changed)
+    (changed / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="has no .safetensors file"):
+        hf.load(changed)
+
+
+def test_a_model_that_an_architecture_cannot_hold(checkpoint, tmp_path):
+    cfg, params = hf.load(checkpoint)
+    with pytest.raises(ConfigError, match="this architecture has no place for our parameter decoder/layers_0/"):
+        hf.save(tmp_path / "llama", "llama", cfg, params)
+
+
+def test_settings_change_the_config(checkpoint):
+    cfg, params = hf.load(checkpoint, dtype="bfloat16", attention_backend="blockwise")
+    assert (cfg.dtype, cfg.attention_backend) == ("bfloat16", "blockwise")
+    assert jax.tree.leaves(params)[0].dtype == jnp.float32

@@ -1,0 +1,300 @@
+"""Hugging Face's decoder-only language models: GPT-2, Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, Mixtral."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of
+from tformer_jax.interop.mapping import FLAT, SAME, Rule, kernel, untransposed
+
+Settings = dict[str, Any]
+
+
+def _gpt2_settings(hf: Settings) -> Settings:
+    return {
+        "family": "decoder_lm",
+        "vocab_size": hf["vocab_size"],
+        "max_length": hf["n_positions"],
+        "dim": hf["n_embd"],
+        "decoder_layers": hf["n_layer"],
+        "num_heads": hf["n_head"],
+        "ffn_dim": hf.get("n_inner") or 4 * hf["n_embd"],
+        "attention_projections": "fused_qkv",
+        "activation": activation(hf["activation_function"]),
+        "norm_eps": hf["layer_norm_epsilon"],
+        "position": "learned",
+        "scale_embeddings": False,
+        "dropout": hf["resid_pdrop"],
+        "attention_dropout": hf["attn_pdrop"],
+        "initializer": "normal",
+        "init_std": hf["initializer_range"],
+        "scale_residual_init": True,
+    }
+
+
+def _gpt2_config(cfg: ModelConfig) -> Settings:
+    return {
+        "vocab_size": cfg.vocab_size,
+        "n_positions": cfg.max_length,
+        "n_embd": cfg.dim,
+        "n_layer": cfg.decoder_layers,
+        "n_head": cfg.num_heads,
+        "n_inner": cfg.ffn_dim,
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, cfg.activation),
+        "layer_norm_epsilon": cfg.norm_eps,
+        "resid_pdrop": cfg.dropout,
+        "embd_pdrop": cfg.dropout,
+        "attn_pdrop": cfg.attention_dropout,
+        "initializer_range": cfg.init_std,
+        "tie_word_embeddings": cfg.tie_embeddings == "output",
+    }
+
+
+_GPT2 = (
+    Rule("embedding/embedding", "transformer.wte.weight"),
+    Rule("input/positions/embedding", "transformer.wpe.weight"),
+    Rule("decoder/norm/scale", "transformer.ln_f.weight"),
+    Rule("decoder/norm/bias", "transformer.ln_f.bias"),
+    Rule("head/kernel", "lm_head.weight", kernel()),
+    *(
+        Rule(f"decoder/layers_{{i}}/{ours}", f"transformer.h.{{i}}.{theirs}", layout)
+        for ours, theirs, layout in (
+            ("self_attention_residual/norm/scale", "ln_1.weight", SAME),
+            ("self_attention_residual/norm/bias", "ln_1.bias", SAME),
+            ("self_attention/qkv/kernel", "attn.c_attn.weight", untransposed()),
+            ("self_attention/qkv/bias", "attn.c_attn.bias", FLAT),
+            ("self_attention/output/kernel", "attn.c_proj.weight", untransposed(2)),
+            ("self_attention/output/bias", "attn.c_proj.bias", SAME),
+            ("ffn_residual/norm/scale", "ln_2.weight", SAME),
+            ("ffn_residual/norm/bias", "ln_2.bias", SAME),
+            ("ffn/expand/kernel", "mlp.c_fc.weight", untransposed()),
+            ("ffn/expand/bias", "mlp.c_fc.bias", SAME),
+            ("ffn/contract/kernel", "mlp.c_proj.weight", untransposed()),
+            ("ffn/contract/bias", "mlp.c_proj.bias", SAME),
+        )
+    ),
+)
+
+_ATTENTION = (
+    *(
+        (f"self_attention/{ours}/{leaf}", f"self_attn.{theirs}.{name}", layout)
+        for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
+        for leaf, name, layout in (("kernel", "weight", kernel()), ("bias", "bias", FLAT))
+    ),
+    ("self_attention/output/kernel", "self_attn.o_proj.weight", kernel(2)),
+    ("self_attention/output/bias", "self_attn.o_proj.bias", SAME),
+    ("self_attention/query_norm/scale", "self_attn.q_norm.weight", SAME),
+    ("self_attention/key_norm/scale", "self_attn.k_norm.weight", SAME),
+)
+_GATED = tuple(
+    (f"ffn/{ours}/{leaf}", f"mlp.{theirs}.{name}", layout)
+    for ours, theirs in (("gate", "gate_proj"), ("expand", "up_proj"), ("contract", "down_proj"))
+    for leaf, name, layout in (("kernel", "weight", kernel()), ("bias", "bias", SAME))
+)
+_EXPERTS = (
+    ("ffn/router", "block_sparse_moe.gate.weight", kernel()),
+    ("ffn/gate_kernel", "block_sparse_moe.experts.{e}.w1.weight", kernel()),
+    ("ffn/contract_kernel", "block_sparse_moe.experts.{e}.w2.weight", kernel()),
+    ("ffn/expand_kernel", "block_sparse_moe.experts.{e}.w3.weight", kernel()),
+)
+_PRE_NORMS = (
+    ("self_attention_residual/norm/scale", "input_layernorm.weight", SAME),
+    ("ffn_residual/norm/scale", "post_attention_layernorm.weight", SAME),
+)
+_SANDWICH_NORMS = (
+    ("self_attention_residual/norm/scale", "input_layernorm.weight", SAME),
+    ("self_attention_residual/norm_after/scale", "post_attention_layernorm.weight", SAME),
+    ("ffn_residual/norm/scale", "pre_feedforward_layernorm.weight", SAME),
+    ("ffn_residual/norm_after/scale", "post_feedforward_layernorm.weight", SAME),
+)
+
+
+def _llama_rules(*parts: tuple) -> tuple[Rule, ...]:
+    return (
+        Rule("embedding/embedding", "model.embed_tokens.weight"),
+        Rule("decoder/norm/scale", "model.norm.weight"),
+        Rule("head/kernel", "lm_head.weight", kernel()),
+        *(
+            Rule(f"decoder/layers_{{i}}/{a}", f"model.layers.{{i}}.{b}", layout)
+            for part in parts
+            for a, b, layout in part
+        ),
+    )
+
+
+def _rotary(hf: Settings) -> Settings:
+    """Of the rotary settings, as versions 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) write them."""
+    written_by_4 = {"rope_theta": hf.get("rope_theta", 10_000.0), **(hf.get("rope_scaling") or {})}
+    rope: Settings = hf.get("rope_parameters") or written_by_4
+    local = rope.get("sliding_attention")
+    full = rope.get("full_attention", rope)
+    kind = full.get("rope_type", full.get("type", "default"))
+    result: Settings = {"position": "rotary", "rotary_base": float(full["rope_theta"])}
+    if local is not None or hf.get("rope_local_base_freq"):
+        result["rotary_window_base"] = float((local or {"rope_theta": hf.get("rope_local_base_freq")})["rope_theta"])
+    if kind == "default":
+        return result
+    check(kind in ("linear", "llama3"), f"rotary scaling {kind!r} is not here; known are linear and llama3")
+    result |= {"rotary_scaling": kind, "rotary_factor": float(full["factor"])}
+    if kind == "llama3":
+        turns = full["low_freq_factor"], full["high_freq_factor"]
+        check(turns == (1.0, 4.0), f"llama3 scaling between {turns} turns is not here; known is (1, 4)")
+        result["rotary_original_length"] = full["original_max_position_embeddings"]
+    return result
+
+
+def _rope_parameters(cfg: ModelConfig) -> Settings:
+    scaling: Settings = {"rope_type": "default" if cfg.rotary_scaling == "none" else cfg.rotary_scaling}
+    if cfg.rotary_scaling != "none":
+        scaling["factor"] = cfg.rotary_factor
+    if cfg.rotary_scaling == "llama3":
+        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        scaling["original_max_position_embeddings"] = cfg.rotary_original_length
+    full = {"rope_theta": cfg.rotary_base, **scaling}
+    if cfg.rotary_window_base is None:
+        return full
+    return {"full_attention": full, "sliding_attention": {"rope_theta": cfg.rotary_window_base, "rope_type": "default"}}
+
+
+def _llama_settings(hf: Settings) -> Settings:
+    return {
+        "family": "decoder_lm",
+        "vocab_size": hf["vocab_size"],
+        "max_length": hf["max_position_embeddings"],
+        "dim": hf["hidden_size"],
+        "decoder_layers": hf["num_hidden_layers"],
+        "num_heads": hf["num_attention_heads"],
+        "num_kv_heads": hf.get("num_key_value_heads"),
+        "head_dim": hf.get("head_dim"),
+        "attention_bias": ("query", "key", "value", "output") if hf.get("attention_bias") else (),
+        "ffn": "gated",
+        "ffn_dim": hf["intermediate_size"],
+        "ffn_bias": bool(hf.get("mlp_bias")),
+        "activation": activation(hf.get("hidden_activation") or hf["hidden_act"]),
+        "norm": "rmsnorm",
+        "norm_eps": hf["rms_norm_eps"],
+        "scale_embeddings": False,
+        "dropout": 0.0,
+        "attention_dropout": hf.get("attention_dropout", 0.0),
+        "initializer": "normal",
+        "init_std": hf.get("initializer_range", 0.02),
+        **_rotary(hf),
+    }
+
+
+def _windowed(hf: Settings) -> Settings:
+    """All layers, or those that `layer_types` names, see a window."""
+    if hf.get("sliding_window") is None or hf.get("use_sliding_window") is False:
+        return {}
+    kinds = [kind.partition("_")[0] for kind in hf.get("layer_types") or ["sliding"]]
+    pattern = pattern_of([{"sliding": "window", "full": "full"}[kind] for kind in kinds])
+    return {"window": hf["sliding_window"], "layer_pattern": pattern} if "window" in pattern else {}
+
+
+def _mistral_settings(hf: Settings) -> Settings:
+    return _llama_settings(hf) | _windowed(hf)
+
+
+def _qwen2_settings(hf: Settings) -> Settings:
+    return _mistral_settings(hf) | {"attention_bias": ("query", "key", "value")}
+
+
+def _qwen3_settings(hf: Settings) -> Settings:
+    return _mistral_settings(hf) | {"qk_norm": True}
+
+
+def _gemma2_settings(hf: Settings) -> Settings:
+    return _mistral_settings(hf) | {
+        "norm_placement": "both",
+        "norm_unit_offset": True,
+        "scale_embeddings": True,
+        "attention_scale": hf["query_pre_attn_scalar"] ** -0.5,
+        "attention_softcap": hf.get("attn_logit_softcapping"),
+        "output_softcap": hf.get("final_logit_softcapping"),
+    }
+
+
+def _gemma3_settings(hf: Settings) -> Settings:
+    return _gemma2_settings(hf) | {"qk_norm": True}
+
+
+def _mixtral_settings(hf: Settings) -> Settings:
+    return _mistral_settings(hf) | {
+        "ffn": "moe",
+        "num_experts": hf["num_local_experts"],
+        "experts_per_token": hf["num_experts_per_tok"],
+        "balance_loss": hf.get("router_aux_loss_coef", 0.0),
+    }
+
+
+def _llama_config(cfg: ModelConfig) -> Settings:
+    return {
+        "vocab_size": cfg.vocab_size,
+        "max_position_embeddings": cfg.max_length,
+        "hidden_size": cfg.dim,
+        "num_hidden_layers": cfg.decoder_layers,
+        "num_attention_heads": cfg.num_heads,
+        "num_key_value_heads": cfg.kv_heads,
+        "head_dim": cfg.head_size,
+        "attention_bias": "output" in cfg.attention_bias,
+        "intermediate_size": cfg.ffn_dim,
+        "mlp_bias": cfg.ffn_bias,
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(cfg.activation, cfg.activation),
+        "rms_norm_eps": cfg.norm_eps,
+        "attention_dropout": cfg.attention_dropout,
+        "initializer_range": cfg.init_std,
+        "tie_word_embeddings": cfg.tie_embeddings == "output",
+        "rope_parameters": _rope_parameters(cfg),
+    }
+
+
+def _mistral_config(cfg: ModelConfig) -> Settings:
+    pattern = [cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers)]
+    kinds = [{"window": "sliding_attention", "full": "full_attention"}[kind] for kind in pattern]
+    windows = {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None}
+    return _llama_config(cfg) | windows | ({"layer_types": kinds} if len(set(cfg.layer_pattern)) > 1 else {})
+
+
+def _gemma_config(cfg: ModelConfig) -> Settings:
+    if cfg.attention_scale is None:
+        raise ConfigError("model.attention_scale=None: Gemma writes it down; set it to 1 / sqrt(head size)")
+    return _mistral_config(cfg) | {
+        "hidden_activation": {"gelu_tanh": "gelu_pytorch_tanh"}.get(cfg.activation, cfg.activation),
+        "query_pre_attn_scalar": round(cfg.attention_scale**-2),
+        "attn_logit_softcapping": cfg.attention_softcap,
+        "final_logit_softcapping": cfg.output_softcap,
+    }
+
+
+def _mixtral_config(cfg: ModelConfig) -> Settings:
+    return _mistral_config(cfg) | {
+        "num_local_experts": cfg.num_experts,
+        "num_experts_per_tok": cfg.experts_per_token,
+        "router_aux_loss_coef": cfg.balance_loss,
+    }
+
+
+_DENSE = _llama_rules(_ATTENTION, _GATED, _PRE_NORMS)
+_SANDWICH = _llama_rules(_ATTENTION, _GATED, _SANDWICH_NORMS)
+_MIXTRAL = _llama_rules(_ATTENTION, _EXPERTS, _PRE_NORMS)
+
+_EMBEDDING = "model.embed_tokens.weight"
+_BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
+
+
+def _llama_like(name: str, settings: Callable, config: Callable, rules: tuple[Rule, ...]) -> Architecture:
+    return Architecture(name, settings, config, lambda cfg: rules, _BUFFERS, shared=_EMBEDDING)
+
+
+DECODERS = {
+    "gpt2": Architecture(
+        "GPT2LMHeadModel", _gpt2_settings, _gpt2_config, lambda cfg: _GPT2, _BUFFERS, shared="transformer.wte.weight"
+    ),
+    "llama": _llama_like("LlamaForCausalLM", _llama_settings, _llama_config, _DENSE),
+    "mistral": _llama_like("MistralForCausalLM", _mistral_settings, _mistral_config, _DENSE),
+    "qwen2": _llama_like("Qwen2ForCausalLM", _qwen2_settings, _mistral_config, _DENSE),
+    "qwen3": _llama_like("Qwen3ForCausalLM", _qwen3_settings, _mistral_config, _DENSE),
+    "gemma2": _llama_like("Gemma2ForCausalLM", _gemma2_settings, _gemma_config, _SANDWICH),
+    "gemma3_text": _llama_like("Gemma3ForCausalLM", _gemma3_settings, _gemma_config, _SANDWICH),
+    "mixtral": _llama_like("MixtralForCausalLM", _mixtral_settings, _mixtral_config, _MIXTRAL),
+}

@@ -1,0 +1,126 @@
+"""How another library names and lays out the parameters that we have: one rule a parameter, read in both directions."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tformer_jax.config import ConfigError
+
+Arrays = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How an array is turned between their shape and ours; both directions only move elements."""
+
+    ours: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
+    """Their array and our shape -> our array."""
+    theirs: Callable[[np.ndarray], np.ndarray]
+    """Our array -> theirs."""
+
+
+def kernel(inputs: int = 1) -> Layout:
+    """Theirs [out, in], ours [*in, *out] with `inputs` input axes: torch's Linear."""
+
+    def theirs(array: np.ndarray) -> np.ndarray:
+        rows = int(np.prod(array.shape[:inputs]))
+        return array.reshape(rows, -1).T
+
+    return Layout(lambda array, shape: array.T.reshape(shape), theirs)
+
+
+def untransposed(inputs: int = 1) -> Layout:
+    """Theirs [in, out], ours [*in, *out]: GPT-2's Conv1D."""
+    return Layout(
+        lambda array, shape: array.reshape(shape),
+        lambda array: array.reshape(int(np.prod(array.shape[:inputs])), -1),
+    )
+
+
+SAME = Layout(lambda array, shape: array, lambda array: array)
+FLAT = Layout(lambda array, shape: array.reshape(shape), lambda array: array.reshape(-1))
+"""Theirs is a vector."""
+ROW = Layout(lambda array, shape: array.reshape(shape), lambda array: array.reshape(1, -1))
+"""Theirs is a matrix of one row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Our path and their name, in which `{i}` is a layer and `{e}` an expert (the first axis of ours)."""
+
+    ours: str
+    theirs: str
+    layout: Layout = SAME
+
+
+def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Collection[str] = ()) -> Any:
+    """A tree like `shapes` (of `jax.ShapeDtypeStruct`), filled from their arrays.
+
+    Args:
+        ignored: patterns of their names that hold nothing of ours.
+
+    Raises:
+        ConfigError: an array is missing, left over, or of another size.
+    """
+    rules, used = list(rules), set()
+
+    def find(path: Any, leaf: Any) -> jax.Array:
+        rule, place = _rule_for(_name(path), rules)
+        names = _names(rule, place, leaf.shape)
+        for name in names:
+            if name not in arrays:
+                raise ConfigError(f"the checkpoint has no {name!r}, which {_name(path)} is read from")
+            used.add(name)
+        shape = leaf.shape[1:] if "{e}" in rule.theirs else leaf.shape
+        parts = [_reshaped(rule, name, np.asarray(arrays[name]), shape) for name in names]
+        return jnp.asarray(np.stack(parts) if "{e}" in rule.theirs else parts[0], leaf.dtype)
+
+    params = jax.tree_util.tree_map_with_path(find, shapes)
+    left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]
+    if left:
+        raise ConfigError(f"the checkpoint has arrays that the model does not: {', '.join(sorted(left)[:5])}")
+    return params
+
+
+def to_theirs(rules: Iterable[Rule], params: Any) -> dict[str, np.ndarray]:
+    """Their arrays, by name, from our parameters."""
+    rules, result = list(rules), {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        rule, place = _rule_for(_name(path), rules)
+        names = _names(rule, place, leaf.shape)
+        parts = np.asarray(leaf) if "{e}" in rule.theirs else np.asarray(leaf)[None]
+        for name, part in zip(names, parts, strict=True):
+            result[name] = np.ascontiguousarray(rule.layout.theirs(part))
+    return result
+
+
+def _name(path: Any) -> str:
+    return "/".join(str(key.key) for key in path)
+
+
+def _rule_for(name: str, rules: list[Rule]) -> tuple[Rule, str]:
+    """The rule whose pattern is `name`, and the number of its layer."""
+    for rule in rules:
+        match = re.fullmatch(re.escape(rule.ours).replace(r"\{i\}", r"(\d+)"), name)
+        if match:
+            return rule, match[1] if match.groups() else ""
+    raise ConfigError(f"this architecture has no place for our parameter {name}")
+
+
+def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
+    name = rule.theirs.replace("{i}", place)
+    return [name.replace("{e}", str(e)) for e in range(shape[0])] if "{e}" in name else [name]
+
+
+def _reshaped(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if array.size != int(np.prod(shape)):
+        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}, which does not fit ours, {shape}")
+    result = rule.layout.ours(array, shape)
+    if result.shape != shape:
+        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}, which does not fit ours, {shape}")
+    return result
