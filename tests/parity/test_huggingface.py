@@ -82,6 +82,8 @@ def their_model(name: str) -> torch.nn.Module:
         config.tie_word_embeddings = False
     config._attn_implementation = "eager"
     model = model_class(config).eval()
+    if name == "t5 1.1":
+        model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
     torch.manual_seed(0)
     for parameter_name, parameter in model.named_parameters():
         if "embed_positions" not in parameter_name or parameter.requires_grad:
