@@ -1,0 +1,7 @@
+"""Shows what a model costs before it runs: python scripts/describe.py --config configs/translate_cldr.py"""
+
+from tformer_jax.cli.common import run_main
+from tformer_jax.cli.describe import main
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,81 @@
+"""Costs against XLA's own count, real arrays, and hand arithmetic."""
+
+import jax
+import pytest
+
+from tests.helpers import build, tiny
+from tformer_jax.cli import describe
+from tformer_jax.models import cost, registry
+
+SIZES = {"dim": 64, "ffn_dim": 256, "max_length": 64, "vocab_size": 50}
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES)
+def test_flops_are_those_that_xla_counts(family):
+    source = {"source_vocab_size": 50} if family == "seq2seq" else {}
+    cfg = tiny(family, **SIZES, **source)
+    model, params = build(cfg)
+    batch = registry.example_batch(cfg, 2, 32)
+    compiled = jax.jit(lambda params: registry.forward(model, params, batch).logits).lower(params).compile()
+    counted = compiled.cost_analysis()["flops"]
+    # XLA also counts what is no matrix product: softmax, norms, additions
+    assert 0.8 * counted < cost.of(cfg, 2, 32).forward_flops <= counted
+
+
+def test_flops_by_hand():
+    D, F, V, T, L = 64, 256, 50, 32, 3
+    cfg = tiny("decoder_lm", **SIZES, decoder_layers=L)
+    per_token = L * (2 * 4 * D * D + 2 * 2 * D * F + 2 * 2 * T * D) + 2 * D * V
+    assert cost.of(cfg, 2, T).forward_flops == 2 * T * per_token
+    assert (
+        cost.of(tiny("decoder_lm", **SIZES, decoder_layers=L, scan_layers=True), 2, T).forward_flops
+        == 2 * T * per_token
+    )
+
+
+def test_experts_cost_what_the_chosen_ones_cost():
+    D, F, T, k, E = 64, 256, 32, 2, 8
+    dense = cost.of(tiny("decoder_lm", **SIZES), 1, T).forward_flops
+    sparse = cost.of(tiny("decoder_lm", **SIZES, ffn="moe", num_experts=E, experts_per_token=k), 1, T).forward_flops
+    assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
+
+
+def test_parameters_by_module():
+    found = cost.of(tiny("decoder_lm", decoder_layers=2, position="learned"), 1, 4, depth=2)
+    D, V = 8, 11
+    assert found.parameters["embedding"] == V * D
+    assert found.parameters["decoder/norm"] == 2 * D
+    assert found.parameters["decoder/layers_*"] == 2 * (4 * (D * D + D) + 2 * D * 12 + 12 + D + 4 * D)
+    assert found.embeddings == (V + 16) * D
+    assert found.total == sum(found.parameters.values())
+
+
+def test_the_cache_is_as_large_as_the_real_one():
+    cfg = tiny("decoder_lm", decoder_layers=2, num_kv_heads=2, dtype="bfloat16")
+    cache = registry.build(cfg).apply({}, 3, 9, method="init_cache")
+    assert cost.of(cfg, 3, 9).cache_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers))
+
+
+def test_activations_are_the_residuals_of_the_backward_pass():
+    cfg = tiny("decoder_lm", **SIZES, decoder_layers=2)
+    deep = {**SIZES, "decoder_layers": 8}
+    plain, remat = (cost.of(tiny("decoder_lm", **deep, remat=kind), 4, 32) for kind in ("none", "nothing_saveable"))
+    assert remat.activation_bytes < plain.activation_bytes / 4
+    doubled = cost.of(cfg, 8, 32).activation_bytes / cost.of(cfg, 4, 32).activation_bytes
+    assert abs(doubled - 2) < 0.01  # the mask does not grow with the batch
+    assert plain.training_bytes == 4 * plain.parameter_bytes + plain.activation_bytes
+    # one product x W keeps x: 4 x 32 tokens of 64 features, in float32, at least once for each of 6 kernels a layer
+    assert plain.activation_bytes > 8 * 4 * 32 * 64 * 4
+
+
+@pytest.mark.parametrize("arguments", [["--preset", "gpt2"], ["--config", "configs/translate_cldr.py"]])
+def test_the_command_prints_tables(arguments, capsys):
+    describe.main([*arguments, "--length", "32"])
+    shown = capsys.readouterr().out
+    assert "FLOPs a token, forward" in shown
+    assert "124,439,808" in shown or "1,054,208" in shown
+
+
+def test_sizes_are_shown_in_units():
+    assert describe.size_of(3 * 2**30) == "3.00 GiB"
+    assert describe.size_of(2**19) == "0.50 MiB"

@@ -1,0 +1,139 @@
+"""Breaks `tformer_jax/nn` on purpose, one constant or sign at a time, and reports which tests notice.
+
+    python -m tests.mutate --mutants 120 --seed 0 --workers 2 --report tests/mutations.json
+
+Each mutant is a copy of the tree with one change; the tests of `ORDER` run on it until the first failure. A mutant
+that no test notices is a survivor: either a test is missing, or `REASONS` says why nothing can notice.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+ORDER = ("nn", "models/test_models.py", "models/test_cache.py", "models/test_properties.py", "test_presets.py")
+TIMEOUT = 900
+REASONS: dict[str, str] = {}
+"""Why a survivor changes nothing that could be seen, by `file: change`."""
+
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+
+
+def mutate(node: ast.AST) -> bool:
+    """Changes one node in place; False where it is of no kind that is changed."""
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        node.op = OPERATORS[type(node.op)]()
+    elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        node.ops[0] = COMPARISONS[type(node.ops[0])]()
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not | ast.Invert):
+        node.op = ast.UAdd() if isinstance(node.op, ast.USub) else node.op
+        if not isinstance(node.op, ast.UAdd):
+            node.operand = ast.UnaryOp(type(node.op)(), node.operand)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        node.value = not node.value
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        node.value = node.value + 1
+    else:
+        return False
+    return True
+
+
+def mutable_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes that `mutate` can change, in order, outside error messages and annotations."""
+    skipped = {
+        id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.JoinedStr) for part in ast.walk(node)
+    }
+    skipped |= {
+        id(part)
+        for node in ast.walk(tree)
+        for field in ("annotation", "returns")
+        if isinstance(getattr(node, field, None), ast.AST)
+        for part in ast.walk(getattr(node, field))
+    }
+    for node in ast.walk(tree):
+        probe = type(node)(**{name: getattr(node, name) for name in node._fields if hasattr(node, name)})
+        if isinstance(probe, ast.Compare):
+            probe.ops = list(probe.ops)
+        if id(node) not in skipped and mutate(probe):
+            yield node
+
+
+def mutants() -> list[tuple[Path, int]]:
+    """Every place that can be changed: file, and number of the node in it."""
+    found = []
+    for path in sorted((ROOT / "tformer_jax" / "nn").rglob("*.py")):
+        found += [(path, number) for number, _ in enumerate(mutable_nodes(ast.parse(path.read_text("utf-8"))))]
+    return found
+
+
+def change(path: Path, number: int) -> tuple[str, str]:
+    """The mutated source, and what was changed, as `file:line: before -> after`."""
+    tree = ast.parse(path.read_text("utf-8"))
+    node: Any = list(mutable_nodes(tree))[number]
+    before, line = ast.unparse(node), node.lineno
+    mutate(node)
+    return ast.unparse(tree), f"{path.relative_to(ROOT)}:{line}: {before} -> {ast.unparse(node)}"
+
+
+def run(mutant: tuple[Path, int]) -> dict[str, Any]:
+    """Runs the tests on one mutant."""
+    path, number = mutant
+    source, described = change(path, number)
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for part in ("tformer_jax", "tests", "pyproject.toml", "README.md"):
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+            copy(ROOT / part, tree / part)
+        (tree / path.relative_to(ROOT)).write_text(source, encoding="utf-8")
+        own = tree / "tests" / "nn" / f"test_{path.stem}.py"
+        tests = [*([own] if own.exists() else []), *(tree / "tests" / name for name in ORDER)]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)]
+        environment = os.environ | {"PYTHONPATH": folder, "HYPOTHESIS_STORAGE_DIRECTORY": folder}
+        try:
+            done = subprocess.run(
+                command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            )
+            failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            caught = (failed or ["the import"])[0].split(" ", 1)[-1] if done.returncode else None
+        except subprocess.TimeoutExpired:
+            caught = "the time limit"
+    result = {"mutant": described, "caught_by": caught}
+    print(f"{'caught  ' if caught else 'SURVIVED'} {described}  {caught or ''}", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--report", type=Path, default=ROOT / "tests" / "mutations.json")
+    options = parser.parse_args()
+    chosen = random.Random(options.seed).sample(mutants(), options.mutants)
+    with ThreadPoolExecutor(options.workers) as pool:
+        results = list(pool.map(run, chosen))
+    survivors = [result["mutant"] for result in results if not result["caught_by"]]
+    report = {
+        "seed": options.seed,
+        "mutants": len(results),
+        "caught": len(results) - len(survivors),
+        "survivors": {name: REASONS.get(name, "a test is missing") for name in sorted(survivors)},
+        "results": sorted(results, key=lambda result: result["mutant"]),
+    }
+    options.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"{report['caught']} of {report['mutants']} caught; report in {options.report}")
+
+
+if __name__ == "__main__":
+    main()

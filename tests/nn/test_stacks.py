@@ -1,0 +1,113 @@
+"""A scan over layers, activation checkpointing and layer patterns change nothing but the program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import assert_close, build, tiny, with_settings
+from tformer_jax.config import DecodeConfig, model
+from tformer_jax.inference.generate import continue_text
+from tformer_jax.models import registry
+from tformer_jax.nn import layouts
+from tformer_jax.special_tokens import PAD
+
+TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
+BATCH = {"tokens": TOKENS, "targets": np.roll(TOKENS, -1, 1)}
+PAIRS = {"source": TOKENS[:, :3], "target_in": TOKENS, "target_out": np.roll(TOKENS, -1, 1)}
+WINDOWS = {"layer_pattern": ("window", "full"), "window": 2, "position": "rotary", "head_dim": 4}
+MODELS = {
+    "decoder_lm": ({"decoder_layers": 3}, BATCH),
+    "a pattern with one layer left over": ({"decoder_layers": 5, **WINDOWS}, BATCH),
+    "experts": ({"decoder_layers": 2, "ffn": "moe", "num_experts": 3}, BATCH),
+    "shared relative bias": ({"decoder_layers": 2, "position": "relative"}, BATCH),
+    "seq2seq": ({"encoder_layers": 2, "decoder_layers": 3}, PAIRS),
+}
+
+
+def run(model, params, batch):
+    """Logits and gradients."""
+
+    def total(params):
+        outputs = registry.forward(model, params, batch, train=True)
+        return (outputs.logits**2).mean() + outputs.auxiliary_loss, outputs.logits
+
+    gradients, logits = jax.jit(jax.grad(total, has_aux=True))(params)
+    return logits, gradients
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scan_equals_loop_and_parameters_convert_both_ways(name):
+    changes, batch = MODELS[name]
+    family = "seq2seq" if name == "seq2seq" else "decoder_lm"
+    loop, params = build(tiny(family, **changes))
+    scan, fresh = build(with_settings(loop.cfg, scan_layers=True))
+    stacked = layouts.convert(params, loop.cfg, scan_layers=True)
+    assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(jnp.shape, fresh)
+    jax.tree.map(np.testing.assert_array_equal, layouts.convert(stacked, scan.cfg, scan_layers=False), params)
+    jax.tree.map(np.testing.assert_array_equal, layouts.convert(params, loop.cfg, scan_layers=False), params)
+
+    logits, gradients = run(loop, params, batch)
+    scanned_logits, scanned_gradients = run(scan, stacked, batch)
+    proves = ("scan_layers=True", "a loop over layers")
+    assert_close(scanned_logits, logits, proves=proves)
+    back = layouts.convert(scanned_gradients, scan.cfg, scan_layers=False)
+    jax.tree.map(lambda found, expected: assert_close(found, expected, proves=proves), back, gradients)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("policy", [policy for policy in model.REMAT_POLICIES if policy != "none"])
+def test_checkpointing_changes_nothing(policy, scan_layers):
+    plain, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=scan_layers))
+    remat, _ = build(with_settings(plain.cfg, remat=policy))
+    (logits, gradients), (expected, expected_gradients) = run(remat, params, BATCH), run(plain, params, BATCH)
+    proves = (f"remat={policy}", "no checkpointing")
+    assert_close(logits, expected, 1e-6, proves=proves)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6, proves=proves), gradients, expected_gradients)
+
+
+def test_checkpointing_keeps_less():
+    def saved(policy):
+        model, params = build(tiny("decoder_lm", decoder_layers=4, remat=policy))
+        _, pull = jax.vjp(lambda params: registry.forward(model, params, BATCH).logits.sum(), params)
+        kept = {id(leaf) for leaf in jax.tree.leaves(params)}
+        return sum(leaf.size for leaf in jax.tree.leaves(pull) if hasattr(leaf, "size") and id(leaf) not in kept)
+
+    assert saved("nothing_saveable") < saved("dots_saveable") < saved("none")
+
+
+def test_dropout_differs_from_layer_to_layer_of_a_scan():
+    model, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=True, dropout=0.5))
+    twice = jax.tree.map(lambda leaf: leaf.at[1].set(leaf[0]), params["decoder"]["periods"])
+    params["decoder"]["periods"] = twice
+    outputs = [
+        registry.forward(model, params, BATCH, train=True, dropout_key=jax.random.key(seed)).logits
+        for seed in (1, 1, 2)
+    ]
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert np.abs(outputs[0] - outputs[2]).max() > 1e-3
+
+
+def test_a_scanned_model_generates_as_its_loop():
+    loop, params = build(tiny("decoder_lm", decoder_layers=3))
+    scan, _ = build(with_settings(loop.cfg, scan_layers=True))
+    stacked = layouts.convert(params, loop.cfg, scan_layers=True)
+    keys = jax.random.split(jax.random.key(0), 2)
+    prompt = np.array([[5, 6, 7], [PAD, 4, 10]], np.int32)
+    texts = [
+        continue_text(model, weights, prompt, keys, length=6, cfg=DecodeConfig())
+        for model, weights in ((loop, params), (scan, stacked))
+    ]
+    np.testing.assert_array_equal(*texts)
+
+
+def test_residual_kernels_start_smaller_with_depth():
+    cfg = tiny("decoder_lm", dim=64, ffn_dim=256, decoder_layers=8, initializer="normal", scale_residual_init=True)
+    params = jax.jit(lambda: registry.init(registry.build(cfg), jax.random.key(0)))()["decoder"]["layers_0"]
+    spread = {
+        "output": params["self_attention"]["output"]["kernel"].unbox().std() / 0.02,
+        "contract": params["ffn"]["contract"]["kernel"].unbox().std() / 0.02,
+        "expand": params["ffn"]["expand"]["kernel"].unbox().std() / 0.02,
+    }
+    for name, expected in (("output", 1 / 4), ("contract", 1 / 4), ("expand", 1.0)):
+        assert abs(spread[name] / expected - 1) < 0.05

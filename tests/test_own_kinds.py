@@ -1,0 +1,68 @@
+"""README's example: kinds of attention, norm and FFN that are added from outside the package."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import apply, assert_close, build, tiny
+from tformer_jax.config import ConfigError, kinds
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENS = np.array([[5, 6, 7, 8]], np.int32)
+
+
+def example() -> str:
+    """The Python block below the heading of README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return text.partition("## Add a kind of your own")[2].partition("```python\n")[2].partition("```")[0]
+
+
+def test_readmes_example_runs_and_is_short(tmp_path):
+    code = example()
+    assert 10 < len(code.splitlines()) <= 30
+    (tmp_path / "example.py").write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, tmp_path / "example.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """The example's norm and an FFN, registered for one test."""
+    monkeypatch.setitem(kinds.NORMS, "scalenorm", None)
+    scope: dict = {}
+    exec(example(), scope)
+    return scope
+
+
+def test_a_norm_from_outside_works_in_every_place(added):
+    cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", qk_norm=True)
+    model, params = build(cfg)
+    assert params["decoder"]["norm"]["scale"].shape == (1,)
+    assert np.isfinite(apply(model, params, TOKENS)).all()
+
+
+def test_an_activation_and_an_ffn_from_outside(monkeypatch):
+    from tformer_jax.nn.ffn import FFN
+
+    class Doubled(FFN):
+        def hidden(self, x):
+            return 2 * super().hidden(x)
+
+    monkeypatch.setitem(kinds.FFNS, "doubled", Doubled)
+    monkeypatch.setitem(kinds.ACTIVATIONS, "identity", lambda x: x)
+    plain, params = build(tiny("decoder_lm", activation="identity", ffn_bias=False))
+    doubled, _ = build(tiny("decoder_lm", activation="identity", ffn_bias=False, ffn="doubled"))
+    halved = dict(params["decoder"]["layers_0"]["ffn"])
+    halved["contract"] = {"kernel": jnp.asarray(halved["contract"]["kernel"]) / 2}
+    layer = params["decoder"]["layers_0"] | {"ffn": halved}
+    changed = params | {"decoder": params["decoder"] | {"layers_0": layer}}
+    assert_close(apply(doubled, changed, TOKENS), apply(plain, params, TOKENS), 1e-6)
+
+
+def test_an_unknown_kind_is_refused_when_the_config_is_built():
+    with pytest.raises(ConfigError, match="model.norm='scalenrm': is not a known value; known: layernorm, rmsnorm"):
+        tiny("decoder_lm", norm="scalenrm")

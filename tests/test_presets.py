@@ -1,0 +1,102 @@
+"""Every preset builds, with the number of parameters that its authors (or the released checkpoint) state."""
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tformer_jax import presets
+from tformer_jax.config import ConfigError
+from tformer_jax.models import registry
+
+RELEASED = {
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "bert_base": 109_482_240 + 768 * 2 + 2,
+    "bert_large": 335_141_888 + 1024 * 2 + 2,
+    "t5_small": 60_506_624,
+    "t5_base": 222_903_552,
+    "t5_large": 737_668_096,
+    "t5_3b": 2_851_598_336,
+    "t5_11b": 11_307_321_344,
+    "t5_v1_1_small": 76_961_152,
+    "t5_v1_1_base": 247_577_856,
+    "t5_v1_1_large": 783_150_080,
+    "t5_v1_1_xl": 2_849_757_184,
+    "t5_v1_1_xxl": 11_135_332_352,
+    "bart_base": 139_420_416,
+    "bart_large": 406_291_456,
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama3_1_8b": 8_030_261_248,
+    "llama3_1_405b": 405_853_388_800,
+    "llama3_2_1b": 1_235_814_400,
+    "llama3_2_3b": 3_212_749_824,
+    "mistral_7b": 7_241_732_096,
+    "qwen2_5_0_5b": 494_032_768,
+    "qwen2_5_1_5b": 1_543_714_304,
+    "qwen2_5_7b": 7_615_616_512,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_8b": 8_190_735_360,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma2_27b": 27_227_128_320,
+    "gemma3_1b": 999_885_952,
+    "gemma3_4b": 3_880_263_168,
+    "mixtral_8x7b": 46_702_792_704,
+    "mixtral_8x22b": 140_630_071_296,
+}
+
+
+def vaswani(D: int, F: int) -> int:
+    """Six layers each: 4 D^2 for an attention, 2 D F + F + D for an FFN, 2 D for a norm, and one embedding."""
+    attention, ffn, norm = 4 * D * D, 2 * D * F + F + D, 2 * D
+    return 6 * (attention + ffn + 2 * norm) + 6 * (2 * attention + ffn + 3 * norm) + 37_000 * D
+
+
+BY_HAND = {
+    "vaswani2017_base": vaswani(512, 2048),
+    "vaswani2017_big": vaswani(1024, 4096),
+    # torch.nn.Transformer() has 44,140,544, closing norms included; two embeddings, and an output layer with bias
+    "annotated_transformer": 44_140_544 + 3 * 37_000 * 512 + 37_000,
+    # GPT-2's size with 47 more rows of embedding
+    "gpt_tutorial": 124_439_808 + 47 * 768,
+    # 6 blocks (bias on the output projection only), two embeddings, two classes
+    "sequence_classifier": 6 * (4 * 128**2 + 128 + 2 * 128 * 512 + 512 + 128 + 4 * 128) + 50_512 * 128 + 2 * 128 + 2,
+    # 2 encoder and 3 decoder layers without biases
+    "rmsnorm_post_translator": 2 * (4 * 512**2 + 2 * 512 * 2048 + 2 * 512)
+    + 3 * (8 * 512**2 + 2 * 512 * 2048 + 3 * 512)
+    + 3 * 10_000 * 512
+    + 10_000,
+    # as vaswani, with a norm after each stack, one embedding and a head
+    "pre_norm_translator": vaswani(512, 2048) + 4 * 512 + (2 * 10_000 - 37_000) * 512,
+}
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_size(name):
+    cfg = presets.build(name, scan_layers=True)
+    shapes = jax.eval_shape(lambda: nn.unbox(registry.init(registry.build(cfg), jax.random.key(0))))
+    assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == (RELEASED | BY_HAND)[name]
+
+
+def test_the_paper_rounds_to_its_table():
+    # table 3 of the 2017 paper says 65 and 213 million, with a vocabulary of "about 37,000"
+    assert abs(BY_HAND["vaswani2017_base"] / 65e6 - 1) < 0.05
+    assert abs(BY_HAND["vaswani2017_big"] / 213e6 - 1) < 0.05
+
+
+def test_unknown_names_get_a_hint():
+    with pytest.raises(ConfigError, match="preset 'gpt3' is not known; did you mean 'gpt2'?"):
+        presets.build("gpt3")
+
+
+def test_a_preset_can_be_changed_without_changing_it():
+    assert presets.build("gpt2", dropout=0.0).dropout == 0.0
+    assert "dropout" not in presets.settings("gpt2")

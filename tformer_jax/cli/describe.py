@@ -1,0 +1,83 @@
+"""`scripts/describe.py`: what a model costs, before anything runs."""
+
+import argparse
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from tformer_jax import presets
+from tformer_jax.cli.train import read_config
+from tformer_jax.config import Config, ModelConfig
+from tformer_jax.models import cost
+
+GIB, MIB = 2**30, 2**20
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints parameters by module, FLOPs a token, and estimates of the memory for training and decoding."""
+    options, overrides = parser().parse_known_args(argv)
+    if options.preset:
+        cfg, name = presets.build(options.preset), options.preset
+    else:
+        config = read_config(options.config, overrides)
+        cfg, name = with_vocabulary(config), config.name
+    length = min(options.length, cfg.max_length)
+    show(name, cost.of(cfg, options.batch, length), options.batch, length)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags beside the config's own."""
+    result = argparse.ArgumentParser(
+        prog="describe.py", description="Shows what a model costs. Nothing is computed.", allow_abbrev=False
+    )
+    which = result.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
+    which.add_argument("--preset", metavar="NAME", help="for example gpt2, llama3_8b, t5_base")
+    result.add_argument("--batch", type=int, default=1, metavar="B", help="rows of a batch (default: 1)")
+    result.add_argument("--length", type=int, default=1024, metavar="T", help="tokens of a row, at most max_length")
+    return result
+
+
+def with_vocabulary(config: Config) -> ModelConfig:
+    """The model's config, its vocabularies filled in as training would, as far as that is known before."""
+    cfg, sizes = config.model, {}
+    for name in ("vocab_size", "source_vocab_size"):
+        if getattr(cfg, name) is None and (name == "vocab_size" or cfg.family == "seq2seq"):
+            if config.data.tokenizer == "characters":
+                raise cfg.error(name, f"depends on the characters of the text; add --config.model.{name}=100 or so")
+            sizes[name] = 260 if config.data.tokenizer == "bytes" else config.data.vocab_size
+    if cfg.family == "classifier" and cfg.num_classes is None:
+        sizes["num_classes"] = len(config.data.languages) if config.data.source == "cldr_language" else 2
+    return ModelConfig(**{**vars(cfg), **sizes})
+
+
+def show(name: str, found: cost.Cost, batch: int, length: int) -> None:
+    """Two tables: parameters by module, and everything else."""
+    console = Console()
+    modules = Table("module", "parameters", "share", title=f"{name}: {found.total:,} parameters")
+    for column in modules.columns[1:]:
+        column.justify = "right"
+    for module, size in found.parameters.items():
+        modules.add_row(module, f"{size:,}", f"{size / found.total:.1%}")
+    console.print(modules)
+
+    per_token = found.forward_flops / found.tokens
+    rest = Table("", "value", title=f"batch of {batch} rows of {length} tokens")
+    rest.columns[1].justify = "right"
+    for label, value in (
+        ("parameters without embeddings", f"{found.total - found.embeddings:,}"),
+        ("FLOPs a token, forward", f"{per_token:.4g}"),
+        ("FLOPs a token, training (3 x forward)", f"{3 * per_token:.4g}"),
+        ("parameters", size_of(found.parameter_bytes)),
+        ("training: parameters, gradients, Adam, activations", size_of(found.training_bytes)),
+        ("of which activations (before XLA saves any)", size_of(found.activation_bytes)),
+        ("KV cache of decoding", size_of(found.cache_bytes)),
+    ):
+        rest.add_row(label, value)
+    console.print(rest)
+
+
+def size_of(count: int) -> str:
+    """Bytes, for people."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.2f} MiB"

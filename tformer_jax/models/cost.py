@@ -1,0 +1,133 @@
+"""What a model costs, found by tracing shapes: parameters, FLOPs and bytes. Nothing is computed."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.models import registry
+from tformer_jax.models.losses import masked_cross_entropy
+
+ADAM_MOMENTS = 2
+"""Arrays that the optimizer keeps for each parameter, in the parameters' dtype."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """For a batch of `batch` rows of `length` tokens on each side."""
+
+    parameters: dict[str, int]
+    """Trained scalars of each module, by its path; `layers_*` are all layers of a stack."""
+    embeddings: int
+    """Those of token and position embeddings, which take part in no matrix product of the layers."""
+    tokens: int
+    """Tokens that the model reads: both sides of a translation."""
+    forward_flops: int
+    """Of all matrix products, a multiplication and an addition counted as 2."""
+    parameter_bytes: int
+    activation_bytes: int
+    """What the forward pass keeps for the backward pass, as traced; XLA may keep less."""
+    cache_bytes: int
+    """Keys and values of decoding `length` tokens in `batch` rows; 0 for a classifier."""
+
+    @property
+    def total(self) -> int:
+        """All trained scalars."""
+        return sum(self.parameters.values())
+
+    @property
+    def training_bytes(self) -> int:
+        """Parameters, gradients, Adam's moments and activations."""
+        return (2 + ADAM_MOMENTS) * self.parameter_bytes + self.activation_bytes
+
+
+def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
+    """The cost of a model on `batch` rows of `length` tokens; modules are told apart down to `depth` names."""
+    cfg = dataclasses.replace(cfg, attention_backend="reference")  # the others hide their products in loops
+    model = registry.build(cfg)
+    shapes = jax.eval_shape(lambda: nn.unbox(registry.init(model, jax.random.key(0))))
+    tokens = registry.example_batch(cfg, batch, length)
+    example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tokens)
+    jaxpr = jax.make_jaxpr(lambda params, batch: registry.forward(model, params, batch).logits)(shapes, example)
+    return Cost(
+        parameters=_by_module(shapes, depth),
+        embeddings=sum(leaf.size for path, leaf in _leaves(shapes) if "embedding" in path.rpartition("/")[2]),
+        tokens=registry.count_tokens(cfg, tokens),
+        forward_flops=_flops(jaxpr.jaxpr),
+        parameter_bytes=_bytes(jax.tree.leaves(shapes)),
+        activation_bytes=_activation_bytes(model, shapes, example),
+        cache_bytes=_cache_bytes(cfg, batch, length),
+    )
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield "/".join(str(key.key) for key in path), leaf
+
+
+def _by_module(shapes: Any, depth: int) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for path, leaf in _leaves(shapes):
+        module = "/".join(re.sub(r"layers_\d+", "layers_*", path).split("/")[:-1][:depth])
+        sizes[module] = sizes.get(module, 0) + leaf.size
+    return sizes
+
+
+def _bytes(leaves: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _activation_bytes(model: nn.Module, shapes: Any, example: Any) -> int:
+    """Residuals of the backward pass, without the parameters among them."""
+
+    def residuals(params: Any, batch: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            key = jax.random.key(0)
+            outputs = registry.forward(model, params, batch, train=True, dropout_key=key)
+            return masked_cross_entropy(outputs.logits, outputs.labels)[0] + outputs.auxiliary_loss
+
+        return jax.tree.leaves(jax.vjp(loss, params)[1])
+
+    kept = jax.eval_shape(residuals, shapes, example)
+    kept_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in kept if jnp.issubdtype(leaf.dtype, np.number))
+    return max(kept_bytes - _bytes(jax.tree.leaves(shapes)), 0)
+
+
+def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:
+    if cfg.family == "classifier":
+        return 0
+    attentions = cfg.decoder_layers * (2 if cfg.family == "seq2seq" else 1)
+    return 2 * attentions * batch * length * cfg.kv_heads * cfg.head_size * jnp.dtype(cfg.dtype).itemsize
+
+
+def _flops(jaxpr: Any) -> int:
+    """Multiplications and additions of all matrix products, inner functions and repetitions included."""
+    total = 0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+        elif name.startswith("ragged_dot"):
+            rows, inner = equation.invars[0].aval.shape
+            total += 2 * rows * inner * equation.outvars[0].aval.shape[-1]
+        else:
+            times = params["length"] if name == "scan" else 1
+            total += times * sum(_flops(inner) for inner in _inner_jaxprs(params))
+    return total
+
+
+def _inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            inner = getattr(part, "jaxpr", part)
+            if hasattr(inner, "eqns"):
+                yield inner
