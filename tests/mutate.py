@@ -2,8 +2,9 @@
 
     python -m tests.mutate --mutants 120 --seed 0 --workers 2 --report tests/mutations.json
 
-Each mutant is a copy of the tree with one change; the tests of `ORDER` run on it until the first failure. A mutant
-that no test notices is a survivor: either a test is missing, or `REASONS` says why nothing can notice.
+Each mutant is a copy of the tree with one change; the file's own tests run on it, then those of `OTHERS`, until the
+first failure. A mutant that no test notices is a survivor: either a test is missing, or `REASONS` says why nothing
+can notice.
 """
 
 import argparse
@@ -21,7 +22,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-ORDER = ("nn", "models/test_models.py", "models/test_cache.py", "models/test_properties.py", "test_presets.py")
+OTHERS = ("nn", "models/test_models.py", "models/test_cache.py", "models/test_properties.py", "test_presets.py")
+OWN = {
+    "attention_ops": "attention_ops",
+    "layouts": "stacks",
+    "projections": "attention",
+    "activations": "ffn",
+    "dropout": "ffn",
+}
+"""The test file of a module or folder, where it has another name."""
 TIMEOUT = 900
 REASONS: dict[str, str] = {}
 """Why a survivor changes nothing that could be seen, by `file: change`."""
@@ -96,21 +105,27 @@ def run(mutant: tuple[Path, int]) -> dict[str, Any]:
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
             copy(ROOT / part, tree / part)
         (tree / path.relative_to(ROOT)).write_text(source, encoding="utf-8")
-        own = tree / "tests" / "nn" / f"test_{path.stem}.py"
-        tests = [*([own] if own.exists() else []), *(tree / "tests" / name for name in ORDER)]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)]
-        environment = os.environ | {"PYTHONPATH": folder, "HYPOTHESIS_STORAGE_DIRECTORY": folder}
-        try:
-            done = subprocess.run(
-                command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
-            )
-            failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            caught = (failed or ["the import"])[0].split(" ", 1)[-1] if done.returncode else None
-        except subprocess.TimeoutExpired:
-            caught = "the time limit"
+        folder_or_file = path.parent.name if path.parent.name in OWN else path.stem
+        own = tree / "tests" / "nn" / f"test_{OWN.get(folder_or_file, folder_or_file)}.py"
+        others = [tree / "tests" / name for name in OTHERS]
+        caught = (first_failure(tree, [own]) if own.exists() else None) or first_failure(tree, others)
     result = {"mutant": described, "caught_by": caught}
     print(f"{'caught  ' if caught else 'SURVIVED'} {described}  {caught or ''}", flush=True)
     return result
+
+
+def first_failure(tree: Path, tests: list[Path]) -> str | None:
+    """The first test that fails in the copy at `tree`; None where none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)]
+    environment = os.environ | {"PYTHONPATH": str(tree), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree)}
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "the time limit"
+    failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (failed or ["the import"])[0].split(" ", 1)[-1] if done.returncode else None
 
 
 def main() -> None:

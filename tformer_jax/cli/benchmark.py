@@ -1,0 +1,106 @@
+"""`scripts/benchmark.py`: measurements that anyone can repeat."""
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.cli.train import check_writable
+from tformer_jax.config import ConfigError, kinds
+from tformer_jax.nn.attention_ops import attend
+from tformer_jax.nn.masks import Mask
+from tformer_jax.train import provenance, run_folder
+
+GIB = 2**30
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs one benchmark, prints a line a case, and writes all of it to `--record`."""
+    options = parser().parse_args(argv)
+    if options.record:
+        check_writable(options.record)
+    cases = attention_cases(options)
+    if options.record:
+        run_folder.write_json(options.record, provenance.collect() | {"cases": cases})
+
+
+def parser() -> argparse.ArgumentParser:
+    """One subcommand a benchmark."""
+    result = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, allow_abbrev=False)
+    commands = result.add_subparsers(dest="benchmark", required=True)
+    attention = commands.add_parser(
+        "attention", help="time and memory of attention, forward and backward, over long sequences"
+    )
+    attention.add_argument("--backends", nargs="+", default=["blockwise", "reference"], metavar="NAME")
+    attention.add_argument("--length", type=int, default=16_384, metavar="T", help="tokens (default: 16384)")
+    attention.add_argument("--heads", type=int, default=4, metavar="N")
+    attention.add_argument("--head-dim", type=int, default=64, metavar="H")
+    attention.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
+    return result
+
+
+def attention_cases(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each backend in a process of its own, whose peak is then its own."""
+    cases = []
+    for backend in options.backends:
+        if backend not in kinds.BACKENDS:
+            raise ConfigError(f"--backends {backend}: write some of {', '.join(kinds.BACKENDS)}")
+        shape = (1, options.length, options.heads, options.head_dim)
+        case = {"backend": backend, "shape": shape, **_in_own_process(measure_attention, backend, shape)}
+        peak, planned = case["peak_bytes_beyond_inputs"], case["planned_bytes"]
+        measured = "killed for want of memory" if peak is None else f"peak {peak / GIB:.2f} GiB beyond the inputs"
+        print(f"{backend}: {measured}, {planned / GIB:.2f} GiB planned by XLA", flush=True)
+        cases.append(case)
+    return cases
+
+
+def _in_own_process(measure: Callable[..., None], *arguments: Any) -> dict[str, Any]:
+    """What `measure(pipe, *arguments)` sends through the pipe, all of it together, also if it is killed on the way."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=measure, args=(sender, *arguments))
+    process.start()
+    sender.close()
+    found: dict[str, Any] = {}
+    try:
+        while True:
+            found |= receiver.recv()
+    except EOFError:
+        process.join()
+    return found
+
+
+def measure_attention(pipe: Any, backend: str, shape: tuple[int, int, int, int]) -> None:
+    """Memory and seconds of one causal forward and backward pass, sent through `pipe`.
+
+    First what XLA plans for intermediate results, then the peak of the process beyond its inputs (host memory: on
+    another device it says nothing), or None where the process does not live to tell.
+    """
+    q, k, v, weights = (jax.random.normal(jax.random.key(seed), shape) for seed in range(4))
+
+    def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return (attend(q, k, v, Mask(causal=True), backend=backend) * weights).sum()
+
+    jax.block_until_ready((q, k, v, weights, jnp.zeros(())))
+    before = _peak_bytes()
+    compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(q, k, v).compile()
+    analysis = compiled.memory_analysis()
+    planned = 0 if analysis is None else analysis.temp_size_in_bytes
+    pipe.send({"planned_bytes": planned, "peak_bytes_beyond_inputs": None, "seconds": None})
+    start = time.perf_counter()
+    gradients = jax.block_until_ready(compiled(q, k, v))
+    pipe.send({"seconds": time.perf_counter() - start, "peak_bytes_beyond_inputs": _peak_bytes() - before})
+    pipe.send({"finite": all(bool(jnp.isfinite(gradient).all()) for gradient in gradients)})
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has held so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
