@@ -1,28 +1,32 @@
 """The language of a CLDR phrase (a date, a number, a name), made on the spot: no files, no network.
 
 python scripts/train.py --config configs/classify_cldr.py
+python scripts/train.py --config configs/classify_cldr.py:sequence_classifier     (any classifier of presets.py)
 """
 
 from ml_collections import ConfigDict
 
+from tformer_jax import presets
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
+SMALL = {
+    "family": "classifier",
+    "dim": 64,
+    "encoder_layers": 2,
+    "num_heads": 4,
+    "ffn_dim": 128,
+    "max_length": 128,
+    "position": "learned",
+    "dropout": 0.0,
+}
 
-def get_config() -> ConfigDict:
-    """A small encoder over bytes."""
+
+def get_config(variant: str = "") -> ConfigDict:
+    """A small encoder over bytes, or the published architecture that `variant` names."""
     return to_config_dict(
         Config(
-            name="classify_cldr",
-            model=ModelConfig(
-                family="classifier",
-                dim=64,
-                encoder_layers=2,
-                num_heads=4,
-                ffn_dim=128,
-                max_length=128,
-                position="learned",
-                dropout=0.0,
-            ),
+            name=f"classify_cldr_{variant}" if variant else "classify_cldr",
+            model=ModelConfig(**presets.for_data(variant) if variant else SMALL),
             data=DataConfig(
                 source="cldr_language",
                 heldout_examples=1000,

@@ -1,31 +1,36 @@
 """A language model of Python source code: the standard library that is running. No files, no network.
 
 python scripts/train.py --config configs/lm_stdlib.py
+python scripts/train.py --config configs/lm_stdlib.py:gpt2     (any decoder_lm of tformer_jax/presets.py)
 """
 
 from ml_collections import ConfigDict
 
+from tformer_jax import presets
 from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
+SMALL = {
+    "family": "decoder_lm",
+    "dim": 128,
+    "decoder_layers": 4,
+    "num_heads": 4,
+    "ffn_dim": 512,
+    "max_length": 128,
+    "position": "learned",
+    "activation": "gelu_tanh",
+    "scale_embeddings": False,
+    "initializer": "normal",
+    "dropout": 0.0,
+}
 
-def get_config() -> ConfigDict:
-    """A GPT-2 style decoder of four layers over BPE tokens."""
+
+def get_config(variant: str = "") -> ConfigDict:
+    """A GPT-2 style decoder of four layers over BPE tokens, or the published architecture that `variant` names."""
+    architecture = presets.for_data(variant) if variant else SMALL
     return to_config_dict(
         Config(
-            name="lm_stdlib",
-            model=ModelConfig(
-                family="decoder_lm",
-                dim=128,
-                decoder_layers=4,
-                num_heads=4,
-                ffn_dim=512,
-                max_length=128,
-                position="learned",
-                activation="gelu_tanh",
-                scale_embeddings=False,
-                initializer="normal",
-                dropout=0.0,
-            ),
+            name=f"lm_stdlib_{variant}" if variant else "lm_stdlib",
+            model=ModelConfig(**architecture),
             data=DataConfig(
                 source="stdlib_text",
                 tokenizer="bpe",

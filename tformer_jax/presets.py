@@ -22,6 +22,11 @@ def settings(name: str) -> Settings:
     return dict(PRESETS[name])
 
 
+def for_data(name: str) -> Settings:
+    """The settings of a preset without the sizes that training takes from the data."""
+    return settings(name) | {"vocab_size": None, "source_vocab_size": None, "num_classes": None}
+
+
 def build(name: str, **changes: Any) -> ModelConfig:
     """The config of a preset, with some settings changed."""
     return ModelConfig(**settings(name) | changes)

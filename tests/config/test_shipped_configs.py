@@ -12,6 +12,9 @@ from tformer_jax.models import registry
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 VARIANTS = {
     "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
+    "translate_multi30k": ["", ":vaswani2017_base", ":t5_v1_1_small"],
+    "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
+    "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],
     "lm_tiny_shakespeare": ["", ":cpu", ":gpu"],
 }
 CASES = [f"{path}{variant}" for path in sorted(FOLDER.glob("*.py")) for variant in VARIANTS.get(path.stem, [""])]

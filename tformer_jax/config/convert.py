@@ -75,7 +75,10 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path} does not exist: {path.parent} is not a run folder") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not a saved config: {error}") from None
-    return from_dict(values)
+    try:
+        return from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path} is of another version: {error}") from None
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -8,7 +8,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
-from tformer_jax.nn.stacks import Decoder
+from tformer_jax.nn.stacks import Decoder, token_positions
 
 
 class DecoderLM(nn.Module):
@@ -29,14 +29,17 @@ class DecoderLM(nn.Module):
         *,
         mask: jax.Array | None = None,
         prefix: jax.Array | None = None,
+        segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
         """tokens int [B, T], real tokens bool [B, T] (None: all) -> float32 logits [B, T, V].
 
-        `prefix` (int [B]) counts the first tokens of a row that all its tokens see (`cfg.prefix_lm`).
+        Args:
+            prefix: int [B], the number of first tokens of a row that all its tokens see (`cfg.prefix_lm`).
+            segments: int [B, T], the documents that are packed into a row; each is read as if it stood alone.
         """
-        x = self.input(self.embedding(tokens), train=train)
-        return self._logits(self.decoder(x, mask, prefix=prefix, train=train))
+        x = self.input(self.embedding(tokens), token_positions(tokens.shape[1], segments), train=train)
+        return self._logits(self.decoder(x, mask, prefix=prefix, segments=segments, train=train))
 
     def init_cache(self, batch: int, length: int, prompt: int = 0) -> DecoderCache:
         """An empty cache for `length` tokens in each of `batch` rows.

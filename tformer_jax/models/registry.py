@@ -31,11 +31,18 @@ class Family:
 
 def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
     source, target = batch["source"], batch["target_in"]
-    return {"source": source, "target": target, "source_mask": source != PAD, "target_mask": target != PAD}
+    return {
+        "source": source,
+        "target": target,
+        "source_mask": source != PAD,
+        "target_mask": target != PAD,
+        "source_segments": batch.get("source_segments"),
+        "target_segments": batch.get("target_segments"),
+    }
 
 
 def _decoder_lm_arguments(batch: Batch) -> dict[str, Any]:
-    return _classifier_arguments(batch) | {"prefix": batch.get("prefix")}
+    return _classifier_arguments(batch) | {"prefix": batch.get("prefix"), "segments": batch.get("segments")}
 
 
 def _classifier_arguments(batch: Batch) -> dict[str, Any]:
@@ -96,7 +103,8 @@ def forward(
     """Runs the model on a batch.
 
     Args:
-        batch: int arrays; tokens equal to PAD are hidden.
+        batch: int arrays; tokens equal to PAD are hidden. Beside the family's own keys: `prefix` and `segments`
+            (decoder_lm), `source_segments` and `target_segments` (seq2seq), as the model's arguments of that name.
         dropout_key: needed where `train` and the config drops something.
     """
     family = FAMILIES[model.cfg.family]

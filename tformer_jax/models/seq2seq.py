@@ -8,7 +8,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
-from tformer_jax.nn.stacks import Decoder, Encoder
+from tformer_jax.nn.stacks import Decoder, Encoder, token_positions
 
 
 class Seq2Seq(nn.Module):
@@ -39,16 +39,37 @@ class Seq2Seq(nn.Module):
         *,
         source_mask: jax.Array | None = None,
         target_mask: jax.Array | None = None,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """source int [B, S], target int [B, T], their real tokens bool (None: all) -> float32 logits [B, T, V]."""
-        memory = self.encode(source, source_mask, train=train)
-        return self.decode(target, memory, source_mask, target_mask=target_mask, train=train)
+        """source int [B, S], target int [B, T], their real tokens bool (None: all) -> float32 logits [B, T, V].
 
-    def encode(self, source: jax.Array, source_mask: jax.Array | None, *, train: bool = False) -> jax.Array:
-        """source int [B, S], its real tokens bool [B, S] -> memory [B, S, D]."""
-        x = self.source_input(self.source_embedding(source), train=train)
-        return self.encoder(x, source_mask, train=train)
+        The segments (int, like the tokens) number the pairs that are packed into a row; each is read as if it stood
+        alone.
+        """
+        memory = self.encode(source, source_mask, source_segments, train=train)
+        return self.decode(
+            target,
+            memory,
+            source_mask,
+            target_mask=target_mask,
+            segments=target_segments,
+            memory_segments=source_segments,
+            train=train,
+        )
+
+    def encode(
+        self,
+        source: jax.Array,
+        source_mask: jax.Array | None,
+        segments: jax.Array | None = None,
+        *,
+        train: bool = False,
+    ) -> jax.Array:
+        """source int [B, S], its real tokens bool [B, S], its segments int [B, S] (None: one) -> memory [B, S, D]."""
+        x = self.source_input(self.source_embedding(source), token_positions(source.shape[1], segments), train=train)
+        return self.encoder(x, source_mask, segments, train=train)
 
     def decode(
         self,
@@ -57,11 +78,20 @@ class Seq2Seq(nn.Module):
         memory_mask: jax.Array | None,
         *,
         target_mask: jax.Array | None = None,
+        segments: jax.Array | None = None,
+        memory_segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> float32 [B, T, V]."""
-        x = self.target_input(self.target_embedding(target), train=train)
-        return self._logits(self.decoder(x, target_mask, memory, memory_mask, train=train))
+        """target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> float32 [B, T, V].
+
+        `segments` (int [B, T]) and `memory_segments` (int [B, S]) number the pairs that are packed into a row.
+        """
+        positions = token_positions(target.shape[1], segments)
+        x = self.target_input(self.target_embedding(target), positions, train=train)
+        x = self.decoder(
+            x, target_mask, memory, memory_mask, segments=segments, memory_segments=memory_segments, train=train
+        )
+        return self._logits(x)
 
     def init_cache(self, memory: jax.Array, memory_mask: jax.Array | None, length: int) -> DecoderCache:
         """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once."""

@@ -16,6 +16,15 @@ from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition, make_attention_positions
 
 
+def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
+    """Positions 0, 1, ..., which begin again where a new segment of `segments` (int [B, T]) does: int [B or 1, T]."""
+    places = jnp.arange(length)[None]
+    if segments is None:
+        return places
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+
+
 class Period(nn.Module):
     """One repetition of `cfg.layer_pattern`."""
 
@@ -91,10 +100,24 @@ class Encoder(Stack):
 
     bidirectional: bool = True
 
-    def __call__(self, x: jax.Array, real: jax.Array | None, *, train: bool = False) -> jax.Array:
-        """x [B, S, D], real tokens bool [B, S] (None: all) -> [B, S, D]."""
-        positions = self.positions(jnp.arange(x.shape[1])[None])
-        return self.full_pass(x, Surroundings(mask=Mask(real=real), real=real, positions=positions), train=train)
+    def __call__(
+        self,
+        x: jax.Array,
+        real: jax.Array | None,
+        segments: jax.Array | None = None,
+        *,
+        train: bool = False,
+    ) -> jax.Array:
+        """x [B, S, D], real tokens bool [B, S] (None: all) -> [B, S, D].
+
+        `segments` (int [B, S]) numbers the documents that are packed into a row; each sees itself only.
+        """
+        around = Surroundings(
+            mask=Mask(real=real, segments=None if segments is None else (segments, segments)),
+            real=real,
+            positions=self.positions(token_positions(x.shape[1], segments)),
+        )
+        return self.full_pass(x, around, train=train)
 
 
 class Decoder(Stack):
@@ -108,18 +131,28 @@ class Decoder(Stack):
         memory_real: jax.Array | None = None,
         *,
         prefix: jax.Array | None = None,
+        segments: jax.Array | None = None,
+        memory_segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
         """The full pass: x [B, T, D], memory [B, S, D], their real tokens bool [B, T] and [B, S] -> [B, T, D].
 
-        `prefix` (int [B]) counts the first tokens of a row that all its tokens see.
+        Args:
+            prefix: int [B], the number of first tokens of a row that all its tokens see.
+            segments, memory_segments: int [B, T] and [B, S], the documents that are packed into a row; each sees
+                itself only, in the memory too.
         """
+        if segments is None or memory_segments is None:
+            memory_mask = Mask(real=memory_real)
+        else:
+            memory_mask = Mask(real=memory_real, segments=(segments, memory_segments))
+        own = None if segments is None else (segments, segments)
         around = Surroundings(
-            mask=Mask(real=real, causal=True, prefix=prefix),
+            mask=Mask(real=real, causal=True, prefix=prefix, segments=own),
             real=real,
-            positions=self.positions(jnp.arange(x.shape[1])[None]),
+            positions=self.positions(token_positions(x.shape[1], segments)),
             memory=memory,
-            memory_mask=Mask(real=memory_real),
+            memory_mask=memory_mask,
         )
         return self.full_pass(x, around, train=train)
 

@@ -88,17 +88,16 @@ def usable(name: str, *, softcap: bool, bias: bool, dropout: bool, dtype: str) -
     Raises:
         ConfigError: it is unknown or unable; the message names those that are able.
     """
-    able = [
-        other
-        for other in kinds.BACKENDS
-        if not _lacks(kinds.load(kinds.BACKENDS, other), softcap=softcap, bias=bias, dropout=dropout, dtype=dtype)
-    ]
-    hint = f"write one of {', '.join(able)}"
-    if name not in kinds.BACKENDS:
-        raise ConfigError(f"model.attention_backend={name!r} is not known; {hint}")
+
+    def lack(name: str) -> str | None:
+        if name not in kinds.BACKENDS:
+            return "is not known"
+        return _lacks(kinds.load(kinds.BACKENDS, name), softcap=softcap, bias=bias, dropout=dropout, dtype=dtype)
+
+    if problem := lack(name):
+        able = ", ".join(other for other in kinds.BACKENDS if not lack(other))
+        raise ConfigError(f"model.attention_backend={name!r} {problem}; write one of {able}")
     backend: Backend = kinds.load(kinds.BACKENDS, name)
-    if lack := _lacks(backend, softcap=softcap, bias=bias, dropout=dropout, dtype=dtype):
-        raise ConfigError(f"model.attention_backend={name!r} {lack}; {hint}")
     return backend
 
 

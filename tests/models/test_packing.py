@@ -1,0 +1,63 @@
+"""Documents packed into one row are read as if each stood alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import apply, assert_close, build, tiny
+from tformer_jax.nn.stacks import token_positions
+
+FIRST, SECOND = np.array([[5, 6, 7]], np.int32), np.array([[8, 9, 4, 10]], np.int32)
+PACKED, SEGMENTS = np.concatenate([FIRST, SECOND], axis=1), np.array([[1, 1, 1, 2, 2, 2, 2]])
+SOURCES = np.array([[9, 8]], np.int32), np.array([[7, 4, 3]], np.int32)
+PACKED_SOURCE, SOURCE_SEGMENTS = np.concatenate(SOURCES, axis=1), np.array([[1, 1, 2, 2, 2]])
+
+KINDS = {
+    "sinusoidal": {},
+    "learned": {"position": "learned"},
+    "rotary, blockwise": {"position": "rotary", "head_dim": 4, "attention_backend": "blockwise"},
+    "ALiBi": {"position": "alibi"},
+    "relative": {"position": "relative", "relative_buckets": 8, "relative_distance": 9},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_language_models(name):
+    model, params = build(tiny("decoder_lm", decoder_layers=2, **KINDS[name]))
+    packed = apply(model, params, PACKED, segments=SEGMENTS)
+    alone = np.concatenate([apply(model, params, FIRST), apply(model, params, SECOND)], axis=1)
+    assert_close(packed, alone, proves=("packed segments", "separate documents"))
+
+
+def test_windows_end_at_a_document():
+    settings = {"layer_pattern": ("window", "full"), "window": 2, "position": "rotary", "head_dim": 4}
+    model, params = build(tiny("decoder_lm", decoder_layers=2, **settings))
+    packed = apply(model, params, PACKED, segments=SEGMENTS)
+    assert_close(packed[:, 3:], apply(model, params, SECOND))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_translation(name):
+    model, params = build(tiny("seq2seq", decoder_layers=2, **KINDS[name]))
+    segments = {"source_segments": SOURCE_SEGMENTS, "target_segments": SEGMENTS}
+    packed = apply(model, params, PACKED_SOURCE, PACKED, **segments)
+    alone = [apply(model, params, source, target) for source, target in zip(SOURCES, (FIRST, SECOND), strict=True)]
+    assert_close(packed, np.concatenate(alone, axis=1), proves=("packed segments", "separate documents"))
+
+
+def test_no_gradient_crosses_a_document():
+    model, params = build(tiny("decoder_lm"))
+
+    def second(table):
+        changed = {"params": params | {"embedding": {"embedding": table}}}
+        return model.apply(changed, PACKED, segments=SEGMENTS)[0, 3:, 0].sum()
+
+    gradient = jax.grad(second)(params["embedding"]["embedding"])
+    np.testing.assert_array_equal(gradient[FIRST[0]], 0)
+
+
+def test_positions_begin_again_in_each_document():
+    segments = jnp.array([[3, 3, 5, 5, 5, 0], [1, 2, 3, 3, 3, 3]])
+    np.testing.assert_array_equal(token_positions(6, segments), [[0, 1, 0, 1, 2, 0], [0, 0, 0, 1, 2, 3]])
+    np.testing.assert_array_equal(token_positions(3, None), [[0, 1, 2]])
