@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-OTHERS = ("nn", "models/test_models.py", "models/test_cache.py", "models/test_properties.py", "test_presets.py")
+OTHERS = ("models/test_models.py", "models/test_cache.py", "nn", "models/test_properties.py", "test_presets.py")
 OWN = {
     "attention_ops": "attention_ops",
     "layouts": "stacks",
@@ -136,18 +136,29 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=ROOT / "tests" / "mutations.json")
     options = parser.parse_args()
     chosen = random.Random(options.seed).sample(mutants(), options.mutants)
+    known = json.loads(options.report.read_text("utf-8"))["results"] if options.report.exists() else []
+    results = {result["mutant"]: result for result in known}
+    left = [mutant for mutant in chosen if change(*mutant)[1] not in results]
     with ThreadPoolExecutor(options.workers) as pool:
-        results = list(pool.map(run, chosen))
-    survivors = [result["mutant"] for result in results if not result["caught_by"]]
+        for result in pool.map(run, left):
+            results[result["mutant"]] = result
+            write(options.report, options.seed, results)
+    report = write(options.report, options.seed, results)
+    print(f"{report['caught']} of {report['mutants']} caught; report in {options.report}")
+
+
+def write(path: Path, seed: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The report so far; a run that is stopped goes on from it."""
+    survivors = sorted(name for name, result in results.items() if not result["caught_by"])
     report = {
-        "seed": options.seed,
+        "seed": seed,
         "mutants": len(results),
         "caught": len(results) - len(survivors),
-        "survivors": {name: REASONS.get(name, "a test is missing") for name in sorted(survivors)},
-        "results": sorted(results, key=lambda result: result["mutant"]),
+        "survivors": {name: REASONS.get(name, "a test is missing") for name in survivors},
+        "results": [results[name] for name in sorted(results)],
     }
-    options.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"{report['caught']} of {report['mutants']} caught; report in {options.report}")
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
 
 
 if __name__ == "__main__":
