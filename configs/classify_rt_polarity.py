@@ -26,9 +26,9 @@ def get_config() -> ConfigDict:
                 dropout=0.5,
             ),
             data=DataConfig(
-                source="labelled_tsv",
-                train_file="rt_polarity/train.tsv",
-                validation_file="rt_polarity/dev.tsv",
+                source="tsv",
+                train="rt_polarity/train.tsv",
+                validation="rt_polarity/dev.tsv",
                 tokenizer="bpe",
                 vocab_size=8000,
                 bucket_lengths=(24, 40, 96),

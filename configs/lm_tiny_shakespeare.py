@@ -50,7 +50,7 @@ def get_config(variant: str = "cpu") -> ConfigDict:
             ),
             data=DataConfig(
                 source="text",
-                train_file="tiny_shakespeare/input.txt",
+                train="tiny_shakespeare/input.txt",
                 tokenizer="characters",
                 batching="windows",
                 batch_size=batch_size,

@@ -49,14 +49,14 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
     (folder / "labels.tsv").write_text("".join(f"{'xy'[n % 2]}\t{word}\n" for n, word in enumerate(words)))
     (folder / "text.txt").write_text(" ".join(words * 5))
-    lengths = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32}
+    lengths = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
     windows = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
     return {
-        "seq2seq": train("seq2seq", folder, DataConfig(source="tsv_pairs", train_file="pairs.tsv", **lengths)),
+        "seq2seq": train("seq2seq", folder, DataConfig(source="tsv", train="pairs.tsv", **lengths)),
         "classifier": train(
-            "classifier", folder, DataConfig(source="labelled_tsv", train_file="labels.tsv", **lengths)
+            "classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)
         ),
-        "decoder_lm": train("decoder_lm", folder, DataConfig(source="text", train_file="text.txt", **windows)),
+        "decoder_lm": train("decoder_lm", folder, DataConfig(source="text", train="text.txt", **windows)),
     }
 
 

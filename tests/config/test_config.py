@@ -64,9 +64,9 @@ def test_unset_settings_take_values_of_their_type():
         ({"model": {"dim": 9, "num_heads": 3}}, "model.dim=9: must be even for model.position='sinusoidal'"),
         ({"data": {"bucket_lengths": [32, 16]}}, r"data.bucket_lengths=\(32, 16\): must be lengths in rising order"),
         ({"data": {"bucket_lengths": [512]}}, r"data.bucket_lengths=\(512,\): must not exceed model.max_length=256"),
-        ({"data": {"source": "text", "train_file": "x"}}, "data.source='text': does not fit model.family='seq2seq'"),
-        ({"data": {"source": "parallel_lines", "train_file": "x"}}, "must contain {lang}"),
-        ({"data": {"source": "tsv_pairs"}}, "data.train_file=None: must name the training file"),
+        ({"data": {"source": "text", "train": "x"}}, "data.source='text': does not fit model.family='seq2seq'"),
+        ({"data": {"source": "parallel_lines", "train": "x"}}, "must contain {lang}"),
+        ({"data": {"source": "tsv"}}, r"data.train=\(\): must say what data.source='tsv' reads"),
         ({"optim": {"schedule": "cosine"}}, "optim.learning_rate=None: must be a number"),
         ({"parallel": {"data": 0}}, "parallel.data=0: must be -1 or at least 1"),
         (

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tformer_jax.config import DataConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.cldr_phrases import PhraseBook
 from tformer_jax.data.corpora.heldout import split_of
 
 
+def load(family: str = "seq2seq", seed: int = 0, **data):
+    return load_corpus(Config(seed=seed, model=ModelConfig(family=family), data=DataConfig(**data)), None)
+
+
 @pytest.fixture(scope="module")
 def translation():
-    return load_corpus(DataConfig(heldout_examples=50), None, seed=0)
+    return load(heldout_examples=50)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +40,14 @@ def test_held_out_phrases_never_occur_in_training(translation, examples):
     assert len(heldout) == 100
     assert not heldout & {example["source"] for example in examples}
     assert {split_of(example["source"]) for example in examples} == {"train"}
-    other_seed = load_corpus(DataConfig(heldout_examples=50), None, seed=1).train
+    other_seed = load(seed=1, heldout_examples=50).train
     assert not heldout & {other_seed[i]["source"] for i in range(2000)}
 
 
 def test_example_i_depends_on_seed_and_i_alone(translation):
     again = pickle.loads(pickle.dumps(translation.train))
     assert [again[i] for i in (5, 3, 2**31 - 1)] == [translation.train[i] for i in (5, 3, 2**31 - 1)]
-    other = load_corpus(DataConfig(heldout_examples=1), None, seed=1).train
+    other = load(seed=1, heldout_examples=1).train
     assert [other[i] for i in range(5)] != [translation.train[i] for i in range(5)]
     with pytest.raises(IndexError):
         translation.train[2**31]
@@ -70,8 +74,7 @@ def test_full_dates_are_phrases():
 
 @pytest.mark.parametrize("pair", [("en", "zh"), ("zh", "en"), ("ar", "fr"), ("de", "ja")])
 def test_any_two_locales(pair):
-    cfg = DataConfig(source_language=pair[0], target_language=pair[1], heldout_examples=5)
-    corpus = load_corpus(cfg, None, seed=0)
+    corpus = load(source_language=pair[0], target_language=pair[1], heldout_examples=5)
     targets = {}
     for i in range(1500):
         example = corpus.train[i]
@@ -80,8 +83,7 @@ def test_any_two_locales(pair):
 
 
 def test_languages_are_recognisable():
-    cfg = DataConfig(source="cldr_language", languages=("en", "de", "fr"), heldout_examples=40)
-    corpus = load_corpus(cfg, None, seed=0)
+    corpus = load("classifier", source="cldr_language", languages=("en", "de", "fr"), heldout_examples=40)
     assert corpus.labels == ("en", "de", "fr")
     examples = [corpus.train[i] for i in range(1500)]
     labels = {}
@@ -99,13 +101,12 @@ def test_languages_are_recognisable():
     ],
 )
 def test_unknown_locales(languages, sentence):
-    cfg = DataConfig(source_language=languages[0], target_language=languages[1])
     with pytest.raises(DataError, match=sentence):
-        load_corpus(cfg, None, seed=0)
+        load(source_language=languages[0], target_language=languages[1])
 
 
 def test_the_standard_library_is_split_by_path():
-    corpus = load_corpus(DataConfig(source="stdlib_text"), None, seed=0)
+    corpus = load("decoder_lm", source="stdlib_text", batching="windows")
     sizes = [len(split) for split in (corpus.train, corpus.validation, corpus.test)]
     assert sizes[0] > 300
     assert min(sizes[1:]) > 10

@@ -1,26 +1,41 @@
-"""Corpora in files, and one sentence for each thing that can be wrong with them."""
+"""Corpora in files: every kind is read as it stands, and everything that can be wrong gets one sentence."""
 
 import gzip
+import json
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
-from tformer_jax.config import DataConfig
-from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 
 
-def config(source: str, train: str, **changes) -> DataConfig:
-    return DataConfig(source=source, train_file=train, **changes)
+def config(source: str, train, family: str = "seq2seq", **changes) -> Config:
+    batching = "windows" if family == "decoder_lm" else "buckets"
+    data = DataConfig(source=source, train=train, batching=batching, **changes)
+    return Config(model=ModelConfig(family=family), data=data)
+
+
+def write(folder: Path, **files: bytes) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as file:
+        file.write(content)
+    return sink.getvalue().to_pybytes()
 
 
 def test_parallel_lines_plain_and_compressed(tmp_path):
     (tmp_path / "train.en").write_text("one\r\ntwo\n\nfour\u2028line\n", encoding="utf-8")
     (tmp_path / "train.de").write_text("eins\nzwei\n\nvier", encoding="utf-8")
-    with gzip.open(tmp_path / "val.en.gz", "wt", encoding="utf-8") as file:
-        file.write("five\n")
-    with gzip.open(tmp_path / "val.de.gz", "wt", encoding="utf-8") as file:
-        file.write("fünf\n")
-    cfg = config("parallel_lines", "train.{lang}", validation_file="val.{lang}.gz")
-    corpus = load_corpus(cfg, tmp_path, 0)
+    write(tmp_path, **{"val.en.gz": gzip.compress(b"five\n"), "val.de.gz": gzip.compress("fünf\n".encode())})
+    cfg = config("parallel_lines", "train.{lang}", validation="val.{lang}.gz")
+    corpus = load_corpus(cfg, tmp_path)
     assert [(e["source"], e["target"]) for e in corpus.train] == [
         ("one", "eins"),
         ("two", "zwei"),
@@ -30,67 +45,172 @@ def test_parallel_lines_plain_and_compressed(tmp_path):
     assert corpus.validation == corpus.test == [{"source": "five", "target": "fünf"}]
 
 
-def test_tsv_pairs_hold_out_their_last_part(tmp_path):
+def test_globs_stand_for_their_files_in_order(tmp_path):
+    (tmp_path / "part").mkdir()
+    for number in (2, 0, 1):
+        (tmp_path / "part" / f"{number}.en").write_text(f"{number}\n")
+        (tmp_path / "part" / f"{number}.de").write_text(f"-{number}\n")
+    cfg = config("parallel_lines", "*/*.{lang}", validation="part/0.{lang}")
+    assert [example["target"] for example in load_corpus(cfg, tmp_path).train] == ["-0", "-1", "-2"]
+
+
+def test_tsv_holds_out_its_last_part(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"{i}\t-{i}\n" for i in range(10)))
-    corpus = load_corpus(config("tsv_pairs", "pairs.tsv", validation_fraction=0.2), tmp_path, 0)
+    corpus = load_corpus(config("tsv", "pairs.tsv", validation_fraction=0.2), tmp_path)
     assert [example["source"] for example in corpus.train] == list("01234567")
     assert corpus.validation == [{"source": "8", "target": "-8"}, {"source": "9", "target": "-9"}]
 
 
+def test_tsv_columns_by_number(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("id\tein\tx\tone\nid\tzwei\tx\ttwo\n")
+    corpus = load_corpus(config("tsv", "pairs.tsv", fields=("4", "2"), validation="pairs.tsv"), tmp_path)
+    assert corpus.train == [{"source": "one", "target": "ein"}, {"source": "two", "target": "zwei"}]
+
+
 def test_text_holds_out_its_last_characters(tmp_path):
     (tmp_path / "book.txt").write_text("abcdefghij" * 10)
-    corpus = load_corpus(config("text", "book.txt"), tmp_path, 0)
+    corpus = load_corpus(config("text", "book.txt", "decoder_lm"), tmp_path)
     assert [len(split[0]["text"]) for split in (corpus.train, corpus.validation)] == [90, 10]
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.txt", bytes), ("a.txt.gz", gzip.compress), ("a.txt.zst", zstd)])
+def test_lines_are_documents(tmp_path, name, pack):
+    write(tmp_path, **{name: pack("\ufeffone\n\n  two ü\r\nthree".encode())})
+    corpus = load_corpus(config("lines", name, "decoder_lm", validation=name), tmp_path)
+    assert [example["text"] for example in corpus.train] == ["one", "  two ü", "three"]
 
 
 def test_labels_are_those_of_the_training_split(tmp_path):
     (tmp_path / "train.tsv").write_text("pos\tgood\nneg\tbad\n")
     (tmp_path / "dev.tsv").write_text("neg\tawful\n")
-    corpus = load_corpus(config("labelled_tsv", "train.tsv", validation_file="dev.tsv"), tmp_path, 0)
+    corpus = load_corpus(config("tsv", "train.tsv", "classifier", validation="dev.tsv"), tmp_path)
     assert corpus.labels == ("neg", "pos")
     assert corpus.train[0] == {"label": "pos", "text": "good"}
 
 
-def write(folder, **files: bytes) -> None:
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+ROWS = [{"en": "one", "de": "eins", "n": 1}, {"en": "two", "de": "zwei", "n": 2}]
 
 
-@pytest.mark.parametrize(
-    ("cfg", "files", "sentence"),
-    [
-        (config("text", "a.txt"), {}, r"a\.txt does not exist: put it there, or name another folder with --data DIR"),
-        (config("text", "a.txt"), {"a.txt": b""}, r"a\.txt is empty"),
-        (config("text", "a.txt"), {"a.txt": b" \n\n"}, r"a\.txt is empty"),
-        (config("text", "a.txt"), {"a.txt": b"one\ntwo\n\xff\n"}, r"a\.txt, line 3: not valid UTF-8"),
-        (config("text", "a.gz"), {"a.gz": b"plain"}, r"a\.gz is not a complete gzip file"),
-        (config("text", "a.gz"), {"a.gz": gzip.compress(b"text" * 99)[:-9]}, r"a\.gz is not a complete gzip file"),
-        (
-            config("tsv_pairs", "a.tsv"),
-            {"a.tsv": b"a\tb\nc\n"},
-            r"a\.tsv, line 2: has 1 columns where source<tab>target",
-        ),
-        (config("tsv_pairs", "a.tsv"), {"a.tsv": b"a\tb\tc\n"}, r"a\.tsv, line 1: has 3 columns"),
-        (config("tsv_pairs", "a.tsv"), {"a.tsv": b"a\tb\n"}, r"a\.tsv is too short to hold out"),
-        (
-            config("parallel_lines", "a.{lang}"),
-            {"a.en": b"1\n2\n3\n", "a.de": b"1\n2\n"},
-            r"a\.en has 3 lines but .*a\.de has 2: parallel files need equal numbers",
-        ),
-        (
-            config("labelled_tsv", "a.tsv", validation_file="b.tsv"),
-            {"a.tsv": b"x\t1\ny\t2\n", "b.tsv": b"z\t3\n"},
-            r"label 'z' of the held-out data does not occur in a\.tsv, which has x, y",
-        ),
-    ],
-)
-def test_mistakes(tmp_path, cfg, files, sentence):
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow", "a.stream.arrow"])
+def test_records_with_fields(tmp_path, name):
+    path, table = tmp_path / name, pa.Table.from_pylist(ROWS)
+    if name.endswith("jsonl"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif name.endswith("parquet"):
+        parquet.write_table(table, path)
+    else:
+        make = pa.ipc.new_stream if "stream" in name else pa.ipc.new_file
+        with make(str(path), table.schema) as file:
+            file.write_table(table)
+    source = "jsonl" if name.endswith("jsonl") else "parquet"
+    cfg = config(source, name, validation=name, fields=("en", "de"))
+    assert load_corpus(cfg, tmp_path).train == [{"source": row["en"], "target": row["de"]} for row in ROWS]
+    labelled = config(source, name, "classifier", validation=name, fields=("en", "n"))
+    assert load_corpus(labelled, tmp_path).train[1] == {"text": "two", "label": "2"}
+
+
+def test_streams_can_be_read_again_and_equal_what_is_loaded(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"{i}\t-{i}\n" for i in range(10)))
+    cfg = config("tsv", "pairs.tsv")
+    streamed, loaded = stream_corpus(cfg, tmp_path), load_corpus(cfg, tmp_path)
+    for _ in range(2):
+        assert list(streamed.train) == loaded.train
+        assert list(streamed.validation) == list(streamed.test) == loaded.validation
+
+
+def test_a_mixture_keeps_its_parts(tmp_path):
+    write(tmp_path, **{"a.tsv": b"1\t2\n", "b.tsv": b"3\t4\n5\t6\n"})
+    corpus = load_corpus(config("tsv", ("a.tsv", "b.tsv"), weights=(1, 2), validation="a.tsv"), tmp_path)
+    assert corpus.train.sizes == [1, 2]
+    assert [example["source"] for example in corpus.train] == ["1", "3", "5"]
+
+
+TRUNCATED = gzip.compress("".join(f"{n}\t-{n}\n" for n in range(5000)).encode())[:-3000]
+MISTAKES = [
+    ("text", {}, r"a\.txt does not exist: put it there, or name another folder with --data DIR"),
+    ("text", {"a.txt": b""}, r"a\.txt is empty"),
+    ("text", {"a.txt": b" \n\n"}, r"a\.txt is empty"),
+    ("text", {"a.txt": b"one\ntwo\n\xff\n"}, r"a\.txt, line 3: not valid UTF-8"),
+    ("lines", {"a.txt": "one\nzwölf\n".encode("latin-1")}, r"a\.txt, line 2: not valid UTF-8"),
+    ("text", {"a.gz": b"plain"}, r"a\.gz, line 1: from here on, this is not a complete gzip file"),
+    ("tsv", {"a.gz": TRUNCATED}, r"a\.gz, line \d+: from here on, this is not a complete gzip file"),
+    ("tsv", {"a.zst": zstd(b"a\tb\n" * 9)[:-5]}, r"a\.zst, line \d+: from here on, this is not a complete zstd file"),
+    ("tsv", {"a.tsv": b"a\tb\nc\n"}, r"a\.tsv, line 2: has 1 columns where source<tab>target"),
+    ("tsv", {"a.tsv": b"a\tb\tc\n"}, r"a\.tsv, line 1: has 3 columns"),
+    ("tsv", {"a.tsv": b"a\tb\n"}, r"a\.tsv is too short to hold out"),
+    ("jsonl", {"a.jsonl": b'{"source": "a", "target": "b"}\n{"source"\n'}, r"a\.jsonl, line 2: is not valid JSON"),
+    ("jsonl", {"a.jsonl": b'{"source": "a"}\n'}, r"a\.jsonl, line 1: has no field 'target', only 'source': set data"),
+    ("jsonl", {"a.jsonl": b'{"source": "a", "target": 3}\n'}, r"a\.jsonl, line 1: field 'target' is int, not text"),
+    ("jsonl", {"a.jsonl": b"[]\n"}, r"a\.jsonl, line 1: is no object with named fields"),
+    ("parquet", {"a.parquet": b"PAR1 nothing"}, r"a\.parquet, line 1: from here on, this is not a complete Parquet"),
+    (
+        "parallel_lines",
+        {"a.en": b"1\n2\n3\n", "a.de": b"1\n2\n"},
+        r"a\.en, line 3: has no counterpart: .*a\.en has 3 lines but .*a\.de has 2, and parallel files need equal numbers",
+    ),
+    ("parallel_lines", {"a.en": b"1\n\xff\n", "a.de": b"1\n2\n"}, r"a\.en, line 2: not valid UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("source", "files", "sentence"), MISTAKES)
+def test_mistakes(tmp_path, source, files, sentence):
     write(tmp_path, **files)
+    name = "a.{lang}" if source == "parallel_lines" else next(iter(files), "a.txt")
+    family = "decoder_lm" if source in ("text", "lines") else "seq2seq"
     with pytest.raises(DataError, match=sentence) as caught:
-        load_corpus(cfg, tmp_path, 0)
+        load_corpus(config(source, name, family), tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_bad_lines_are_skipped_counted_and_reported(tmp_path, caplog):
+    write(tmp_path, **{"a.tsv": b"1\t2\n\xff\t3\nalone\n4\t5\nalone\n"})
+    cfg = config("tsv", "a.tsv", validation="a.tsv", on_bad_line="skip")
+    corpus = load_corpus(cfg, tmp_path)
+    assert corpus.train == corpus.validation == [{"source": "1", "target": "2"}, {"source": "4", "target": "5"}]
+    assert "a.tsv: skipped 1 lines, the first is line 2: not valid UTF-8" in caplog.text
+    assert "a.tsv: skipped 2 lines, the first is line 3: has 1 columns" in caplog.text
+    splits = stream_corpus(cfg, tmp_path)
+    for _ in range(2):
+        assert len(list(splits.train)) == 2
+    assert sorted(splits.bad["train"].reasons().values()) == [1, 2]
+
+
+def test_what_was_read_before_the_damage_is_kept_when_bad_lines_are_skipped(tmp_path):
+    write(tmp_path, **{"a.gz": TRUNCATED, "a.en": b"1\n2\n3\n", "a.de": b"-1\n\xff\n"})
+    read = load_corpus(config("tsv", "a.gz", validation="a.gz", on_bad_line="skip"), tmp_path).train
+    assert len(read) > 1000
+    assert read == [{"source": str(n), "target": f"-{n}"} for n in range(len(read))]
+    cfg = config("parallel_lines", "a.{lang}", validation="a.{lang}", on_bad_line="skip")
+    assert load_corpus(cfg, tmp_path).train == [{"source": "1", "target": "-1"}]
+
+
+def test_a_split_without_a_readable_line(tmp_path):
+    write(tmp_path, **{"a.tsv": b"1\t2\n", "b.tsv": b"alone\n"})
+    cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
+    with pytest.raises(DataError, match="the split validation has no example that can be read"):
+        load_corpus(cfg, tmp_path)
+
+
+def test_unknown_labels(tmp_path):
+    write(tmp_path, **{"a.tsv": b"x\t1\ny\t2\n", "b.tsv": b"z\t3\n"})
+    with pytest.raises(DataError, match="label 'z' of the held-out data does not occur in the training data, .* x, y"):
+        load_corpus(config("tsv", "a.tsv", "classifier", validation="b.tsv"), tmp_path)
 
 
 def test_no_folder_says_where_the_data_comes_from():
     with pytest.raises(DataError, match=r"reads multi30k/train.en.gz \(it comes from task 1 of .*\) .*--data DIR"):
-        load_corpus(config("parallel_lines", "multi30k/train.{lang}.gz"), None, 0)
+        load_corpus(config("parallel_lines", "multi30k/train.{lang}.gz"), None)
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "sentence"),
+    [
+        ("jsonl", ("text",), r"data.fields=\('text',\): must name 2 fields, for source and target"),
+        ("tsv", ("en", "de"), "must be column numbers"),
+        ("tsv", ("1",), "must be two column numbers"),
+    ],
+)
+def test_fields_that_do_not_fit(tmp_path, source, fields, sentence):
+    write(tmp_path, a=b"{}\n")
+    with pytest.raises(ConfigError, match=sentence):
+        load_corpus(config(source, "a", fields=fields), tmp_path)

@@ -1,6 +1,7 @@
 """Batches: nothing lost, nothing repeated, fixed shapes, and a saved position restored to the example."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import random
@@ -9,40 +10,53 @@ import numpy as np
 import pytest
 
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
-from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.tokenizers import train_tokenizers
-from tformer_jax.data.windows import Windows, covering_windows
+from tformer_jax.data.transforms import Tokenised
+from tformer_jax.data.waiting import jsonable
+from tformer_jax.data.windows import Windows, covering_windows, token_stream
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 draw = random.Random(0)
 WORDS = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 11))) + str(number) for number in range(60)]
-DATA = {
-    "seq2seq": DataConfig(
-        source="tsv_pairs", train_file="-", tokenizer="characters", bucket_lengths=(6, 10, 16), batch_tokens=40
-    ),
-    "classifier": DataConfig(
-        source="labelled_tsv", train_file="-", tokenizer="characters", bucket_lengths=(6, 16), batch_tokens=40
-    ),
-    "decoder_lm": DataConfig(
-        source="text", train_file="-", tokenizer="characters", batching="windows", window=7, batch_size=3
-    ),
-}
+PAIRS = [{"source": word, "target": word.upper()} for word in WORDS]
+TEXTS = [{"text": " ".join(WORDS[: number % 5 + 1])} for number in range(40)]
 CORPORA = {
-    "seq2seq": Corpus([{"source": word, "target": word.upper()} for word in WORDS], [], []),
+    "seq2seq": Corpus(PAIRS, [], []),
     "classifier": Corpus([{"text": word, "label": "xy"[len(word) % 2]} for word in WORDS], [], [], ("x", "y")),
-    "decoder_lm": Corpus([{"text": "".join(WORDS[:20])}, {"text": "second"}], [], []),
+    "decoder_lm": Corpus(TEXTS, [], []),
+}
+BUCKETS = {"bucket_lengths": (6, 10, 16), "batch_tokens": 40, "batch_multiple": 2}
+WINDOWS = {"batching": "windows", "window": 7, "batch_size": 3}
+PACKED = {"batching": "packed", "window": 20, "batch_size": 3}
+KINDS = {
+    "translation in buckets": ("seq2seq", BUCKETS),
+    "translation packed": ("seq2seq", PACKED | {"source_window": 17}),
+    "translation with BPE dropout": ("seq2seq", BUCKETS | {"tokenizer": "bpe", "vocab_size": 280, "bpe_dropout": 0.3}),
+    "classification in buckets": ("classifier", BUCKETS),
+    "windows": ("decoder_lm", WINDOWS),
+    "documents packed and cut": ("decoder_lm", PACKED),
+    "documents packed and carried": ("decoder_lm", PACKED | {"overlong": "carry"}),
+    "a mixture": ("seq2seq", BUCKETS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
+    "a mixture of windows": ("decoder_lm", WINDOWS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
 }
 
 
-def setup(family: str, **changes):
+def setup(kind: str, *, seed: int = 0, rows: int = 4, **changes):
+    family, data = KINDS[kind]
+    source = "text" if family == "decoder_lm" else "tsv"
     cfg = Config(
-        seed=changes.pop("seed", 0),
+        seed=seed,
         model=ModelConfig(family=family, max_length=32),
-        data=DATA[family],
-        eval=EvalConfig(batch_size=changes.pop("rows", 4)),
+        data=DataConfig(**{"source": source, "train": "-", "tokenizer": "characters", **data, **changes}),
+        eval=EvalConfig(batch_size=rows),
     )
-    return cfg, CORPORA[family], train_tokenizers(cfg.data, CORPORA[family])
+    corpus = CORPORA[family]
+    if cfg.data.weights:
+        half = len(corpus.train) // 2
+        corpus = dataclasses.replace(corpus, train=Joined([corpus.train[:half], corpus.train[half:]]))
+    return cfg, corpus, train_tokenizers(cfg.data, corpus.train)
 
 
 def take(batches, count: int) -> list[dict[str, np.ndarray]]:
@@ -56,34 +70,65 @@ def assert_same(first, second) -> None:
             np.testing.assert_array_equal(a[key], b[key])
 
 
-@pytest.mark.parametrize("family", DATA)
-def test_restored_anywhere_it_continues_with_the_very_next_batch(family):
-    arguments = setup(family)
-    batches = train_batches(*arguments)
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_anywhere_it_continues_with_the_very_next_batch(kind):
+    assert_restored_exactly(setup(kind), batches=40, points=20)
+
+
+def test_restored_with_loader_processes():
+    assert_restored_exactly(setup("translation packed", workers=2), batches=8, points=2)
+
+
+def assert_restored_exactly(arguments, batches: int, points: int) -> None:
+    iterator = train_batches(*arguments)
     states, whole = [], []
-    for _ in range(40):
-        states.append(json.dumps(batches.get_state()))
-        whole.append(next(batches))
-    for start in random.Random(1).sample(range(40), 12):
+    for _ in range(batches):
+        states.append(json.dumps(jsonable(iterator.get_state())))
+        whole.append(next(iterator))
+    iterator.close()
+    for start in random.Random(1).sample(range(batches), points):
         restored = train_batches(*arguments)
         restored.set_state(json.loads(states[start]))
-        assert_same(take(restored, min(3, 40 - start)), whole[start : start + 3])
+        assert_same(take(restored, min(3, batches - start)), whole[start : start + 3])
         restored.close()
-    batches.close()
 
 
-@pytest.mark.parametrize("family", DATA)
-def test_the_seed_fixes_the_order(family):
-    first, again = take(train_batches(*setup(family)), 10), take(train_batches(*setup(family)), 10)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_seed_fixes_the_order(kind):
+    first, again = take(train_batches(*setup(kind)), 10), take(train_batches(*setup(kind)), 10)
     assert_same(first, again)
-    other = take(train_batches(*setup(family, seed=1)), 10)
+    other = take(train_batches(*setup(kind, seed=1)), 10)
     assert any(
         a[key].shape != b[key].shape or (a[key] != b[key]).any() for a, b in zip(first, other, strict=True) for key in a
     )
 
 
+@pytest.mark.parametrize("kind", ["translation in buckets", "documents packed and cut", "windows"])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_any_number_of_processes_gives_the_same_global_batches(kind, processes):
+    batches = {} if kind == "translation in buckets" else {"batch_size": 4}
+    arguments = setup(kind, **batches, **({"batch_multiple": 4, "batch_tokens": 64} if not batches else {}))
+    whole = take(train_batches(*arguments), 12)
+    parts = [
+        take(train_batches(*arguments, devices=processes, process=process, processes=processes), 12)
+        for process in range(processes)
+    ]
+    together = [{key: np.concatenate([part[key] for part in batch]) for key in batch[0]} for batch in zip(*parts, strict=True)]
+    assert_same(together, whole)
+    assert {len(part["tokens" if "tokens" in part else "source"]) for part in parts[0]} <= {
+        len(next(iter(batch.values()))) // processes for batch in whole
+    }
+
+
+def test_a_mixture_has_its_shares():
+    cfg, corpus, tokenizers = setup("a mixture")
+    first_half = {word["source"] for word in corpus.train.parts[0]}
+    seen = [tokenizers.source.decode(row) for batch in take(train_batches(cfg, corpus, tokenizers), 150) for row in batch["source"]]
+    assert sum(word in first_half for word in seen) / len(seen) == pytest.approx(0.75, abs=0.02)
+
+
 def test_each_epoch_has_every_example_once_and_another_order():
-    cfg, corpus, tokenizers = setup("seq2seq")
+    cfg, corpus, tokenizers = setup("translation in buckets")
     seen = []
     for batch in train_batches(cfg, corpus, tokenizers):
         seen += [tokenizers.source.decode(row) for row in batch["source"]]
@@ -96,13 +141,13 @@ def test_each_epoch_has_every_example_once_and_another_order():
 
 
 def test_shapes_are_those_of_the_buckets_and_multiples_are_kept():
-    cfg, corpus, tokenizers = setup("seq2seq")
-    shapes = {batch["source"].shape for batch in take(train_batches(cfg, corpus, tokenizers, multiple_of=2), 60)}
+    cfg, corpus, tokenizers = setup("translation in buckets")
+    shapes = {batch["source"].shape for batch in take(train_batches(cfg, corpus, tokenizers), 60)}
     assert shapes == {(6, 6), (4, 10), (2, 16)}
 
 
 def test_a_translation_batch_by_hand():
-    cfg, _, tokenizers = setup("seq2seq")
+    cfg, _, tokenizers = setup("translation in buckets")
     (batch,) = evaluation_batches(cfg, [{"source": "ab", "target": "ABCD"}], tokenizers)
     a, b = tokenizers.source.encode("ab")
     capitals = tokenizers.target.encode("ABCD")
@@ -114,16 +159,17 @@ def test_a_translation_batch_by_hand():
 
 
 def test_long_texts_are_cut_but_targets_keep_their_end(caplog):
-    cfg, _, tokenizers = setup("seq2seq")
+    cfg, _, tokenizers = setup("translation in buckets")
     (batch,) = evaluation_batches(cfg, [{"source": "a" * 50, "target": "A" * 50}], tokenizers)
     assert batch["source"].shape == (4, 16)
     assert batch["target_out"][0, -1] == batch["source"][0, -1] == EOS
     assert "cutting texts of more than 15 tokens, the first of 50" in caplog.text
 
 
-@pytest.mark.parametrize("family", ["seq2seq", "classifier"])
-def test_evaluation_sees_every_example_once(family):
-    cfg, corpus, tokenizers = setup(family, rows=7)
+@pytest.mark.parametrize("kind", ["translation in buckets", "classification in buckets"])
+def test_evaluation_sees_every_example_once(kind):
+    cfg, corpus, tokenizers = setup(kind, rows=7)
+    family = cfg.model.family
     batches = list(evaluation_batches(cfg, corpus.train, tokenizers, corpus.labels, multiple_of=4))
     key = "source" if family == "seq2seq" else "tokens"
     assert {len(batch[key]) for batch in batches} == {8}
@@ -139,16 +185,20 @@ def test_every_window_is_reachable():
     stream = np.arange(20, dtype=np.int32)
     windows = Windows(stream, 7)
     assert len(windows) == 13
+    batch = windows.batch(range(13))
     for offset in range(13):
-        np.testing.assert_array_equal(windows[offset]["tokens"], stream[offset : offset + 7])
-        np.testing.assert_array_equal(windows[offset]["targets"], stream[offset + 1 : offset + 8])
-    cfg, corpus, tokenizers = setup("decoder_lm")
-    first = [int(row[0]) for batch in take(train_batches(cfg, corpus, tokenizers), 200) for row in batch["tokens"]]
-    assert set(first) >= set(tokenizers.target.encode("".join(WORDS[:20])))
+        np.testing.assert_array_equal(batch["tokens"][offset], stream[offset : offset + 7])
+        np.testing.assert_array_equal(batch["targets"][offset], stream[offset + 1 : offset + 8])
+    cfg, corpus, tokenizers = setup("windows")
+    rows = token_stream(Tokenised(corpus.train, tokenizers))
+    count = len(rows) - 7
+    first_epoch = [tuple(row) for batch in take(train_batches(cfg, corpus, tokenizers), count // 3) for row in batch["tokens"]]
+    every = collections.Counter(tuple(rows[offset : offset + 7]) for offset in range(count))
+    assert sum((every - collections.Counter(first_epoch)).values()) == count - 3 * (count // 3)
 
 
 def test_documents_are_joined_by_eos():
-    cfg, _, tokenizers = setup("decoder_lm")
+    cfg, _, tokenizers = setup("windows")
     (batch, *_) = evaluation_batches(cfg, [{"text": "a1"}, {"text": "b"}], tokenizers)
     a, one = tokenizers.target.encode("a1")
     np.testing.assert_array_equal(batch["tokens"][0, :3], [a, one, EOS])
@@ -166,18 +216,18 @@ def test_covering_windows_predict_each_token_but_the_first_once(length):
 
 
 @pytest.mark.parametrize(
-    ("family", "multiple", "sentence"),
+    ("kind", "devices", "sentence"),
     [
-        ("seq2seq", 3, "data.batch_tokens=40: must be at least 48 to give each of 3 devices an example"),
-        ("decoder_lm", 2, "data.batch_size=3: must be a multiple of the 2 devices that share a batch"),
+        ("translation in buckets", 3, "data.batch_multiple=2: must be a multiple of the 3 devices that share a batch"),
+        ("windows", 2, "data.batch_size=3: must be a multiple of the 2 devices that share a batch"),
     ],
 )
-def test_batches_that_do_not_divide(family, multiple, sentence):
+def test_batches_that_do_not_divide(kind, devices, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        train_batches(*setup(family), multiple_of=multiple)
+        train_batches(*setup(kind), devices=devices)
 
 
 def test_a_text_shorter_than_a_window():
-    cfg, _, tokenizers = setup("decoder_lm")
+    cfg, _, tokenizers = setup("windows")
     with pytest.raises(ConfigError, match="data.window=7: the training text has only 3 tokens"):
         train_batches(cfg, Corpus([{"text": "abc"}], [], []), tokenizers)

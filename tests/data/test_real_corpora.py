@@ -13,7 +13,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 def load(location: str):
     cfg = read_config(str(CONFIGS / location))
-    return load_corpus(cfg.data, Path(os.environ["TFORMER_DATA"]), cfg.seed)
+    return load_corpus(cfg, Path(os.environ["TFORMER_DATA"]))
 
 
 @pytest.mark.parametrize(

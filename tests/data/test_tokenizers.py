@@ -19,7 +19,7 @@ KINDS = ("bytes", "characters", "bpe", "unigram")
 
 
 def trained(kind: str, **changes) -> Tokenizers:
-    return train_tokenizers(DataConfig(tokenizer=kind, vocab_size=300, **changes), CORPUS)
+    return train_tokenizers(DataConfig(tokenizer=kind, vocab_size=300, **changes), CORPUS.train)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -77,7 +77,7 @@ def test_characters_outside_the_training_split_are_unknown():
 def test_every_digit_alone():
     tokenizer = train_tokenizers(
         DataConfig(tokenizer="bpe", vocab_size=400, split_digits=True),
-        Corpus([{"text": "12 1234 1212 1234"}] * 50, [], []),
+        [{"text": "12 1234 1212 1234"}] * 50,
     ).target
     assert len(tokenizer.encode("1234")) == 4
     assert tokenizer.decode(tokenizer.encode("x 1234")) == "x 1234"
@@ -93,7 +93,7 @@ def test_separate_vocabularies():
 
 def test_a_vocabulary_without_room_for_bytes():
     with pytest.raises(ConfigError, match="data.vocab_size=100: a byte-level vocabulary needs at least 260"):
-        train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=100), CORPUS)
+        train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=100), CORPUS.train)
 
 
 @pytest.mark.parametrize(("content", "sentence"), [(None, "has lost its tokenizer"), ("{}", "is damaged")])

@@ -35,11 +35,12 @@ def small_config(**train: int) -> Config:
             dim=16, encoder_layers=1, decoder_layers=1, num_heads=2, ffn_dim=16, max_length=16, dropout=0.1
         ),
         data=DataConfig(
-            source="tsv_pairs",
-            train_file="pairs.tsv",
+            source="tsv",
+            train="pairs.tsv",
             tokenizer="characters",
             bucket_lengths=(6, 12),
             batch_tokens=48,
+            batch_multiple=2,
         ),
         optim=OptimConfig(schedule="constant", learning_rate=1e-2, warmup_steps=2),
         train=TrainConfig(**{"steps": 8, "log_every": 1, "eval_every": 4, "checkpoint_every": 2, **train}),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.corpora.files import read_lines
+from tformer_jax.data.corpora.lines import read_lines
 from tformer_jax.train.trained import Trained, load_trained
 
 MISTAKE, INTERRUPTED = 2, 130

@@ -48,8 +48,10 @@ def allowed_types(annotation: Any) -> tuple[type, ...]:
 
 
 def coerce(annotation: Any, value: Any) -> Any:
-    """Lists become tuples and whole numbers become floats where the annotation asks for them."""
+    """Lists and single texts become tuples, and whole numbers become floats, where the annotation asks for them."""
     kinds = allowed_types(annotation)
+    if isinstance(value, str) and tuple in kinds and str not in kinds:
+        return (value,)
     if isinstance(value, list) and tuple in kinds:
         return tuple(value)
     if type(value) is int and float in kinds and int not in kinds:

@@ -7,6 +7,29 @@ from tformer_jax.config.fields import Section, setting
 from tformer_jax.config.model import ModelConfig
 
 
+MADE = ("cldr_translation", "cldr_language", "stdlib_text")
+"""Sources that need no file."""
+FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
+SOURCES = {
+    "seq2seq": ("cldr_translation", "parallel_lines", *FILES),
+    "decoder_lm": ("stdlib_text", "text", "lines", *FILES[1:]),
+    "classifier": ("cldr_language", *FILES),
+}
+"""The values of `data.source` that fit each family of models."""
+EXAMPLES = {
+    "parallel_lines": "'train.{lang}.gz'",
+    "text": "'book.txt'",
+    "lines": "'texts/*.txt.zst'",
+    "tsv": "'train.tsv'",
+    "jsonl": "'train-*.jsonl.gz'",
+    "parquet": "'train.parquet'",
+    "tfds": "'train'",
+    "prepared": "the folder that scripts/prepare_data.py wrote",
+}
+BATCHINGS = {"seq2seq": ("buckets", "packed"), "decoder_lm": ("windows", "packed"), "classifier": ("buckets",)}
+"""The values of `data.batching` that fit each family of models."""
+
+
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
     """Where text comes from, how it becomes tokens, and how tokens become batches."""
@@ -15,51 +38,107 @@ class DataConfig(Section):
 
     source: str = setting(
         "cldr_translation",
-        "cldr_* and stdlib_text are made on the spot; the others read files below the data folder",
-        choices=(
-            "cldr_translation",
-            "cldr_language",
-            "stdlib_text",
-            "parallel_lines",
-            "tsv_pairs",
-            "text",
-            "labelled_tsv",
-        ),
+        "cldr_* and stdlib_text are made on the spot; tfds is a dataset of TFDS; prepared is what prepare_data.py wrote; "
+        "the others are files below the data folder",
+        choices=tuple(dict.fromkeys(source for sources in SOURCES.values() for source in sources)),
     )
-    source_language: str = setting("en", "CLDR locale, and the `{lang}` of source files")
-    target_language: str = setting("de", "CLDR locale, and the `{lang}` of target files")
+    source_language: str = setting("en", "CLDR locale, the `{lang}` of source files, and their feature in TFDS")
+    target_language: str = setting("de", "CLDR locale, the `{lang}` of target files, and their feature in TFDS")
     languages: tuple[str, ...] = setting(
         ("en", "de", "fr", "es", "it", "nl", "sv", "pl"), "CLDR locales of cldr_language"
     )
-    train_file: str | None = setting(None, "path below the data folder; parallel_lines writes `{lang}` in it")
-    validation_file: str | None = setting(None, "like train_file; None: the last part of the training file")
-    test_file: str | None = setting(None, "like train_file; None: the validation examples")
-    validation_fraction: float = setting(0.1, "share of the training file when validation_file is None", low=0, high=1)
+    dataset: str | None = setting(None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION")
+    train: tuple[str, ...] = setting(
+        (),
+        "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
+        "'train[:90%]'; prepared: folders",
+    )
+    validation: tuple[str, ...] = setting((), "like train; (): the last part of train")
+    test: tuple[str, ...] = setting((), "like train; (): the validation examples")
+    weights: tuple[float, ...] = setting((), "share of each entry of train in a mixture; (): one after another", low=0)
+    fields: tuple[str, ...] = setting(
+        (),
+        "names (tsv: numbers, from 1) of the fields that hold source and target, or text, or text and label; "
+        "(): the usual ones",
+    )
+    validation_fraction: float = setting(0.1, "share of train that is held out when validation is ()", low=0, high=1)
     heldout_examples: int = setting(2000, "size of each held-out split of the made corpora", low=1)
+    on_bad_line: str = setting("stop", "a line that cannot be read: stop, or skip, count and report it", choices=("stop", "skip"))
 
-    tokenizer: str = setting("bpe", "kind of token", choices=("bytes", "characters", "bpe", "unigram"))
-    vocab_size: int = setting(8000, "tokens of a bpe or unigram vocabulary, special tokens included", low=8)
+    tokenizer: str = setting(
+        "bpe",
+        "kind of token; file: what tokenizer_file holds",
+        choices=("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file"),
+    )
+    tokenizer_file: str | None = setting(
+        None, "file: tokenizer.json, SentencePiece .model or .tiktoken ranks, below the data folder"
+    )
+    vocab_size: int = setting(8000, "most tokens of a trained vocabulary, special tokens included", low=8)
     split_digits: bool = setting(False, "bpe and unigram: every digit is a token of its own")
+    bpe_dropout: float = setting(0.0, "bpe: probability that a merge is left out in training", low=0, high=1)
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
     tokenizer_examples: int = setting(100_000, "training examples the tokenizer is trained on, at most", low=1)
 
-    batching: str = setting("buckets", "buckets: whole examples; windows: one stream", choices=("buckets", "windows"))
+    batching: str = setting(
+        "buckets",
+        "buckets: whole examples, padded; packed: whole examples, several in a row; windows: one stream",
+        choices=("buckets", "packed", "windows"),
+    )
     bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "buckets: lengths examples are padded to", low=1)
     batch_tokens: int = setting(4096, "buckets: tokens of one batch on the longer side, padding included", low=1)
-    batch_size: int = setting(32, "windows: examples in a batch", low=1)
-    window: int = setting(256, "windows: tokens in one example", low=1)
+    batch_multiple: int = setting(8, "buckets: the number of examples in a batch is a multiple of it", low=1)
+    batch_size: int = setting(32, "windows and packed: rows in a batch", low=1)
+    window: int = setting(256, "windows and packed: tokens in a row (of targets, where there are sources)", low=1)
+    source_window: int | None = setting(None, "packed: tokens in a row of sources; None: window", low=1)
+    overlong: str = setting(
+        "cut", "packed language models: cut a document that is longer than a row, or carry its rest on to other rows",
+        choices=("cut", "carry"),
+    )
     workers: int = setting(0, "loader processes; 0: threads of the training process", low=0)
 
     def check(self) -> None:
+        self._check_source()
+        self._check_tokenizer()
+        self._check_batching()
+
+    def _check_source(self) -> None:
+        if self.source == "tfds" and self.dataset is None:
+            raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
+        if self.source not in MADE and not self.train:
+            raise self.error("train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}")
+        if self.source == "parallel_lines":
+            for name in (*self.train, *self.validation, *self.test):
+                if "{lang}" not in name:
+                    raise self.error("train", f"{name!r} must contain {{lang}}, for example 'multi30k/train.{{lang}}.gz'")
+        if self.weights and len(self.weights) != len(self.train):
+            raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
+        if self.weights and not self.validation and self.source != "prepared":
+            raise self.error("weights", "need data.validation: a mixture has no last part to hold out")
+        if self.weights and not all(self.weights):
+            raise self.error("weights", "must be larger than 0; leave out the entry of data.train instead")
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer == "file" and self.tokenizer_file is None:
+            raise self.error("tokenizer_file", "must name the file for data.tokenizer='file'")
+        if self.bpe_dropout and self.tokenizer != "bpe":
+            raise self.error("bpe_dropout", f"needs data.tokenizer='bpe', not {self.tokenizer!r}; write 0.0")
+
+    def _check_batching(self) -> None:
         if list(self.bucket_lengths) != sorted(set(self.bucket_lengths)) or not self.bucket_lengths:
             raise self.error("bucket_lengths", "must be lengths in rising order, such as (16, 32, 64)")
-        if self.batch_tokens < self.bucket_lengths[-1]:
-            raise self.error("batch_tokens", f"must hold one example of the longest bucket, {self.bucket_lengths[-1]}")
-        made = self.source.startswith("cldr") or self.source == "stdlib_text"
-        if not made and self.train_file is None:
-            raise self.error("train_file", f"must name the training file of data.source={self.source!r}")
-        if self.source == "parallel_lines" and "{lang}" not in (self.train_file or ""):
-            raise self.error("train_file", "must contain {lang}, for example 'multi30k/train.{lang}.gz'")
+        needed = self.bucket_lengths[-1] * self.batch_multiple
+        if self.batching == "buckets" and self.batch_tokens < needed:
+            raise self.error(
+                "batch_tokens",
+                f"must be at least {needed}: data.batch_multiple={self.batch_multiple} examples of the longest bucket",
+            )
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of one row, on either side."""
+        if self.batching == "buckets":
+            return self.bucket_lengths[-1]
+        return max(self.window, (self.batching == "packed" and self.source_window) or 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,20 +233,16 @@ class Config(Section):
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def check(self) -> None:
-        longest = self.data.window if self.data.batching == "windows" else self.data.bucket_lengths[-1]
-        if longest > self.model.max_length:
-            name = "window" if self.data.batching == "windows" else "bucket_lengths"
+        family = self.model.family
+        if self.data.batching not in BATCHINGS[family]:
+            raise self.data.error("batching", f"must be one of {BATCHINGS[family]} for model.family={family!r}")
+        if self.data.longest > self.model.max_length:
+            name = "bucket_lengths" if self.data.batching == "buckets" else "window"
             raise self.data.error(name, f"must not exceed model.max_length={self.model.max_length}")
-        tasks = {
-            "seq2seq": ("cldr_translation", "parallel_lines", "tsv_pairs"),
-            "decoder_lm": ("stdlib_text", "text"),
-            "classifier": ("cldr_language", "labelled_tsv"),
-        }[self.model.family]
-        if self.data.source not in tasks:
-            raise self.data.error("source", f"does not fit model.family={self.model.family!r}; write one of {tasks}")
-        if (self.model.family == "decoder_lm") != (self.data.batching == "windows"):
-            fitting = "windows" if self.model.family == "decoder_lm" else "buckets"
-            raise self.data.error("batching", f"must be {fitting!r} for model.family={self.model.family!r}")
+        if self.data.source not in SOURCES[family]:
+            raise self.data.error("source", f"does not fit model.family={family!r}; write one of {SOURCES[family]}")
+        if self.data.batching == "packed" and self.model.prefix_lm:
+            raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
             raise self.data.error(
                 "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"

@@ -7,28 +7,18 @@ import grain
 import numpy as np
 
 from tformer_jax.config import DataConfig
+from tformer_jax.data.transforms import Tokens
+from tformer_jax.data.waiting import Waiting
 from tformer_jax.special_tokens import IGNORED, PAD
 
-Tokens = dict[str, list[int]]
-"""One example as token ids by batch key; a class label is a list of one number."""
 LABELS = ("target_out", "targets", "label")
 """Batch keys whose padding is IGNORED; that of other keys is PAD."""
 
 
-def bucket_sizes(cfg: DataConfig, multiple_of: int) -> dict[int, int]:
-    """Examples in a batch by bucket length: as many as `cfg.batch_tokens` holds, rounded down to `multiple_of`.
-
-    Raises:
-        ConfigError: a bucket has no room for `multiple_of` examples.
-    """
-    sizes = {length: cfg.batch_tokens // length // multiple_of * multiple_of for length in cfg.bucket_lengths}
-    if not sizes[cfg.bucket_lengths[-1]]:
-        needed = cfg.bucket_lengths[-1] * multiple_of
-        raise cfg.error(
-            "batch_tokens",
-            f"must be at least {needed} to give each of {multiple_of} devices an example of every bucket",
-        )
-    return sizes
+def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
+    """Examples in a batch by bucket length: as many multiples of `cfg.batch_multiple` as `cfg.batch_tokens` holds."""
+    multiple = cfg.batch_multiple
+    return {length: cfg.batch_tokens // length // multiple * multiple for length in cfg.bucket_lengths}
 
 
 def length_of(example: Tokens) -> int:
@@ -87,11 +77,11 @@ class BucketIterator(grain.DatasetIterator):
                 return pad_batch(bucket, len(bucket), length)
 
     def get_state(self) -> dict[str, Any]:
-        """JSON-able; taken between two batches."""
-        waiting = {str(length): list(bucket) for length, bucket in self._waiting.items()}
+        """Taken between two batches; `waiting.jsonable` makes it fit for JSON."""
+        waiting = {str(length): Waiting(bucket) for length, bucket in self._waiting.items()}
         return {"parent": self._parent.get_state(), "waiting": waiting}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues with exactly the batches that followed `get_state`."""
         self._parent.set_state(state["parent"])
-        self._waiting = {length: list(state["waiting"][str(length)]) for length in self._lengths}
+        self._waiting = {length: list(Waiting.restored(state["waiting"][str(length)])) for length in self._lengths}

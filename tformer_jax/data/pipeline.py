@@ -1,42 +1,56 @@
 """The way from a corpus to batches: an endless, seeded, resumable stream for training, single passes for evaluation."""
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grain
 import numpy as np
+from absl import flags
 
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, length_of, pad_batch, smallest_fitting
-from tformer_jax.data.corpora import Corpus, Example
+from tformer_jax.data.corpora import Corpus, Example, Joined
+from tformer_jax.data.corpora.prepared import JoinedRecords, Records
+from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Encoder
+from tformer_jax.data.transforms import Block, Framer, IdReader, Tokenised, Tokens, framer, join_examples, split_examples
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 Batch = dict[str, np.ndarray]
 
-PREFETCHED_EXAMPLES = 256
+BLOCK = 64
+"""Examples that are read together."""
+PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 4
 
 
 def train_batches(
-    cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, multiple_of: int = 1
+    cfg: Config,
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    *,
+    devices: int = 1,
+    process: int = 0,
+    processes: int = 1,
 ) -> grain.DatasetIterator[Batch]:
     """Endless training batches in an order that `cfg.seed` fixes, reshuffled in each epoch.
 
-    The iterator's `get_state` and `set_state` are exact: a restored one continues with the very next batch.
+    The iterator's `get_state` and `set_state` are exact: a restored one continues with the very next batch. The
+    sequence of global batches depends on the config alone: each of several processes gets its own rows of them.
 
     Args:
-        multiple_of: number of examples that every batch size is a multiple of.
+        devices: how many share a batch.
+        process, processes: which rows to give, and among how many processes all rows are divided.
 
     Raises:
-        ConfigError: the batch size does not allow that, or the data has not one window.
+        ConfigError: a batch cannot be divided among the devices, or the data has not one window.
     """
-    make = _window_batches if cfg.data.batching == "windows" else _bucket_batches
-    dataset = make(cfg, corpus, tokenizers, multiple_of)
-    if cfg.data.workers:
-        options = grain.MultiprocessingOptions(num_workers=cfg.data.workers, per_worker_buffer_size=PREFETCHED_BATCHES)
-        return iter(dataset.mp_prefetch(options))
+    check_divisible(cfg, devices)
+    dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers)
+    if processes > 1:
+        dataset = dataset.map(functools.partial(rows_of, process=process, processes=processes))
     return iter(grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=PREFETCHED_BATCHES))
 
 
@@ -48,38 +62,127 @@ def evaluation_batches(
     *,
     multiple_of: int = 1,
 ) -> Iterator[Batch]:
-    """Every example once, sorted by length, in batches of `cfg.eval.batch_size` rows rounded up to `multiple_of`."""
+    """Every example once, in batches of `cfg.eval.batch_size` rows rounded up to `multiple_of`."""
     rows = -(-cfg.eval.batch_size // multiple_of) * multiple_of
+    reader = _reader(examples, tokenizers, labels)
     if cfg.data.batching == "windows":
-        yield from covering_windows(token_stream(examples, tokenizers.target), cfg.data.window, rows)
+        yield from covering_windows(token_stream(reader), cfg.data.window, rows)
         return
-    lengths = cfg.data.bucket_lengths
-    encode = Encoder(tokenizers, lengths[-1], labels)
-    encoded = sorted(map(encode, examples), key=length_of)
-    for start in range(0, len(encoded), rows):
-        chunk = encoded[start : start + rows]
-        yield pad_batch(chunk, rows, smallest_fitting(lengths, length_of(chunk[-1])))
+    blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
+    framed = _Read(reader, framer(cfg))
+    found = itertools.chain.from_iterable(map(framed, blocks))
+    if cfg.data.batching == "packed":
+        yield from packed_once(found, rows, _capacity(cfg))
+        return
+    ordered = sorted(found, key=length_of)
+    for start in range(0, len(ordered), rows):
+        chunk = ordered[start : start + rows]
+        yield pad_batch(chunk, rows, smallest_fitting(cfg.data.bucket_lengths, length_of(chunk[-1])))
 
 
-def _bucket_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, multiple_of: int) -> grain.IterDataset:
-    sizes = bucket_sizes(cfg.data, multiple_of)
-    encode = Encoder(tokenizers, cfg.data.bucket_lengths[-1], corpus.labels)
-    examples = _shuffled(corpus.train, cfg.seed).map(encode)
-    return BucketBatches(examples.to_iter_dataset(_read_options(PREFETCHED_EXAMPLES)), sizes)
+def check_divisible(cfg: Config, devices: int) -> None:
+    """Raises `ConfigError` unless `devices` can share every batch."""
+    name = "batch_multiple" if cfg.data.batching == "buckets" else "batch_size"
+    if getattr(cfg.data, name) % devices:
+        raise cfg.data.error(name, f"must be a multiple of the {devices} devices that share a batch")
 
 
-def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, multiple_of: int) -> grain.IterDataset:
-    if cfg.data.batch_size % multiple_of:
-        raise cfg.data.error("batch_size", f"must be a multiple of the {multiple_of} devices that share a batch")
-    stream = token_stream(corpus.train, tokenizers.target)
-    windows = Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm)
-    batches = _shuffled(windows, cfg.seed).batch(cfg.data.batch_size, drop_remainder=True)
-    return batches.to_iter_dataset(_read_options(PREFETCHED_BATCHES))
+def rows_of(batch: Batch, process: int, processes: int) -> Batch:
+    """The rows of a global batch that one process feeds to its devices."""
+    rows = len(next(iter(batch.values())))
+    return {key: array[process * rows // processes : (process + 1) * rows // processes] for key, array in batch.items()}
 
 
-def _shuffled(examples: Sequence[Any], seed: int) -> grain.MapDataset:
-    return grain.MapDataset.source(examples).seed(seed).shuffle().repeat()
+class _Read:
+    """Reads a block of examples and frames them for the model."""
+
+    def __init__(self, reader: IdReader, frame: Framer):
+        self._reader, self._frame = reader, frame
+
+    def __call__(self, places: Sequence[int], rng: np.random.Generator | None = None) -> list[Tokens]:
+        return [tokens for ids in self._reader.read(places, rng) for tokens in self._frame(ids)]
+
+    def joined(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        return join_examples(self(places, rng))
 
 
-def _read_options(buffer: int) -> grain.ReadOptions:
-    return grain.ReadOptions(num_threads=1, prefetch_buffer_size=buffer)
+class _Split(grain.experimental.FlatMapTransform):
+    """The examples of a block, one by one."""
+
+    max_fan_out = 2**31
+
+    def flat_map(self, element: Block) -> list[Tokens]:
+        return split_examples(element)
+
+
+def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:
+    reader = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout)
+    sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
+    blocks = _shuffled(sizes, cfg).batch(BLOCK)
+    read = _Read(reader, framer(cfg))
+    blocks = blocks.random_map(read.joined, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read.joined)
+    examples = grain.experimental.FlatMapIterDataset(_loaded(blocks, cfg.data.workers), _Split())
+    if cfg.data.batching == "packed":
+        return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg))
+    return BucketBatches(examples, bucket_sizes(cfg.data))
+
+
+def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:
+    parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
+    streams = [token_stream(_reader(part, tokenizers)) for part in parts]
+    windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
+    joined = Joined(windows)
+    batches = _shuffled(joined.sizes, cfg).batch(cfg.data.batch_size)
+    if len(windows) == 1:
+        batches = batches.map(windows[0].batch)
+    else:
+        batches = batches.map(functools.partial(_mixed_windows, joined))
+    return _loaded(batches, cfg.data.workers)
+
+
+def _loaded(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
+    """Blocks in their order, read ahead: by worker processes, which all together keep that order, or by a thread."""
+    if not workers:
+        return blocks.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BLOCKS))
+    flags.FLAGS.mark_as_parsed()  # grain reads settings of its own there
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
+    return blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)).mp_prefetch(options).map(_copied)
+
+
+def _copied(block: Any) -> Any:
+    """A block of arrays of this process alone, so that the shared memory it came in is freed."""
+    if isinstance(block, dict):
+        return {key: _copied(value) for key, value in block.items()}
+    return tuple(map(_copied, block)) if isinstance(block, tuple) else np.array(block)
+
+
+def _mixed_windows(joined: Joined, places: Sequence[int]) -> Batch:
+    found = [joined.parts[part].batch([inside]) for part, inside in map(joined.locate, map(int, places))]
+    return {key: np.concatenate([window[key] for window in found]) for key in found[0]}
+
+
+def _shuffled(sizes: Sequence[int], cfg: Config) -> grain.MapDataset:
+    """The places of all examples: endless, each part shuffled in each of its epochs, mixed as `cfg.data.weights` say."""
+    ends = list(itertools.accumulate(sizes))
+    if not cfg.data.weights:
+        return grain.MapDataset.range(ends[-1]).seed(cfg.seed).shuffle().repeat()
+    parts = [
+        grain.MapDataset.range(end - size, end).seed(cfg.seed + number).shuffle().repeat()
+        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    ]
+    return grain.MapDataset.mix(parts, cfg.data.weights)
+
+
+def _reader(
+    examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
+) -> IdReader:
+    """Ids as they were prepared, where they were and nothing is to be dropped; else tokenized as they are read."""
+    if isinstance(examples, Records | JoinedRecords) and not dropout:
+        return examples
+    return Tokenised(examples, tokenizers, labels, dropout)
+
+
+def _capacity(cfg: Config) -> dict[str, int]:
+    if cfg.model.family == "decoder_lm":
+        return {"tokens": cfg.data.window}
+    return {"source": cfg.data.source_window or cfg.data.window, "target_in": cfg.data.window}

@@ -1,27 +1,34 @@
 """One long stream of tokens, cut into windows of equal length."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.corpora import Example
-from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.transforms import IdReader
 from tformer_jax.special_tokens import EOS, IGNORED, PAD
 
-
-def token_stream(documents: Iterable[Example], tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of all documents in order, with EOS between two of them: int32 [tokens]."""
-    pieces: list[np.ndarray] = []
-    for document in documents:
-        if pieces:
-            pieces.append(np.array([EOS], np.int32))
-        pieces.append(np.asarray(tokenizer.encode(document["text"]), np.int32))
-    return np.concatenate(pieces)
+READ_AT_ONCE = 256
+"""Documents that are tokenized together."""
 
 
-class Windows(Sequence[dict[str, np.ndarray]]):
+def token_stream(documents: IdReader) -> np.ndarray:
+    """The tokens of all documents in order, with EOS between two of them: int [tokens]."""
+    stream = getattr(documents, "stream", None)
+    return stream if stream is not None else np.concatenate(list(joined(documents)))
+
+
+def joined(documents: IdReader) -> Iterator[np.ndarray]:
+    """The pieces of `token_stream`: each document's ids, with an EOS before all but the first."""
+    for start in range(0, len(documents), READ_AT_ONCE):
+        for number, ids in enumerate(documents.read(range(start, min(start + READ_AT_ONCE, len(documents)))), start):
+            if number:
+                yield np.array([EOS], np.int32)
+            yield ids["text"]
+
+
+class Windows:
     """Every window of `length` tokens, by its offset; `targets` are the tokens one further on.
 
     With `prefix_lm`, a first part of random length (a function of the offset) is the `prefix`, whose tokens see each
@@ -39,13 +46,16 @@ class Windows(Sequence[dict[str, np.ndarray]]):
     def __len__(self) -> int:
         return len(self._stream) - self._length
 
-    def __getitem__(self, offset):
-        window = self._stream[offset : offset + self._length + 1]
+    def batch(self, offsets: Sequence[int]) -> dict[str, np.ndarray]:
+        """The windows at some offsets: `tokens` and `targets` int32 [B, length], `prefix` int32 [B]."""
+        places = np.asarray(offsets)[:, None] + np.arange(self._length + 1)
+        windows = self._stream[places].astype(np.int32)
+        tokens, targets = windows[:, :-1], windows[:, 1:]
         if not self._prefix_lm:
-            return {"tokens": window[:-1], "targets": window[1:]}
-        prefix = random.Random(offset).randint(1, self._length)
-        targets = np.where(np.arange(self._length) < prefix - 1, IGNORED, window[1:])
-        return {"tokens": window[:-1], "targets": targets, "prefix": np.array(prefix, np.int32)}
+            return {"tokens": tokens, "targets": targets}
+        prefix = np.array([random.Random(int(offset)).randint(1, self._length) for offset in offsets], np.int32)
+        predicted = np.arange(self._length) >= prefix[:, None] - 1
+        return {"tokens": tokens, "targets": np.where(predicted, targets, IGNORED), "prefix": prefix}
 
 
 def covering_windows(stream: np.ndarray, length: int, rows: int) -> Iterator[dict[str, np.ndarray]]:

@@ -24,8 +24,8 @@ def evaluators_for(
     cfg: Config, model: nn.Module, corpus: Corpus, tokenizers: Tokenizers, split: str, limit: int
 ) -> list[Evaluator]:
     """What is measured on `split` ("validation" or "test") for this family, on its first `limit` examples (0: all)."""
-    examples = list(getattr(corpus, split))
-    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples[: limit or None])
+    examples = getattr(corpus, split)[: limit or None]
+    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples)
 
 
 def _seq2seq(cfg, model, corpus, tokenizers, examples) -> list[Evaluator]:

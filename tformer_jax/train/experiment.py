@@ -53,16 +53,32 @@ def build(
         )
     resume = resume and exists
     mesh = make_mesh(cfg.parallel)
-    corpus = load_corpus(cfg.data, data_root, cfg.seed)
-    tokenizers = Tokenizers.load(folder / "tokenizers") if resume else train_tokenizers(cfg.data, corpus)
+    corpus = load_corpus(cfg, data_root)
+    tokenizers = find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     cfg = resolve(cfg, tokenizers, corpus.labels)
-    batches = train_batches(cfg, corpus, tokenizers, multiple_of=data_parallelism(mesh))
+    batches = train_batches(cfg, corpus, tokenizers, devices=data_parallelism(mesh))
     experiment = Experiment(cfg, folder, mesh, corpus, tokenizers, registry.build(cfg.model), batches)
     if resume:
         run_folder.check_same_config(folder, cfg)
     else:
         run_folder.create(folder, cfg, tokenizers, corpus.labels)
     return experiment
+
+
+def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run: Path | None) -> Tokenizers:
+    """The tokenizers of the run that is continued, or those of prepared data, or newly trained ones.
+
+    Raises:
+        ConfigError: the prepared data has other tokenizers than the run, or none can be had.
+    """
+    if of_run is None and corpus.tokenizers is None:
+        return train_tokenizers(cfg.data, corpus.train, data_root)
+    first, *others = (Tokenizers.load(folder) for folder in (of_run, corpus.tokenizers) if folder is not None)
+    if any(other.to_json() != first.to_json() for other in others):
+        raise ConfigError(
+            f"{corpus.tokenizers} are not the tokenizers that {of_run} was trained with: prepare the data with those"
+        )
+    return first
 
 
 def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> Config:

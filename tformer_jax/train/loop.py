@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from tformer_jax.data.waiting import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
@@ -113,7 +114,7 @@ class Trainer:
     def save(self) -> None:
         """Starts saving a checkpoint of this step."""
         self.checkpointer.save(
-            self.step, self.state, {"batches": self.batches.get_state(), "totals": self.meter.totals()}
+            self.step, self.state, {"batches": jsonable(self.batches.get_state()), "totals": self.meter.totals()}
         )
 
     def finish(self) -> dict[str, Any]:

@@ -1,33 +1,47 @@
-"""Corpora by name: made on the spot, or read from files."""
+"""Corpora by name: made on the spot, read from files, of TFDS, or prepared."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from tformer_jax.config import DataConfig
-from tformer_jax.data.corpora import cldr, files, stdlib
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example
+from tformer_jax.config import Config
+from tformer_jax.data.corpora import cldr, files, prepared, splits, stdlib
+from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Joined
+from tformer_jax.data.corpora.splits import Splits
 
-__all__ = ["SOURCES", "Corpus", "DataError", "Example", "load_corpus"]
+__all__ = ["KEYS", "Corpus", "DataError", "Example", "Joined", "Splits", "load_corpus", "stream_corpus"]
 
-SOURCES: dict[str, Callable[[DataConfig, Path | None, int], Corpus]] = {
-    "cldr_translation": lambda cfg, root, seed: cldr.translation(cfg, seed),
-    "cldr_language": lambda cfg, root, seed: cldr.language(cfg, seed),
-    "stdlib_text": lambda cfg, root, seed: stdlib.load(),
-    "parallel_lines": lambda cfg, root, seed: files.parallel_lines(cfg, root),
-    "tsv_pairs": lambda cfg, root, seed: files.tsv_pairs(cfg, root),
-    "text": lambda cfg, root, seed: files.text(cfg, root),
-    "labelled_tsv": lambda cfg, root, seed: files.labelled_tsv(cfg, root),
+
+def _tfds(cfg: Config, root: Path | None) -> Corpus:
+    from tformer_jax.data.corpora import tfds  # TFDS takes half a second to import
+
+    return tfds.load(cfg, root)
+
+
+SOURCES: dict[str, Callable[[Config, Path | None], Corpus]] = {
+    "cldr_translation": lambda cfg, root: cldr.translation(cfg.data, cfg.seed),
+    "cldr_language": lambda cfg, root: cldr.language(cfg.data, cfg.seed),
+    "stdlib_text": lambda cfg, root: stdlib.load(),
+    "tfds": _tfds,
+    "prepared": prepared.load,
+    **dict.fromkeys(files.KINDS, splits.load),
 }
 
 
-def load_corpus(cfg: DataConfig, root: Path | None, seed: int) -> Corpus:
-    """The corpus that `cfg.source` names.
+def load_corpus(cfg: Config, root: Path | None) -> Corpus:
+    """The corpus that `cfg.data` names, with random access.
 
     Args:
         root: the data folder, for sources that read files.
-        seed: of the corpora that are made.
 
     Raises:
         DataError: a file is missing, empty or malformed; the message names it, and the line.
     """
-    return SOURCES[cfg.source](cfg, root, seed)
+    return SOURCES[cfg.data.source](cfg, root)
+
+
+def stream_corpus(cfg: Config, root: Path | None) -> Splits:
+    """The same corpus, for one pass after another; files are read line by line."""
+    if cfg.data.source in files.KINDS:
+        return splits.stream(cfg, root)
+    corpus = load_corpus(cfg, root)
+    return Splits(corpus.train, corpus.validation, corpus.test, corpus.labels)

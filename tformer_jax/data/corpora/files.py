@@ -1,12 +1,18 @@
-"""Corpora in files below the data folder: plain text, parallel lines and TSV, each plain or gzip-compressed."""
+"""Corpora in files below the data folder, one function a kind of file."""
 
-import gzip
-import zlib
-from collections.abc import Callable
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from tformer_jax.config import DataConfig
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example
+import pyarrow as pa
+from pyarrow import parquet
+
+from tformer_jax.config import Config, DataConfig
+from tformer_jax.data.corpora.corpus import KEYS, DataError, Example
+from tformer_jax.data.corpora.lines import BadLines, numbered_lines, read_text
 
 HOMES = {
     "multi30k": "task 1 of the GitHub repository multi30k/dataset",
@@ -17,126 +23,213 @@ HOMES = {
 """Where the corpora of the shipped configs come from, by the first folder of their path."""
 
 
-def parallel_lines(cfg: DataConfig, root: Path | None) -> Corpus:
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads the entries of `data.train` and its neighbours as examples, one after another."""
+
+    cfg: DataConfig
+    root: Path | None
+    keys: tuple[str, ...]
+    bad: BadLines
+
+    def __call__(self, name: str) -> Iterator[Example]:
+        """The examples of all files that a path or glob stands for.
+
+        Raises:
+            DataError: a file is missing or empty, or holds a line that cannot be read and is not to be skipped.
+        """
+        return KINDS[self.cfg.source](self, name)
+
+    def each_file(self, name: str, read: Callable[["Reader", Path], Iterator[Example]]) -> Iterator[Example]:
+        """The examples of each file that `name` stands for, in the order of their paths."""
+        return itertools.chain.from_iterable(read(self, path) for path in locate(self.root, name))
+
+
+def reader(cfg: Config, root: Path | None, bad: BadLines) -> Reader:
+    """The reader of what `cfg.data.source` names."""
+    return Reader(cfg.data, root, KEYS[cfg.model.family], bad)
+
+
+def parallel_lines(read: Reader, name: str) -> Iterator[Example]:
     """Translation pairs in two files, parallel by line number; `{lang}` in the path stands for the language."""
-
-    def read(name: str) -> list[Example]:
-        source = locate(root, name.format(lang=cfg.source_language))
-        target = locate(root, name.format(lang=cfg.target_language))
-        sources, targets = read_lines(source), read_lines(target)
-        if len(sources) != len(targets):
-            raise DataError(
-                f"{source} has {len(sources)} lines but {target} has {len(targets)}: parallel files need equal numbers"
-            )
-        return [{"source": s, "target": t} for s, t in zip(sources, targets, strict=True)]
-
-    return _corpus(cfg, read)
+    languages = (read.cfg.source_language, read.cfg.target_language)
+    sides = [locate(read.root, name.format(lang=language)) for language in languages]
+    if len(sides[0]) != len(sides[1]):
+        raise DataError(f"{name} stands for {len(sides[0])} {languages[0]} files, but {len(sides[1])} {languages[1]}")
+    for source, target in zip(*sides, strict=True):
+        yield from _pairs(source, target, read.bad)
 
 
-def tsv_pairs(cfg: DataConfig, root: Path | None) -> Corpus:
-    """Translation pairs, `source<tab>target` on each line."""
-    return _corpus(cfg, lambda name: _read_tsv(locate(root, name), ("source", "target")))
+def tsv(read: Reader, name: str) -> Iterator[Example]:
+    """Tab-separated columns: source and target, or label and text."""
+    columns = [int(field) - 1 for field in _numbers(read.cfg)] or [0, 1]
+    keys = read.keys if read.cfg.fields or "source" in read.keys else tuple(reversed(read.keys))
+    expected = f"{max(columns) + 1} columns" if read.cfg.fields else "<tab>".join(keys)
+
+    def read_file(read: Reader, path: Path) -> Iterator[Example]:
+        for number, line in numbered_lines(path, read.bad):
+            if line is None:
+                continue
+            cells = line.split("\t")
+            if len(cells) <= max(columns) or (not read.cfg.fields and len(cells) != len(columns)):
+                read.bad.found(path, number, f"has {len(cells)} columns where {expected} is expected")
+            else:
+                yield {key: cells[column] for key, column in zip(keys, columns, strict=True)}
+
+    return read.each_file(name, read_file)
 
 
-def labelled_tsv(cfg: DataConfig, root: Path | None) -> Corpus:
-    """Classified texts, `label<tab>text` on each line; the labels are those of the training split, sorted."""
-    corpus = _corpus(cfg, lambda name: _read_tsv(locate(root, name), ("label", "text")))
-    labels = tuple(sorted({example["label"] for example in corpus.train}))
-    for split in (corpus.validation, corpus.test):
-        unknown = {example["label"] for example in split} - set(labels)
-        if unknown:
-            raise DataError(
-                f"label {min(unknown)!r} of the held-out data does not occur in {cfg.train_file}, "
-                f"which has {', '.join(labels)}"
-            )
-    return Corpus(corpus.train, corpus.validation, corpus.test, labels)
+def jsonl(read: Reader, name: str) -> Iterator[Example]:
+    """One JSON object a line."""
+    fields = field_names(read.cfg, read.keys)
+
+    def read_file(read: Reader, path: Path) -> Iterator[Example]:
+        for number, line in numbered_lines(path, read.bad):
+            if line is None:
+                continue
+            try:
+                yield as_example(json.loads(line), fields)
+            except json.JSONDecodeError as error:
+                read.bad.found(path, number, f"is not valid JSON ({error.msg})")
+            except DataError as error:
+                read.bad.found(path, number, str(error))
+
+    return read.each_file(name, read_file)
 
 
-def text(cfg: DataConfig, root: Path | None) -> Corpus:
-    """One document a file. Without a validation file, the last `validation_fraction` of the characters is held out."""
+def columnar(read: Reader, name: str) -> Iterator[Example]:
+    """Rows of a Parquet file, or of an Arrow or Feather file."""
+    fields = field_names(read.cfg, read.keys)
 
-    def read(name: str) -> list[Example]:
-        return [{"text": read_text(locate(root, name))}]
+    def read_file(read: Reader, path: Path) -> Iterator[Example]:
+        read.bad.start(path)
+        number = 0
+        try:
+            for batch in _record_batches(path):
+                for row in batch.to_pylist():
+                    number += 1
+                    try:
+                        yield as_example(row, fields)
+                    except DataError as error:
+                        read.bad.found(path, number, str(error))
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            read.bad.found(path, number + 1, f"from here on, this is not a complete Parquet or Arrow file ({reason})")
+        if not number:
+            raise DataError(f"{path} is empty")
 
-    assert cfg.train_file is not None
-    train = read(cfg.train_file)
-    if cfg.validation_file is None:
-        document = train[0]["text"]
-        boundary = int(len(document) * (1 - cfg.validation_fraction))
-        train, validation = [{"text": document[:boundary]}], [{"text": document[boundary:]}]
-    else:
-        validation = read(cfg.validation_file)
-    return Corpus(train, validation, read(cfg.test_file) if cfg.test_file else validation)
+    return read.each_file(name, read_file)
 
 
-def locate(root: Path | None, name: str) -> Path:
-    """The file `name` below the data folder.
+def text(read: Reader, name: str) -> Iterator[Example]:
+    """One document a file."""
+    return read.each_file(name, lambda read, path: iter([{"text": read_text(path, read.bad)}]))
+
+
+def lines(read: Reader, name: str) -> Iterator[Example]:
+    """One document a line; blank lines are none."""
+
+    def read_file(read: Reader, path: Path) -> Iterator[Example]:
+        return ({"text": line} for _, line in numbered_lines(path, read.bad) if line and line.strip())
+
+    return read.each_file(name, read_file)
+
+
+KINDS: dict[str, Callable[[Reader, str], Iterator[Example]]] = {
+    "parallel_lines": parallel_lines,
+    "tsv": tsv,
+    "jsonl": jsonl,
+    "parquet": columnar,
+    "text": text,
+    "lines": lines,
+}
+
+
+def locate(root: Path | None, name: str) -> list[Path]:
+    """The files below the data folder that a path or glob stands for, in the order of their names.
 
     Raises:
-        DataError: no folder was given, or the file is not there.
+        DataError: no folder was given, or there is no such file.
     """
     home = HOMES.get(Path(name).parts[0])
     origin = f" (it comes from {home})" if home else ""
-    if root is None:
+    if root is None and not Path(name).is_absolute():
         raise DataError(
             f"this config reads {name}{origin} below a data folder: name the folder with --data DIR "
             "or the environment variable TFORMER_DATA"
         )
-    path = root / name
-    if not path.is_file():
+    path = Path(root or "") / name
+    if path.is_file():
+        return [path]
+    found = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
+    if not found:
         raise DataError(f"{path} does not exist{origin}: put it there, or name another folder with --data DIR")
-    return path
+    return found
 
 
-def read_text(path: Path) -> str:
-    """A whole file as text; a `.gz` file is decompressed.
+def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
+    """The record's field for each key of an example.
 
     Raises:
-        DataError: the file is empty, not gzip although called `.gz`, or not UTF-8.
+        ConfigError: `cfg.fields` has another number of names.
     """
-    raw = path.read_bytes()
-    if path.suffix == ".gz":
+    if cfg.fields and len(cfg.fields) != len(keys):
+        raise cfg.error("fields", f"must name {len(keys)} fields, for {' and '.join(keys)}")
+    return dict(zip(keys, cfg.fields or keys, strict=True))
+
+
+def as_example(record: Any, fields: dict[str, str]) -> Example:
+    """The fields of one record, by the example's keys; whole numbers serve as labels.
+
+    Raises:
+        DataError: a field is missing, or is no text.
+    """
+    if not isinstance(record, dict):
+        raise DataError("is no object with named fields")
+    for key, field in fields.items():
+        if field not in record:
+            raise DataError(f"has no field {field!r}, only {', '.join(map(repr, record))}: set data.fields")
+        if not isinstance(record[field], str | int if key == "label" else str):
+            raise DataError(f"field {field!r} is {type(record[field]).__name__}, not text")
+    return {key: str(record[field]) for key, field in fields.items()}
+
+
+def _pairs(source: Path, target: Path, bad: BadLines) -> Iterator[Example]:
+    counts = [0, 0]
+    for pair in itertools.zip_longest(numbered_lines(source, bad), numbered_lines(target, bad)):
+        counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
+        if None not in pair and None not in (pair[0][1], pair[1][1]):
+            yield {"source": pair[0][1], "target": pair[1][1]}
+    if counts[0] != counts[1]:
+        longer, shorter = (source, target) if counts[0] > counts[1] else (target, source)
+        for number in range(min(counts) + 1, max(counts) + 1):
+            bad.found(
+                longer,
+                number,
+                f"has no counterpart: {source} has {counts[0]} lines but {target} has {counts[1]}, and parallel files "
+                f"need equal numbers; look for the first pair that does not match above the end of {shorter.name}",
+            )
+
+
+def _numbers(cfg: DataConfig) -> tuple[str, ...]:
+    for field in cfg.fields:
+        if not field.isdecimal() or field == "0":
+            raise cfg.error("fields", "must be column numbers for data.source='tsv', such as ('1', '2')")
+    if cfg.fields and len(cfg.fields) != 2:
+        raise cfg.error("fields", "must be two column numbers for data.source='tsv'")
+    return cfg.fields
+
+
+def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    if path.suffix == ".parquet":
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches()
+        return
+    with pa.OSFile(str(path)) as file:
         try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is not a complete gzip file: {error}") from error
-    if not raw.strip():
-        raise DataError(f"{path} is empty")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}: not valid UTF-8; convert the file to UTF-8") from error
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, without their line ends."""
-    lines = read_text(path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
-
-
-def _corpus(cfg: DataConfig, read: Callable[[str], list[Example]]) -> Corpus:
-    """The splits that `cfg` names, each read by `read`."""
-    assert cfg.train_file is not None
-    train = read(cfg.train_file)
-    if cfg.validation_file is None:
-        boundary = int(len(train) * (1 - cfg.validation_fraction))
-        train, validation = train[:boundary], train[boundary:]
-        if not train or not validation:
-            raise DataError(f"{cfg.train_file} is too short to hold out data.validation_fraction of it")
-    else:
-        validation = read(cfg.validation_file)
-    return Corpus(train, validation, read(cfg.test_file) if cfg.test_file else validation)
-
-
-def _read_tsv(path: Path, columns: tuple[str, str]) -> list[Example]:
-    examples = []
-    for number, line in enumerate(read_lines(path), start=1):
-        cells = line.split("\t")
-        if len(cells) != len(columns):
-            expected = "<tab>".join(columns)
-            raise DataError(f"{path}, line {number}: has {len(cells)} columns where {expected} is expected")
-        examples.append(dict(zip(columns, cells, strict=True)))
-    return examples
+            batches = pa.ipc.open_file(file)
+        except pa.ArrowInvalid:
+            file.seek(0)
+            yield from pa.ipc.open_stream(file)
+        else:
+            yield from (batches.get_batch(number) for number in range(batches.num_record_batches))

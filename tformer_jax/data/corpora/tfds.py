@@ -1,0 +1,130 @@
+"""Datasets of TFDS, read from array_record files without TensorFlow."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from tformer_jax.config import Config
+from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Part
+from tformer_jax.data.corpora.files import field_names
+
+BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8")
+"""Datasets that TFDS lacks: modules of `tformer_jax.data.builders`."""
+
+
+class Records(Sequence[Example]):
+    """The records of one split as examples."""
+
+    def __init__(self, source: Any, fields: dict[str, str], labels: tuple[str, ...] | None):
+        self._source, self._fields, self._labels = source, fields, labels
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        record = self._source[index]
+        return {key: self._text(key, record[field]) for key, field in self._fields.items()}
+
+    def _text(self, key: str, value: Any) -> str:
+        if key == "label" and self._labels is not None:
+            if int(value) < 0:
+                raise DataError("this split holds examples without label (-1); name another in data.test")
+            return self._labels[int(value)]
+        value = value.item() if isinstance(value, np.ndarray) else value
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def load(cfg: Config, root: Path | None) -> Corpus:
+    """The dataset `cfg.data.dataset`, prepared below the data folder (None: TFDS's own).
+
+    Raises:
+        DataError: TFDS knows no such dataset, it is not prepared, or has no such split, field or label.
+    """
+    builder = find(cfg, root)
+    if not builder.is_prepared():
+        raise DataError(
+            f"{cfg.data.dataset} is not prepared in {builder.data_dir}: python scripts/prepare_data.py --download "
+            "with this config does it, or name the folder that holds it with --data DIR"
+        )
+    fields = _fields(cfg, builder)
+    labels = _labels(builder, fields)
+    train = _split(builder, cfg.data.train, fields, labels)
+    if cfg.data.validation:
+        validation = _split(builder, cfg.data.validation, fields, labels)
+    else:
+        boundary = int(len(train) * (1 - cfg.data.validation_fraction))
+        train, validation = Part(train, 0, boundary), Part(train, boundary, len(train))
+    test = _split(builder, cfg.data.test, fields, labels) if cfg.data.test else validation
+    return Corpus(train, validation, test, labels)
+
+
+def find(cfg: Config, root: Path | None) -> Any:
+    """TFDS's builder of `cfg.data.dataset`.
+
+    Raises:
+        DataError: there is none.
+    """
+    assert cfg.data.dataset is not None
+    name = cfg.data.dataset.partition("/")[0].partition(":")[0]
+    if name in BUILDERS:
+        importlib.import_module(f"tformer_jax.data.builders.{name}")
+    try:
+        return tfds.builder(cfg.data.dataset, data_dir=root, file_format="array_record")
+    except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"data.dataset={cfg.data.dataset!r}: {reason}") from error
+
+
+def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None:
+    """Downloads the dataset and prepares it below `root`; files that are in the folder `manual` are not downloaded.
+
+    Raises:
+        DataError: a download fails, or is not what its checksum says.
+    """
+    builder = find(cfg, root)
+    try:
+        builder.download_and_prepare(
+            download_config=tfds.download.DownloadConfig(manual_dir=manual), file_format="array_record"
+        )
+    except (OSError, AssertionError, tfds.download.NonMatchingChecksumError) as error:
+        raise DataError(f"{cfg.data.dataset} cannot be prepared: {' '.join(str(error).split())}") from error
+
+
+def _fields(cfg: Config, builder: Any) -> dict[str, str]:
+    """The dataset's feature for each key of an example."""
+    features = builder.info.features
+    keys = KEYS[cfg.model.family]
+    fields = field_names(cfg.data, keys)
+    if not cfg.data.fields and "source" in keys:
+        fields = {"source": cfg.data.source_language, "target": cfg.data.target_language}
+    elif not cfg.data.fields and "text" not in features:
+        texts = [name for name, feature in features.items() if isinstance(feature, tfds.features.Text)]
+        fields |= {"text": texts[0]} if len(texts) == 1 else {}
+    for field in fields.values():
+        if field not in features:
+            raise DataError(f"{builder.name} has no field {field!r}, only {', '.join(features)}: set data.fields")
+    return fields
+
+
+def _labels(builder: Any, fields: dict[str, str]) -> tuple[str, ...] | None:
+    if "label" not in fields:
+        return None
+    feature = builder.info.features[fields["label"]]
+    if not isinstance(feature, tfds.features.ClassLabel):
+        raise DataError(f"field {fields['label']!r} of {builder.name} holds no class labels: set data.fields")
+    return tuple(feature.names)
+
+
+def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels: tuple[str, ...] | None) -> Records:
+    try:
+        source = builder.as_data_source(split="+".join(names))
+    except (ValueError, KeyError) as error:
+        splits = ", ".join(builder.info.splits)
+        raise DataError(f"{builder.name} has no split {'+'.join(names)!r}; it has {splits}") from error
+    return Records(source, fields, labels)

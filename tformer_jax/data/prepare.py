@@ -1,0 +1,158 @@
+"""Turns any corpus into array_record files of texts and token ids, once; `corpora/prepared.py` reads them."""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from tformer_jax.config import Config, to_dict
+from tformer_jax.data.corpora import KEYS, DataError, Example, stream_corpus
+from tformer_jax.data.corpora.prepared import FORMAT, TOKENIZERS, encode_record, id_dtype
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.transforms import Ids, tokenise
+from tformer_jax.special_tokens import EOS
+
+AT_ONCE = 1024
+"""Examples that are tokenized together."""
+
+Progress = Callable[[str, int], None]
+"""Is told the split and how many more of its examples are written."""
+
+
+@dataclasses.dataclass
+class Summary:
+    """What is in one split."""
+
+    files: list[str]
+    examples: int = 0
+    tokens: dict[str, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    """By the example's keys."""
+    lengths: dict[int, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    """Examples by the smallest power of two that holds their longest side."""
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Lines that could not be read, by what is wrong with them."""
+
+    def count(self, ids: Ids) -> None:
+        """Adds one example."""
+        self.examples += 1
+        sizes = {key: len(tokens) for key, tokens in ids.items() if key != "label"}
+        for key, size in sizes.items():
+            self.tokens[key] += size
+        self.lengths[1 << max(max(sizes.values()) - 1, 0).bit_length()] += 1
+
+
+def prepare(
+    cfg: Config,
+    root: Path | None,
+    folder: Path,
+    *,
+    tokenizers: Tokenizers | None = None,
+    shards: int = 8,
+    progress: Progress = lambda split, count: None,
+) -> dict[str, Summary]:
+    """Writes the corpus of a config to `folder`: complete, or not at all. What was there is replaced.
+
+    Args:
+        root: the data folder, for sources that read files.
+        tokenizers: those of the ids; None: trained on the training split, as `cfg.data` says.
+        shards: array_record files of a split; small splits have fewer.
+
+    Raises:
+        DataError: the corpus cannot be read, or a split of it is empty.
+        ConfigError: the tokenizers cannot be trained.
+    """
+    splits = stream_corpus(cfg, root)
+    tokenizers = tokenizers or train_tokenizers(cfg.data, splits.train, root)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    tokenizers.save(partial / TOKENIZERS)
+    summaries = {}
+    with contextlib.ExitStack() as failing:
+        failing.callback(shutil.rmtree, partial, ignore_errors=True)
+        for split in ("train", "validation", "test"):
+            writer = _SplitWriter(cfg, partial, split, tokenizers, splits.labels, shards)
+            summaries[split] = writer.write(getattr(splits, split), progress)
+            reader = splits.bad.get(split, splits.bad.get("validation", splits.bad.get("train")))
+            summaries[split].skipped = reader.reasons() if reader else {}
+        (partial / "dataset.json").write_text(_facts(cfg, tokenizers, splits.labels, summaries), encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    return summaries
+
+
+class _SplitWriter:
+    """Writes one split: the records in turn to each of its files, and the token stream of language models."""
+
+    def __init__(
+        self,
+        cfg: Config,
+        folder: Path,
+        split: str,
+        tokenizers: Tokenizers,
+        labels: tuple[str, ...] | None,
+        shards: int,
+    ):
+        self._keys = KEYS[cfg.model.family]
+        self._folder, self._split, self._shards = folder, split, shards
+        self._tokenizers, self._labels = tokenizers, labels
+        self._dtype = id_dtype(max(tokenizers.source.vocab_size, tokenizers.target.vocab_size))
+        self._streams = cfg.model.family == "decoder_lm"
+
+    def write(self, examples: Iterable[Example], progress: Progress) -> Summary:
+        chunks = _chunks(examples)
+        first = next(chunks, None)
+        if first is None:
+            raise DataError(f"the split {self._split} has no example that can be read")
+        count = min(self._shards, len(first))
+        names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
+        summary = Summary(names)
+        with contextlib.ExitStack() as files:
+            writers = [ArrayRecordWriter(str(self._folder / name), "group_size:1") for name in names]
+            for writer in writers:
+                files.callback(writer.close)
+            stream = files.enter_context((self._folder / f"{self._split}.tokens").open("wb")) if self._streams else None
+            for chunk in itertools.chain([first], chunks):
+                for example, ids in zip(chunk, tokenise(chunk, self._tokenizers, self._labels), strict=True):
+                    if stream is not None:
+                        separator = [EOS] if summary.examples else []
+                        stream.write(np.array([*separator, *ids["text"]], self._dtype).tobytes())
+                    texts = [example[key] for key in self._keys]
+                    record = encode_record(texts, [ids[key] for key in self._keys], self._dtype)
+                    writers[summary.examples % count].write(record)
+                    summary.count(ids)
+                progress(self._split, len(chunk))
+        return summary
+
+
+def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    rest = iter(examples)
+    while chunk := list(itertools.islice(rest, AT_ONCE)):
+        yield chunk
+
+
+def _facts(
+    cfg: Config, tokenizers: Tokenizers, labels: tuple[str, ...] | None, summaries: dict[str, Summary]
+) -> str:
+    digest = hashlib.sha256(json.dumps(tokenizers.to_json(), sort_keys=True).encode()).hexdigest()
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "family": cfg.model.family,
+        "labels": labels,
+        "vocab_size": max(tokenizers.source.vocab_size, tokenizers.target.vocab_size),
+        "tokenizers": digest,
+        "splits": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
+        "data": to_dict(cfg.data),
+        "seed": cfg.seed,
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"

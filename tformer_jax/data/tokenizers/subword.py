@@ -1,0 +1,88 @@
+"""Subword vocabularies by Hugging Face's `tokenizers`: trained here, or read from a `tokenizer.json`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tokenizers as hf
+
+from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers.base import FIRST, ordinary
+from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
+
+
+class SubwordTokenizer:
+    """Byte-level BPE or Unigram, with which every text has a round trip; WordPiece; or any other `tokenizer.json`.
+
+    Ids of a tokenizer that does not begin with this package's special tokens are moved up past them.
+    """
+
+    def __init__(self, kind: str, tokenizer: hf.Tokenizer):
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.kind, self._tokenizer = kind, tokenizer
+        own = [tokenizer.token_to_id(name) for name in SPECIAL_TOKENS] == list(range(FIRST))
+        self._shift = 0 if own else FIRST
+        self.vocab_size = self._shift + max(tokenizer.get_vocab().values()) + 1
+
+    @classmethod
+    def train(cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool) -> "SubwordTokenizer":
+        """Trains a vocabulary of at most `vocab_size` tokens, the 256 bytes and the special tokens among them.
+
+        Raises:
+            ConfigError: `vocab_size` has no room for the bytes.
+        """
+        options: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "special_tokens": list(SPECIAL_TOKENS),
+            "show_progress": False,
+        }
+        if kind == "wordpiece":
+            tokenizer = hf.Tokenizer(hf.models.WordPiece(unk_token=SPECIAL_TOKENS[UNK]))
+            tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
+            tokenizer.decoder = hf.decoders.WordPiece(cleanup=False)
+            tokenizer.train_from_iterator(texts, hf.trainers.WordPieceTrainer(**options))
+            return cls(kind, tokenizer)
+        alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
+        if vocab_size < len(alphabet) + FIRST:
+            raise ConfigError(
+                f"data.vocab_size={vocab_size}: a byte-level vocabulary needs at least {len(alphabet) + FIRST}"
+            )
+        options["initial_alphabet"] = alphabet
+        if kind == "bpe":
+            tokenizer = hf.Tokenizer(hf.models.BPE())
+            trainer: hf.trainers.Trainer = hf.trainers.BpeTrainer(**options)
+        else:
+            tokenizer = hf.Tokenizer(hf.models.Unigram())
+            trainer = hf.trainers.UnigramTrainer(unk_token=SPECIAL_TOKENS[UNK], **options)
+        by_digit = [hf.pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
+        by_word = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence([*by_digit, by_word])
+        tokenizer.decoder = hf.decoders.ByteLevel()
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(kind, tokenizer)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "SubwordTokenizer":
+        """What `to_json` described."""
+        return cls(values["kind"], hf.Tokenizer.from_str(json.dumps(values["model"])))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the subwords."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of the subwords of each text."""
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        if not self._shift:
+            return [encoding.ids for encoding in encoded]
+        return [[self._shift + i for i in encoding.ids] for encoding in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The subwords joined; bytes that are not UTF-8 become U+FFFD."""
+        return self._tokenizer.decode([i - self._shift for i in ordinary(ids)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The library's own JSON below `model`."""
+        return {"kind": self.kind, "model": json.loads(self._tokenizer.to_str())}
