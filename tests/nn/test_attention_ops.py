@@ -240,6 +240,29 @@ def test_the_gpu_kernel_interpreted(mask):
     assert_close(out[shown], expected[shown], 1e-5, proves=proves)
 
 
+def test_the_tpu_kernel_gets_heads_before_tokens(monkeypatch):
+    tpu = pytest.importorskip("jax.experimental.pallas.ops.tpu.flash_attention")
+    q, k, v = normal(2, 128, 4, 16), normal(2, 128, 2, 16, seed=1), normal(2, 128, 2, 16, seed=2)
+
+    def stand_in(q, k, v, *, segment_ids, causal, sm_scale):
+        assert q.shape == k.shape == v.shape == (2, 4, 128, 16)
+        weights = jax.nn.softmax(jnp.where(np.tri(128, dtype=bool), sm_scale * q @ k.swapaxes(2, 3), -1e30))
+        return weights @ v
+
+    monkeypatch.setattr(tpu, "flash_attention", stand_in)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    out = pallas_file.pallas(q, k, v, Mask(causal=True), None, attention_ops.Scoring(0.25, None, 0.0), None)
+    assert_close(out, attention_ops.attend(q, k, v, Mask(causal=True), scale=0.25))
+
+
+def test_pallas_takes_the_gpu_kernel_elsewhere(monkeypatch):
+    called = []
+    monkeypatch.setattr(pallas_file, "gpu_kernel", lambda q, *rest, **options: called.append(q.shape) or q)
+    q, k, v = normal(1, 4, 2, 8), normal(1, 4, 2, 8), normal(1, 4, 2, 8)
+    pallas_file.pallas(q, k, v, Mask(), None, attention_ops.Scoring(1.0, None, 0.0), None)
+    assert len(called) == 1
+
+
 def test_pallas_names_the_masks_that_it_knows():
     q, k, v = normal(1, 4, 1, 2), normal(1, 4, 1, 2), normal(1, 4, 1, 2)
     with pytest.raises(ConfigError, match="'pallas' knows self-attention with .*; write 'blockwise'"):

@@ -55,3 +55,11 @@ def test_computes_in_the_computation_dtype():
     params = init_module(module, normal(1, D))
     assert params["kernel"].dtype == jnp.float32
     assert module.apply({"params": params}, normal(1, D)).dtype == jnp.bfloat16
+
+
+def test_only_kernels_that_end_a_sublayer_start_smaller():
+    cfg = tiny("decoder_lm", initializer="normal", init_std=0.05, scale_residual_init=True, decoder_layers=8)
+    plain = kernel_initializer(cfg, 64, 64)(jax.random.key(0), (64, 64), jnp.float32)
+    ending = kernel_initializer(cfg, 64, 64, ends_sublayer=True)(jax.random.key(0), (64, 64), jnp.float32)
+    assert abs(np.std(plain) / 0.05 - 1) < 0.03
+    assert_close(ending, plain / 4)

@@ -9,6 +9,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
+from tformer_jax import axes
 from tformer_jax.nn import moe
 from tformer_jax.nn.ffn import make_ffn
 
@@ -111,3 +112,14 @@ def test_the_router_learns_from_the_losses():
         return module.apply({"params": params}, x, mutable=["losses"])[1]["losses"]["balance"][0]
 
     assert np.abs(jax.grad(balance)(params)["router"]).max() > 1e-4
+
+
+def test_kernels_name_their_axes_and_the_last_one_starts_smaller():
+    module = mixture(initializer="normal", init_std=0.1, scale_residual_init=True, decoder_layers=8, ffn_dim=64, dim=64)
+    boxed = jax.jit(module.init)(jax.random.key(0), normal(1, 2, 64), None)["params"]
+    kernels = {name: box for name, box in boxed.items() if name.endswith("_kernel")}
+    for name, box in kernels.items():
+        ends = name == "contract_kernel"
+        assert box.names == ((axes.EXPERTS, axes.MLP, axes.EMBED) if ends else (axes.EXPERTS, axes.EMBED, axes.MLP))
+        assert abs(np.std(box.value) / (0.1 / 4 if ends else 0.1) - 1) < 0.05, name
+    assert len(kernels) == 3

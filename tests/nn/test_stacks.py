@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from tests.helpers import assert_close, build, tiny, with_settings
 from tformer_jax.config import DecodeConfig, model
 from tformer_jax.inference.generate import continue_text
 from tformer_jax.models import registry
 from tformer_jax.nn import layouts
+from tformer_jax.nn.stacks import token_positions
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
@@ -111,3 +113,24 @@ def test_residual_kernels_start_smaller_with_depth():
     }
     for name, expected in (("output", 1 / 4), ("contract", 1 / 4), ("expand", 1.0)):
         assert abs(spread[name] / expected - 1) < 0.05
+
+
+def test_positions_begin_again_with_each_segment():
+    segments = jnp.array([[1, 1, 2, 2, 2, 3, 0, 0], [1, 2, 3, 3, 3, 3, 3, 4]])
+    np.testing.assert_array_equal(token_positions(8, segments), [[0, 1, 0, 1, 2, 0, 0, 1], [0, 0, 0, 1, 2, 3, 4, 0]])
+    np.testing.assert_array_equal(token_positions(3, None), [[0, 1, 2]])
+
+
+def test_scanned_layers_start_differently_and_drop_differently():
+    model = registry.build(tiny("decoder_lm", decoder_layers=3, scan_layers=True, dropout=0.5, final_norm=False, position="none"))
+    params = jax.jit(lambda: nn.unbox(registry.init(model, jax.random.key(0))))()
+    kernel = params["decoder"]["periods"]["layers_0"]["ffn"]["expand"]["kernel"]
+    assert kernel.shape[0] == 3
+    assert not np.allclose(kernel[0], kernel[1])
+    silent = jax.tree.map(jnp.zeros_like, params)
+    silent["decoder"]["periods"]["layers_0"]["ffn"]["contract"]["bias"] += 1.0
+    _, state = model.apply(
+        {"params": silent}, TOKENS[:1], train=True, rngs={"dropout": jax.random.key(1)}, capture_intermediates=True
+    )
+    (sums,) = state["intermediates"]["decoder"]["__call__"]
+    assert set(np.unique(sums)) == {0, 2, 4, 6}, "1 a layer, doubled or dropped; only 0 and 6 where layers drop alike"

@@ -2,6 +2,7 @@
 
 import argparse
 import multiprocessing
+import os
 import resource
 import sys
 import time
@@ -12,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.cli.train import check_writable
+from tformer_jax.cli.benchmark_data import data_cases
+from tformer_jax.cli.train import DATA_VARIABLE, check_writable
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask
@@ -23,10 +25,12 @@ GIB = 2**30
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one benchmark, prints a line a case, and writes all of it to `--record`."""
-    options = parser().parse_args(argv)
+    options, overrides = parser().parse_known_args(argv)
+    if overrides and options.benchmark != "data":
+        raise ConfigError(f"unexpected argument {overrides[0]!r}")
     if options.record:
         check_writable(options.record)
-    cases = attention_cases(options)
+    cases = data_cases(options, overrides) if options.benchmark == "data" else attention_cases(options)
     if options.record:
         run_folder.write_json(options.record, provenance.collect() | {"cases": cases})
 
@@ -42,7 +46,13 @@ def parser() -> argparse.ArgumentParser:
     attention.add_argument("--length", type=int, default=16_384, metavar="T", help="tokens (default: 16384)")
     attention.add_argument("--heads", type=int, default=4, metavar="N")
     attention.add_argument("--head-dim", type=int, default=64, metavar="H")
-    attention.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
+    data = commands.add_parser("data", help="tokens/s of the data pipeline alone, from text and prepared, and padding")
+    data.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
+    data.add_argument("--workers", type=int, default=2, metavar="N", help="loader processes to compare with a thread")
+    data.add_argument("--seconds", type=float, default=5, metavar="S", help="of each measurement (default: 5)")
+    data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
+    for command in (attention, data):
+        command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
     return result
 
 

@@ -1,5 +1,6 @@
 """Length buckets: examples of similar length share a batch, and every batch has one of a few fixed shapes."""
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import grain
 import numpy as np
 
 from tformer_jax.config import DataConfig
-from tformer_jax.data.transforms import Tokens
+from tformer_jax.data.transforms import Tokens, split_examples
 from tformer_jax.data.waiting import Waiting
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -44,9 +45,9 @@ def pad_batch(examples: Sequence[Tokens], rows: int, length: int) -> dict[str, n
 
 
 class BucketBatches(grain.IterDataset):
-    """Gathers the examples of a parent dataset in buckets and emits a batch whenever one is full.
+    """Gathers the examples in a parent's blocks in buckets and emits a batch whenever one is full.
 
-    No example is lost: those that wait in a bucket are part of the iterator's state.
+    No example is lost: those that wait are part of the iterator's state.
     """
 
     def __init__(self, parent: grain.IterDataset, sizes: dict[int, int]):
@@ -64,24 +65,29 @@ class BucketIterator(grain.DatasetIterator):
         super().__init__(parent)
         self._sizes = sizes
         self._lengths = sorted(sizes)
-        self._waiting: dict[int, list[Tokens]] = {length: [] for length in self._lengths}
+        self._buckets: dict[int, list[Tokens]] = {length: [] for length in self._lengths}
+        self._unsorted: collections.deque[Tokens] = collections.deque()
 
     def __next__(self) -> dict[str, np.ndarray]:
         while True:
-            example = next(self._parent)
+            if not self._unsorted:
+                self._unsorted.extend(split_examples(next(self._parent)))
+                continue
+            example = self._unsorted.popleft()
             length = smallest_fitting(self._lengths, length_of(example))
-            bucket = self._waiting[length]
+            bucket = self._buckets[length]
             bucket.append(example)
             if len(bucket) == self._sizes[length]:
-                self._waiting[length] = []
+                self._buckets[length] = []
                 return pad_batch(bucket, len(bucket), length)
 
     def get_state(self) -> dict[str, Any]:
         """Taken between two batches; `waiting.jsonable` makes it fit for JSON."""
-        waiting = {str(length): Waiting(bucket) for length, bucket in self._waiting.items()}
-        return {"parent": self._parent.get_state(), "waiting": waiting}
+        buckets = {str(length): Waiting(bucket) for length, bucket in self._buckets.items()}
+        return {"parent": self._parent.get_state(), "buckets": buckets, "unsorted": Waiting(self._unsorted)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues with exactly the batches that followed `get_state`."""
         self._parent.set_state(state["parent"])
-        self._waiting = {length: list(Waiting.restored(state["waiting"][str(length)])) for length in self._lengths}
+        self._buckets = {length: list(Waiting.restored(state["buckets"][str(length)])) for length in self._lengths}
+        self._unsorted = collections.deque(Waiting.restored(state["unsorted"]))

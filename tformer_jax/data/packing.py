@@ -1,5 +1,6 @@
 """Packing: several whole examples in one row, told apart by their segment numbers."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import grain
 import numpy as np
 
 from tformer_jax.data.bucketing import LABELS
-from tformer_jax.data.transforms import Tokens
+from tformer_jax.data.transforms import Tokens, split_examples
 from tformer_jax.data.waiting import Waiting
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -15,7 +16,7 @@ SEGMENTS = {"source": "source_segments", "target_in": "target_segments", "tokens
 """The key of the segment numbers, by the key of the tokens: 1, 2, ... in a row, 0 for padding."""
 OWNER = {"target_out": "target_in", "targets": "tokens"}
 """The tokens that labels belong to."""
-POOL = 1024
+POOL = 512
 """Examples that wait; the next one that fits a row is looked for among them."""
 CAREFUL = 3
 """The last places of a row, in examples of mean length, are filled by search instead of in order."""
@@ -28,35 +29,35 @@ def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
     on all sides; then one that leaves exactly the room of another; then one that fills the sides evenly.
 
     Args:
-        lengths: int [examples, sides], oldest first; at least one example fits the capacity.
+        lengths: int [sides, examples], oldest first; at least one example fits the capacity.
         capacity: int [sides].
     """
-    ordered = np.cumsum(lengths, axis=0)
-    careful_below = capacity - CAREFUL * np.maximum(lengths.mean(axis=0), 1)
-    count = max(int((ordered <= careful_below).all(axis=1).sum()), 1)
+    capacity = capacity[:, None]
+    ordered = np.cumsum(lengths, axis=1)
+    careful_below = capacity - CAREFUL * lengths.mean(axis=1, keepdims=True)
+    count = max(int((ordered <= careful_below).all(axis=0).sum()), 1)
     chosen = list(range(count))
-    remaining = capacity - ordered[count - 1]
-    free = np.arange(len(lengths)) >= count
-    of_size = np.zeros(tuple(lengths.max(axis=0) + 1), bool)
-    of_size[tuple(lengths[free].T)] = True
-    largest = lengths.max(axis=0)
+    remaining = capacity - ordered[:, count - 1 : count]
+    places = np.arange(count, lengths.shape[1])
+    largest = lengths.max(axis=1, keepdims=True)
+    of_size = np.zeros(tuple(largest[:, 0] + 1), bool)
+    of_size[tuple(lengths[:, count:])] = True
     while True:
-        candidates = np.flatnonzero(free & (lengths <= remaining).all(axis=1))
-        if not len(candidates):
+        left = remaining - lengths[:, places]
+        fits = (left >= 0).all(axis=0)
+        places, left = places[fits], left[:, fits]
+        if not len(places):
             return chosen
-        left = remaining - lengths[candidates]
-        exact = ~left.any(axis=1)
-        if exact.any():
-            best = int(exact.argmax())
-        else:
-            completable = (left <= largest).all(axis=1) & of_size[tuple(np.minimum(left, largest).T)]
+        total = left.sum(axis=0)
+        best = int(total.argmin())
+        if total[best]:
+            completable = of_size[tuple(np.minimum(left, largest))] & (left <= largest).all(axis=0)
             shares = left / capacity
-            unevenness = shares.max(axis=1) - shares.min(axis=1)
+            unevenness = shares.max(axis=0) - shares.min(axis=0)
             best = int(completable.argmax()) if completable.any() else int(unevenness.argmin())
-        place = int(candidates[best])
-        chosen.append(place)
-        free[place] = False
-        remaining = left[best]
+        chosen.append(int(places[best]))
+        remaining = left[:, best : best + 1]
+        places = np.delete(places, best)
 
 
 def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, int]) -> dict[str, np.ndarray]:
@@ -87,30 +88,34 @@ class Pool:
 
     def __init__(self, capacity: dict[str, int], examples: Iterable[Tokens] = ()):
         self._sides = list(capacity)
-        self._capacity = np.array(list(capacity.values()))
-        self.examples = list(examples)
-        self._lengths = [self._length(example) for example in self.examples]
+        self._capacity = np.array(list(capacity.values()), np.int32)
+        self.examples: list[Tokens] = []
+        self._lengths = np.zeros((len(self._sides), 0), np.int32)
+        self.add(examples)
 
-    def fill(self, more: Iterator[Tokens]) -> None:
-        """Takes examples until enough wait, or there are no more."""
-        while len(self.examples) < POOL and (example := next(more, None)) is not None:
-            self.examples.append(example)
-            self._lengths.append(self._length(example))
+    def add(self, examples: Iterable[Tokens]) -> None:
+        """Lets more examples wait."""
+        new = list(examples)
+        lengths = np.array([[len(example[side]) for example in new] for side in self._sides], np.int32)
+        self._lengths = np.concatenate([self._lengths, lengths], axis=1)
+        self.examples += new
 
     def take_row(self) -> list[Tokens]:
         """Removes the examples of one row."""
-        chosen = choose_row(np.array(self._lengths), self._capacity)
+        if (self._lengths[:, 0] == self._capacity).all():
+            self._lengths = self._lengths[:, 1:]
+            return [self.examples.pop(0)]
+        chosen = choose_row(self._lengths[:, :POOL], self._capacity)
         row = [self.examples[place] for place in chosen]
-        for place in sorted(chosen, reverse=True):
-            del self.examples[place], self._lengths[place]
+        kept = np.ones(len(self.examples), bool)
+        kept[chosen] = False
+        self._lengths = self._lengths[:, kept]
+        self.examples = list(itertools.compress(self.examples, kept.tolist()))
         return row
-
-    def _length(self, example: Tokens) -> tuple[int, ...]:
-        return tuple(len(example[side]) for side in self._sides)
 
 
 class PackedBatches(grain.IterDataset):
-    """Packs the examples of a parent dataset into rows and emits batches of `rows`; no example is lost.
+    """Packs the examples in a parent's blocks into rows and emits batches of `rows`; no example is lost.
 
     Each side of `capacity` (tokens by key) holds every single example.
     """
@@ -134,7 +139,8 @@ class PackedIterator(grain.DatasetIterator):
     def __next__(self) -> dict[str, np.ndarray]:
         rows = []
         for _ in range(self._rows):
-            self._pool.fill(self._parent)
+            while len(self._pool.examples) < POOL:
+                self._pool.add(split_examples(next(self._parent)))
             rows.append(self._pool.take_row())
         return pack_rows(rows, self._rows, self._capacity)
 
@@ -150,13 +156,9 @@ class PackedIterator(grain.DatasetIterator):
 
 def packed_once(examples: Iterable[Tokens], rows: int, capacity: dict[str, int]) -> Iterator[dict[str, np.ndarray]]:
     """Batches of every example once; the last rows may be padding."""
-    rest, pool, ready = iter(examples), Pool(capacity), []
-    pool.fill(rest)
+    pool, ready = Pool(capacity, examples), []
     while pool.examples:
         ready.append(pool.take_row())
-        pool.fill(rest)
-        if len(ready) == rows:
+        if len(ready) == rows or not pool.examples:
             yield pack_rows(ready, rows, capacity)
             ready = []
-    if ready:
-        yield pack_rows(ready, rows, capacity)

@@ -15,13 +15,15 @@ from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Block, Framer, IdReader, Tokenised, Tokens, framer, join_examples, split_examples
+from tformer_jax.data.transforms import Block, Framer, IdReader, Tokenised, Tokens, framer, join_examples
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 Batch = dict[str, np.ndarray]
 
 BLOCK = 64
 """Examples that are read together."""
+DOCUMENTS = 8
+"""Documents that are read together; they may be long."""
 PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 4
 
@@ -102,29 +104,20 @@ class _Read:
     def __call__(self, places: Sequence[int], rng: np.random.Generator | None = None) -> list[Tokens]:
         return [tokens for ids in self._reader.read(places, rng) for tokens in self._frame(ids)]
 
-    def joined(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+    def block(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         return join_examples(self(places, rng))
-
-
-class _Split(grain.experimental.FlatMapTransform):
-    """The examples of a block, one by one."""
-
-    max_fan_out = 2**31
-
-    def flat_map(self, element: Block) -> list[Tokens]:
-        return split_examples(element)
 
 
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:
     reader = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout)
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
-    blocks = _shuffled(sizes, cfg).batch(BLOCK)
+    blocks = _shuffled(sizes, cfg).batch(DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     read = _Read(reader, framer(cfg))
-    blocks = blocks.random_map(read.joined, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read.joined)
-    examples = grain.experimental.FlatMapIterDataset(_loaded(blocks, cfg.data.workers), _Split())
+    blocks = blocks.random_map(read.block, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read.block)
+    loaded = _loaded(blocks, cfg.data.workers)
     if cfg.data.batching == "packed":
-        return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg))
-    return BucketBatches(examples, bucket_sizes(cfg.data))
+        return PackedBatches(loaded, cfg.data.batch_size, _capacity(cfg))
+    return BucketBatches(loaded, bucket_sizes(cfg.data))
 
 
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:

@@ -1,6 +1,5 @@
 """Turns any corpus into array_record files of texts and token ids, once; `corpora/prepared.py` reads them."""
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -34,9 +33,9 @@ class Summary:
 
     files: list[str]
     examples: int = 0
-    tokens: dict[str, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    tokens: dict[str, int] = dataclasses.field(default_factory=dict)
     """By the example's keys."""
-    lengths: dict[int, int] = dataclasses.field(default_factory=lambda: collections.defaultdict(int))
+    lengths: dict[int, int] = dataclasses.field(default_factory=dict)
     """Examples by the smallest power of two that holds their longest side."""
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     """Lines that could not be read, by what is wrong with them."""
@@ -46,8 +45,9 @@ class Summary:
         self.examples += 1
         sizes = {key: len(tokens) for key, tokens in ids.items() if key != "label"}
         for key, size in sizes.items():
-            self.tokens[key] += size
-        self.lengths[1 << max(max(sizes.values()) - 1, 0).bit_length()] += 1
+            self.tokens[key] = self.tokens.get(key, 0) + size
+        bound = 1 << max(max(sizes.values()) - 1, 0).bit_length()
+        self.lengths[bound] = self.lengths.get(bound, 0) + 1
 
 
 def prepare(
@@ -64,7 +64,7 @@ def prepare(
     Args:
         root: the data folder, for sources that read files.
         tokenizers: those of the ids; None: trained on the training split, as `cfg.data` says.
-        shards: array_record files of a split; small splits have fewer.
+        shards: array_record files of a split; a split of few examples has one.
 
     Raises:
         DataError: the corpus cannot be read, or a split of it is empty.
@@ -114,7 +114,7 @@ class _SplitWriter:
         first = next(chunks, None)
         if first is None:
             raise DataError(f"the split {self._split} has no example that can be read")
-        count = min(self._shards, len(first))
+        count = self._shards if len(first) == AT_ONCE else 1
         names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
         summary = Summary(names)
         with contextlib.ExitStack() as files:

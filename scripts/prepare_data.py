@@ -1,0 +1,7 @@
+"""Prepares a corpus once: python scripts/prepare_data.py --config configs/translate_multi30k.py --output prepared/multi30k"""
+
+from tformer_jax.cli.common import run_main
+from tformer_jax.cli.prepare_data import main
+
+if __name__ == "__main__":
+    run_main(main)

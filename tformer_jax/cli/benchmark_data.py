@@ -1,0 +1,71 @@
+"""`scripts/benchmark.py data`: how fast the data pipeline alone gives batches, and how much of them is padding."""
+
+import argparse
+import dataclasses
+import itertools
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.cli.train import read_config
+from tformer_jax.config import Config
+from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.pipeline import Batch, train_batches
+from tformer_jax.data.prepare import prepare
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.models.registry import FAMILIES
+from tformer_jax.special_tokens import PAD
+
+WARM_UP_BATCHES = 8
+
+
+def data_cases(options: argparse.Namespace, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """The corpus of a config from its text and prepared, by a thread and by `options.workers` processes."""
+    cfg = read_config(options.config, overrides)
+    cases = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "prepared"
+        prepare(cfg, options.data, folder)
+        ready = dataclasses.replace(cfg.data, source="prepared", train=(str(folder),), validation=(), test=())
+        for source, data in (("text", cfg.data), ("prepared", ready)):
+            for workers in dict.fromkeys((0, options.workers)):
+                case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
+                found = measure(case, options.data, Tokenizers.load(folder / "tokenizers"), options.seconds)
+                found = {"source": source, "workers": workers, "batching": cfg.data.batching, **found}
+                print(
+                    f"{source}, {workers} workers: {found['tokens_per_second']:,.0f} tokens/s, "
+                    f"{found['padding_percent']:.2f} % padding",
+                    flush=True,
+                )
+                cases.append(found)
+    return cases
+
+
+def measure(cfg: Config, root: Path | None, tokenizers: Tokenizers, seconds: float) -> dict[str, float]:
+    """Real tokens a second and the share of padding in all places of the batches of some seconds."""
+    batches = train_batches(cfg, load_corpus(cfg, root), tokenizers)
+    for _ in itertools.islice(batches, WARM_UP_BATCHES):
+        pass
+    real = places = count = 0
+    start = time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds:
+        batch = next(batches)
+        found, size = count_places(cfg, batch)
+        real, places, count = real + found, places + size, count + 1
+    batches.close()
+    return {
+        "tokens_per_second": real / elapsed,
+        "padding_percent": 100 * (1 - real / places),
+        "batches": count,
+        "seconds": elapsed,
+    }
+
+
+def count_places(cfg: Config, batch: Batch) -> tuple[int, int]:
+    """Real tokens and places for tokens in what the model reads of a batch."""
+    inputs = [batch[key] for key in FAMILIES[cfg.model.family].inputs]
+    return sum(int(np.count_nonzero(array != PAD)) for array in inputs), sum(array.size for array in inputs)

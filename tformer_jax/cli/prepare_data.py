@@ -1,0 +1,119 @@
+"""`scripts/prepare_data.py`: tokenizes a corpus once and writes it as sharded array_record files."""
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tformer_jax.cli.train import DATA_VARIABLE, read_config
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.prepare import Summary, prepare
+from tformer_jax.data.tokenizers import Tokenizers
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Downloads what `--download` asks for, prepares the corpus, and prints what is in it."""
+    options, overrides = parser().parse_known_args(argv)
+    cfg = read_config(options.config, overrides)
+    if options.output is None and not options.download:
+        raise ConfigError("say where to write the prepared data with --output DIR")
+    if options.output is not None:
+        check_output(options.output, overwrite=options.overwrite)
+    if options.download:
+        download(cfg, options.data, options.manual)
+    if options.output is None:
+        return
+    tokenizers = Tokenizers.load(options.tokenizers) if options.tokenizers else None
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} examples"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
+        tasks = {split: bar.add_task(split, total=None) for split in ("train", "validation", "test")}
+        summaries = prepare(
+            cfg,
+            options.data,
+            options.output,
+            tokenizers=tokenizers,
+            shards=options.shards,
+            progress=lambda split, count: bar.advance(tasks[split], count),
+        )
+    Console().print(table(options.output, summaries))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags beside the config's own `--config.SECTION.SETTING=VALUE`."""
+    result = argparse.ArgumentParser(
+        prog="prepare_data.py",
+        description="Tokenizes the corpus of a config once. To train on it: --config.data.source=prepared "
+        "--config.data.train=FOLDER, and the batches are those of the corpus itself.",
+        allow_abbrev=False,
+    )
+    result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
+    result.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
+    result.add_argument("--overwrite", action="store_true", help="replace what --output holds")
+    result.add_argument("--shards", type=shards, default=8, metavar="N", help="files of a split (default: 8)")
+    result.add_argument(
+        "--tokenizers", type=Path, metavar="DIR", help="use these tokenizers, as in a run folder, instead of training some"
+    )
+    result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
+    result.add_argument("--manual", type=Path, metavar="DIR", help="files that need not be downloaded")
+    result.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get(DATA_VARIABLE),
+        help=f"folder of the corpora, or of TFDS's datasets (default: the variable {DATA_VARIABLE})",
+    )
+    return result
+
+
+def shards(text: str) -> int:
+    """A number of files, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of files; write 1 or more")
+    return int(text)
+
+
+def check_output(folder: Path, *, overwrite: bool) -> None:
+    """Refuses to replace what is not prepared data, or what is and shall stay.
+
+    Raises:
+        ConfigError: the folder holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not (folder / "dataset.json").exists():
+            raise ConfigError(f"{folder} holds something else than prepared data; name another with --output")
+        if not overwrite:
+            raise ConfigError(f"{folder} already holds prepared data: add --overwrite to replace it")
+
+
+def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
+    """Lets TFDS download and prepare the dataset of the config.
+
+    Raises:
+        ConfigError: the config reads no dataset of TFDS, or it cannot be had.
+    """
+    if cfg.data.source != "tfds":
+        raise cfg.data.error("source", "is nothing to download; --download is for data.source='tfds'")
+    from tformer_jax.data.corpora import tfds  # TFDS takes half a second to import
+
+    tfds.download(cfg, root, manual)
+
+
+def table(folder: Path, summaries: dict[str, Summary]) -> Table:
+    """What was written: examples, tokens, lengths and skipped lines of each split."""
+    result = Table(title=str(folder))
+    for heading in ("split", "examples", "tokens", "examples by longest side", "skipped lines"):
+        result.add_column(heading)
+    for split, summary in summaries.items():
+        facts = dataclasses.asdict(summary)
+        tokens = "\n".join(f"{key} {count:,}" for key, count in facts["tokens"].items())
+        lengths = "\n".join(f"up to {length}: {count:,}" for length, count in sorted(facts["lengths"].items()))
+        skipped = "\n".join(f"{count:,}: {problem}" for problem, count in facts["skipped"].items())
+        result.add_row(split, f"{summary.examples:,}", tokens, lengths, skipped or "none")
+    return result
