@@ -1,0 +1,121 @@
+"""Packing: every token once and in order, documents apart, little padding, a position restored exactly."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_jax.data.packing import POOL, choose_row, packed_once
+from tformer_jax.data.transforms import Framer
+from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
+
+LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
+
+
+def documents(lengths, carry: bool, window: int = 8):
+    """Documents of numbers that occur once, as the examples of a language model."""
+    fresh = itertools.count(10)
+    texts = [np.array(list(itertools.islice(fresh, length)), np.int32) for length in lengths]
+    framer = Framer(window, window, carry=carry)
+    return texts, [tokens for text in texts for tokens in framer({"text": text})]
+
+
+def segments_of(batches, tokens: str, segments: str):
+    """The ids of every segment of every row."""
+    for batch in batches:
+        for row, numbers in zip(batch[tokens], batch[segments], strict=True):
+            assert (numbers[row == PAD] == 0).all()
+            for number in range(1, numbers.max(initial=0) + 1):
+                places = np.flatnonzero(numbers == number)
+                assert len(places) and (np.diff(places) == 1).all(), "a segment has no hole"
+                yield row[places]
+
+
+@given(LENGTHS)
+def test_carried_documents_keep_every_token_once_and_in_order(lengths):
+    texts, examples = documents(lengths, carry=True)
+    batches = list(packed_once(examples, 3, {"tokens": 8}))
+    found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
+    for text in texts:
+        pieces = [found.pop(int(text[start])) for start in range(0, len(text), 8)]
+        np.testing.assert_array_equal(np.concatenate(pieces), text)
+    assert not found
+    predicted = np.concatenate([batch["targets"][batch["targets"] != IGNORED] for batch in batches])
+    assert sorted(predicted) == sorted([*np.concatenate([text[1:] for text in texts]), *[EOS] * len(texts)])
+
+
+@given(LENGTHS)
+def test_cut_documents_keep_their_beginning(lengths):
+    texts, examples = documents(lengths, carry=False)
+    batches = list(packed_once(examples, 2, {"tokens": 8}))
+    found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
+    assert len(found) == len(texts)
+    for text in texts:
+        np.testing.assert_array_equal(found[int(text[0])], text[:8])
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=40))
+def test_pairs_stay_together(sizes):
+    fresh = itertools.count(10)
+    pairs = [tuple(np.array(list(itertools.islice(fresh, size)), np.int32) for size in both) for both in sizes]
+    framer = Framer(length=12, source_length=8)
+    examples = [framer({"source": source, "target": target})[0] for source, target in pairs]
+    batches = list(packed_once(examples, 3, {"source": 8, "target_in": 12}))
+    assert {batch["source"].shape for batch in batches} == {(3, 8)}
+    assert {batch["target_out"].shape for batch in batches} == {(3, 12)}
+    sources = list(segments_of(batches, "source", "source_segments"))
+    targets = list(segments_of(batches, "target_in", "target_segments"))
+    assert len(sources) == len(targets) == len(pairs)
+    expected = {int(source[0]): (source, target) for source, target in pairs}
+    for source, target in zip(sources, targets, strict=True):
+        whole_source, whole_target = expected.pop(int(source[0]))
+        np.testing.assert_array_equal(source, [*whole_source, EOS])
+        np.testing.assert_array_equal(target, [BOS, *whole_target])
+    assert not expected
+
+
+def test_targets_stand_below_their_tokens():
+    _, examples = documents([3, 5], carry=False)
+    (batch,) = packed_once(examples, 1, {"tokens": 8})
+    np.testing.assert_array_equal(batch["tokens"], [[10, 11, 12, 13, 14, 15, 16, 17]])
+    np.testing.assert_array_equal(batch["targets"], [[11, 12, EOS, 14, 15, 16, 17, EOS]])
+    np.testing.assert_array_equal(batch["segments"], [[1, 1, 1, 2, 2, 2, 2, 2]])
+
+
+def test_empty_documents_are_no_examples():
+    assert Framer(8, 8)({"text": np.array([], np.int32)}) == []
+
+
+@pytest.mark.parametrize(("lengths", "capacity", "row"), [([5, 4, 3], 8, [0, 2]), ([2, 5, 6], 8, [0, 2]), ([8, 8], 8, [0])])
+def test_a_row_by_hand(lengths, capacity, row):
+    assert choose_row(np.array([lengths]), np.array([capacity])) == row
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=50))
+def test_a_row_holds_the_oldest_and_fits(sizes):
+    lengths, capacity = np.array(sizes).T, np.array([20, 24])
+    chosen = choose_row(lengths, capacity)
+    assert 0 in chosen
+    assert len(set(chosen)) == len(chosen)
+    assert (lengths[:, chosen].sum(axis=1) <= capacity).all()
+    left = capacity - lengths[:, chosen].sum(axis=1)
+    others = np.delete(lengths, chosen, axis=1)
+    assert not (others <= left[:, None]).all(axis=0).any(), "nothing that waits would still have fitted"
+
+
+def test_padding_of_sentence_pairs_stays_below_one_percent():
+    rng = np.random.default_rng(0)
+    source = np.clip(np.exp(rng.normal(2.6, 0.35, 8 * POOL)), 3, 40).astype(int)
+    target = np.clip(source * rng.normal(1.05, 0.15, len(source)), 3, 40).astype(int)
+    room = round(256 * (source + 1).sum() / (target + 1).sum())
+    framer = Framer(length=256, source_length=room)
+    examples = (
+        framer({"source": np.full(s, 9, np.int32), "target": np.full(t, 9, np.int32)})[0]
+        for s, t in zip(source, target, strict=True)
+    )
+    batches = list(packed_once(examples, 8, {"source": room, "target_in": 256}))[:-8]
+    for key in ("source", "target_in"):
+        assert np.mean([(batch[key] == PAD).mean() for batch in batches]) < 0.01

@@ -1,0 +1,193 @@
+"""Prepared data gives the very batches of the corpus itself, and says what is wrong with its files."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tests.data.test_pipeline import assert_restored_exactly, assert_same
+from tformer_jax.cli import prepare_data
+from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
+from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.corpora.prepared import decode_ids, decode_texts, encode_record, id_dtype
+from tformer_jax.data.pipeline import evaluation_batches, train_batches
+from tformer_jax.data.prepare import prepare
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+
+WORDS = [f"word{number} zwölf {'x' * (number % 7)}" for number in range(90)]
+KINDS = {
+    "seq2seq": ("tsv", {"bucket_lengths": (20, 40), "batch_tokens": 160, "batch_multiple": 1}),
+    "classifier": ("tsv", {"bucket_lengths": (20, 40), "batch_tokens": 160, "batch_multiple": 1}),
+    "decoder_lm": ("lines", {"batching": "windows", "window": 9, "batch_size": 3}),
+    "decoder_lm packed": ("lines", {"batching": "packed", "window": 20, "batch_size": 3, "overlong": "carry"}),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "seq2seq.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in WORDS), encoding="utf-8")
+    (folder / "classifier.tsv").write_text("".join(f"{'xyz'[len(w) % 3]}\t{w}\n" for w in WORDS), encoding="utf-8")
+    (folder / "decoder_lm.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    return folder
+
+
+def config(kind: str, **changes) -> Config:
+    source, data = KINDS[kind]
+    family = kind.split()[0]
+    suffix = "txt" if source == "lines" else "tsv"
+    return Config(
+        model=ModelConfig(family=family, max_length=64),
+        data=DataConfig(**{"source": source, "train": f"{family}.{suffix}", "tokenizer": "characters", **data, **changes}),
+        eval=EvalConfig(batch_size=4),
+    )
+
+
+def prepared(cfg: Config, *folders) -> Config:
+    names = tuple(map(str, folders))
+    return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="prepared", train=names))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path):
+    cfg = config(kind)
+    summaries = prepare(cfg, corpus_folder, tmp_path / "p", shards=3)
+    assert summaries["train"].examples == 81
+    corpus, again = load_corpus(cfg, corpus_folder), load_corpus(prepared(cfg, tmp_path / "p"), None)
+    assert again.labels == corpus.labels
+    assert list(again.train) == list(corpus.train)
+    tokenizers = Tokenizers.load(again.tokenizers)
+    assert tokenizers.to_json() == train_tokenizers(cfg.data, corpus.train).to_json()
+    expected, found = (train_batches(cfg, c, tokenizers) for c in (corpus, again))
+    assert_same(list(itertools.islice(found, 30)), list(itertools.islice(expected, 30)))
+    expected, found = (evaluation_batches(cfg, c.test, tokenizers, c.labels) for c in (corpus, again))
+    assert_same(list(found), list(expected))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_restored_exactly(workers, corpus_folder, tmp_path):
+    cfg = config("seq2seq", workers=workers)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    cfg = prepared(cfg, tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=2 if workers else 20)
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "decoder_lm"])
+def test_a_mixture_of_folders(kind, corpus_folder, tmp_path):
+    cfg = config(kind, weights=())
+    for name in "ab":
+        prepare(cfg, corpus_folder, tmp_path / name)
+    cfg = prepared(cfg, tmp_path / "a", tmp_path / "b")
+    cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, weights=(1, 3)))
+    corpus = load_corpus(cfg, None)
+    assert corpus.train.sizes == [81, 81]
+    assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=5)
+
+
+def test_bpe_dropout_reads_the_texts(corpus_folder, tmp_path):
+    cfg = config("seq2seq", tokenizer="bpe", vocab_size=300)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    cfg = prepared(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, bpe_dropout=1.0)), tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    tokenizers = Tokenizers.load(corpus.tokenizers)
+    batch = next(train_batches(cfg, corpus, tokenizers))
+    row = batch["source"][0]
+    text = tokenizers.source.decode(row)
+    assert text in WORDS
+    assert (row != 0).sum() == len(text.encode()) + 1, "with every merge left out, a token is a byte"
+
+
+def test_the_summary_counts(corpus_folder, tmp_path, capsys):
+    (tmp_path / "a.tsv").write_bytes(b"aaa\tbbbbb\nalone\nc\td\n\xff\tx\n")
+    cfg = config("seq2seq", train="a.tsv", validation="a.tsv", on_bad_line="skip")
+    summary = prepare(cfg, tmp_path, tmp_path / "p")["train"]
+    assert (summary.examples, summary.tokens, summary.lengths) == (2, {"source": 4, "target": 6}, {8: 1, 1: 1})
+    assert sorted(summary.skipped.values()) == [1, 1]
+    facts = json.loads((tmp_path / "p" / "dataset.json").read_text())
+    assert facts["splits"]["train"]["examples"] == 2
+    from rich.console import Console
+
+    Console(width=200).print(prepare_data.table(tmp_path / "p", {"train": summary}))
+    shown = capsys.readouterr().out
+    assert "1: not valid UTF-8" in shown
+    assert "up to 8: 1" in shown
+
+
+def test_nothing_is_left_when_preparing_fails(tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"a\tb\n" * 30 + b"alone\n")
+    (tmp_path / "b.tsv").write_bytes(b"a\tb\n")
+    with pytest.raises(DataError, match=r"a\.tsv, line 31"):
+        prepare(config("seq2seq", train="b.tsv", validation="a.tsv"), tmp_path, tmp_path / "p")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv", "b.tsv"]
+
+
+@pytest.mark.parametrize("vocab_size", [300, 70_000])
+def test_records_by_hand(vocab_size):
+    dtype = id_dtype(vocab_size)
+    assert dtype.itemsize == (2 if vocab_size == 300 else 4)
+    ids = [np.array([5, vocab_size - 1]), np.array([], int), np.array([7])]
+    record = encode_record(["ä", "", "\ud800"], ids, dtype)
+    for found, expected in zip(decode_ids(record, 3, dtype), ids, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert decode_texts(record, 3, dtype) == ["ä", "", "\ud800"]
+
+
+def damage(path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[1000:1200] = bytes(200)
+    path.write_bytes(raw)
+
+
+MISTAKES = {
+    "no dataset.json": (lambda p: (p / "dataset.json").unlink(), "is not what scripts/prepare_data.py writes"),
+    "a damaged dataset.json": (lambda p: (p / "dataset.json").write_text("{"), "dataset.json is damaged"),
+    "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 1"),
+    "a lost shard": (lambda p: next(p.glob("train*")).unlink(), "does not exist: prepare the data again"),
+    "a cut shard": (lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]), "holds 0 records instead of 81"),
+    "an overwritten shard": (lambda p: damage(next(p.glob("train*"))), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_damaged_folders(mistake, corpus_folder, tmp_path):
+    cfg = config("seq2seq")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    spoil, sentence = MISTAKES[mistake]
+    spoil(tmp_path / "p")
+    with pytest.raises(DataError, match=sentence) as caught:
+        list(load_corpus(prepared(cfg, tmp_path / "p"), None).train)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_do_not_fit(corpus_folder, tmp_path):
+    prepare(config("seq2seq"), corpus_folder, tmp_path / "a")
+    prepare(config("seq2seq", tokenizer="bytes"), corpus_folder, tmp_path / "b")
+    with pytest.raises(DataError, match="b has other tokenizers or labels than .*a: prepare both with the same"):
+        load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
+    with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
+        load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
+
+
+def test_the_command(corpus_folder, tmp_path, capsys):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from tformer_jax.config import *\n"
+        "def get_config():\n"
+        "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters')\n"
+        "    return to_config_dict(Config(data=data))\n"
+    )
+    arguments = ["--config", str(file), "--data", str(corpus_folder), "--output", str(tmp_path / "p")]
+    prepare_data.main(arguments)
+    assert "81" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
+        prepare_data.main(arguments)
+    prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / "p" / "tokenizers")])
+    with pytest.raises(ConfigError, match="holds something else than prepared data"):
+        prepare_data.main([*arguments[:-1], str(corpus_folder)])
+    with pytest.raises(ConfigError, match="is nothing to download"):
+        prepare_data.main([*arguments[:-2], "--download"])
+    with pytest.raises(ConfigError, match="say where to write"):
+        prepare_data.main(arguments[:-2])
