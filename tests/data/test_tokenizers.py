@@ -15,7 +15,7 @@ CORPUS = Corpus(
     validation=[{"source": "Ω", "target": "Ω"}],
     test=[],
 )
-KINDS = ("bytes", "characters", "bpe", "unigram")
+KINDS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece")
 
 
 def trained(kind: str, **changes) -> Tokenizers:
@@ -72,6 +72,23 @@ def test_names_of_special_tokens_are_ordinary_text(kind):
 
 def test_characters_outside_the_training_split_are_unknown():
     assert trained("characters").source.encode("caΩ")[-1] == UNK
+
+
+def test_words_are_ranked_by_frequency():
+    tokenizer = train_tokenizers(DataConfig(tokenizer="words", vocab_size=8), [{"text": "b b a c c c d e"}]).target
+    assert tokenizer.encode("c b a d e") == [4, 5, 6, 7, UNK]
+    assert tokenizer.decode([4, UNK, 5]) == "c b"
+
+
+def test_streams_train_the_same_vocabulary_as_sequences():
+    class Stream:
+        def __iter__(self):
+            return iter(CORPUS.train)
+
+    cfg = DataConfig(tokenizer="characters", tokenizer_examples=2)
+    chosen = train_tokenizers(cfg, CORPUS.train).target
+    assert train_tokenizers(cfg, Stream()).target.to_json() == chosen.to_json()
+    assert UNK in chosen.encode("log"), "every second example only"
 
 
 def test_every_digit_alone():

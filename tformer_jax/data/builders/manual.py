@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 
 def pinned(folder: Any, name: str, sha256: str) -> str:
@@ -16,5 +16,5 @@ def pinned(folder: Any, name: str, sha256: str) -> str:
     raw = (folder / name).read_bytes()
     found = hashlib.sha256(raw).hexdigest()
     if found != sha256:
-        raise tfds.download.NonMatchingChecksumError(f"{folder / name} has the SHA-256 {found}, not {sha256}")
+        raise NonMatchingChecksumError(f"{folder / name} has the SHA-256 {found}, not {sha256}")
     return raw.decode()

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 from tformer_jax.config import Config
 from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Part
 from tformer_jax.data.corpora.files import field_names
 
+TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
+"""Modules that register their datasets when they are imported."""
 BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8")
 """Datasets that TFDS lacks: modules of `tformer_jax.data.builders`."""
 
@@ -47,11 +50,6 @@ def load(cfg: Config, root: Path | None) -> Corpus:
         DataError: TFDS knows no such dataset, it is not prepared, or has no such split, field or label.
     """
     builder = find(cfg, root)
-    if not builder.is_prepared():
-        raise DataError(
-            f"{cfg.data.dataset} is not prepared in {builder.data_dir}: python scripts/prepare_data.py --download "
-            "with this config does it, or name the folder that holds it with --data DIR"
-        )
     fields = _fields(cfg, builder)
     labels = _labels(builder, fields)
     train = _split(builder, cfg.data.train, fields, labels)
@@ -72,8 +70,8 @@ def find(cfg: Config, root: Path | None) -> Any:
     """
     assert cfg.data.dataset is not None
     name = cfg.data.dataset.partition("/")[0].partition(":")[0]
-    if name in BUILDERS:
-        importlib.import_module(f"tformer_jax.data.builders.{name}")
+    for module in (*TFDS_FAMILIES, *([f"tformer_jax.data.builders.{name}"] if name in BUILDERS else [])):
+        importlib.import_module(module)
     try:
         return tfds.builder(cfg.data.dataset, data_dir=root, file_format="array_record")
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
@@ -92,7 +90,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None
         builder.download_and_prepare(
             download_config=tfds.download.DownloadConfig(manual_dir=manual), file_format="array_record"
         )
-    except (OSError, AssertionError, tfds.download.NonMatchingChecksumError) as error:
+    except (OSError, AssertionError, NonMatchingChecksumError) as error:
         raise DataError(f"{cfg.data.dataset} cannot be prepared: {' '.join(str(error).split())}") from error
 
 
@@ -124,7 +122,12 @@ def _labels(builder: Any, fields: dict[str, str]) -> tuple[str, ...] | None:
 def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels: tuple[str, ...] | None) -> Records:
     try:
         source = builder.as_data_source(split="+".join(names))
-    except (ValueError, KeyError) as error:
-        splits = ", ".join(builder.info.splits)
-        raise DataError(f"{builder.name} has no split {'+'.join(names)!r}; it has {splits}") from error
+    except (ValueError, KeyError, AssertionError) as error:
+        if builder.info.splits:
+            splits = ", ".join(builder.info.splits)
+            raise DataError(f"{builder.name} has no split {'+'.join(names)!r}; it has {splits}") from error
+        raise DataError(
+            f"{builder.name} is not prepared as array_record in {builder.data_dir}: python scripts/prepare_data.py "
+            "--download with this config does it, or name the folder that holds it with --data DIR"
+        ) from error
     return Records(source, fields, labels)

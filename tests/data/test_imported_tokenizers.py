@@ -1,0 +1,123 @@
+"""Tokenizers from files, and BPE dropout."""
+
+import base64
+import io
+import json
+import pickle
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers as hf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_jax.config import ConfigError, DataConfig
+from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers.imported import read_tokenizer
+from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog", "naïve 数字 123"] * 20
+RANKS = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"the": 257, b" c": 258, b"at": 259}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A tokenizer.json, a SentencePiece model and ranks."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    other = hf.Tokenizer(hf.models.BPE())
+    other.pre_tokenizer, other.decoder = hf.pre_tokenizers.ByteLevel(add_prefix_space=False), hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(), special_tokens=["[CLS]"], show_progress=False
+    )
+    other.train_from_iterator(TEXTS, trainer)
+    other.enable_truncation(2)
+    other.save(str(folder / "tokenizer.json"))
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=60, hard_vocab_limit=False, character_coverage=1.0, minloglevel=9
+    )
+    (folder / "spiece.model").write_bytes(model.getvalue())
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in RANKS.items())
+    (folder / "gpt2.tiktoken").write_text("".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "spiece.model", "gpt2.tiktoken"])
+def test_round_trip_and_saved_form(files, name, tmp_path):
+    trained = train_tokenizers(DataConfig(tokenizer="file", tokenizer_file=name), [{"text": "x"}], files)
+    trained.save(tmp_path)
+    loaded = Tokenizers.load(tmp_path).target
+    again = pickle.loads(pickle.dumps(trained.source))
+    for text in TEXTS:
+        ids = trained.source.encode(text)
+        assert len(SPECIAL_TOKENS) <= min(ids) <= max(ids) < trained.source.vocab_size
+        assert trained.source.decode([*ids, EOS, 5]) == text
+        assert loaded.encode(text) == again.encode(text) == ids == trained.source.encode_batch(["x", text])[1]
+
+
+def test_ids_are_those_of_the_library_moved_up(files):
+    text = TEXTS[0]
+    own = len(SPECIAL_TOKENS)
+    expected = hf.Tokenizer.from_file(str(files / "tokenizer.json"))
+    expected.no_truncation()
+    assert read_tokenizer(files / "tokenizer.json").encode(text) == [own + i for i in expected.encode(text).ids]
+    model = sentencepiece.SentencePieceProcessor(model_file=str(files / "spiece.model"))
+    assert read_tokenizer(files / "spiece.model").encode(text) == [own + i for i in model.encode(text)]
+    assert read_tokenizer(files / "spiece.model").encode("Ω")[-1] == UNK
+    assert read_tokenizer(files / "gpt2.tiktoken").encode("the cat") == [own + i for i in (257, 258, 259)]
+
+
+def test_a_tokenizer_json_of_our_own_keeps_its_ids(tmp_path):
+    own = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=300), [{"text": text} for text in TEXTS]).target
+    (tmp_path / "own.json").write_text(json.dumps(own.to_json()["model"]))
+    assert read_tokenizer(tmp_path / "own.json").encode(TEXTS[0]) == own.encode(TEXTS[0])
+
+
+@given(st.text(max_size=30))
+def test_ranks_cover_every_text(text):
+    text = text.replace("\ufffd", "")
+    tokenizer = from_json({"kind": "tiktoken", "ranks": {base64.b64encode(t).decode(): r for t, r in RANKS.items()}})
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.json", None, "a.json does not exist"),
+        ("a.bin", b"", "a.bin must end in .json, .model, .tiktoken"),
+        ("a.json", b"{}", "a.json is no .json tokenizer"),
+        ("a.model", b"nothing", "a.model is no .model tokenizer"),
+        ("a.tiktoken", b"dGhl 1\n??? 2\n", "a.tiktoken, line 2: is not base64<space>rank"),
+    ],
+)
+def test_mistakes(tmp_path, name, content, sentence):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_tokenizer(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+class TestBpeDropout:
+    tokenizer = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=320), [{"text": text} for text in TEXTS]).target
+
+    def test_without_dropout_it_is_the_tokenizer(self):
+        found = BpeDropout(self.tokenizer, 0.0).encode_batch(TEXTS, np.random.default_rng(0))
+        assert found == self.tokenizer.encode_batch(TEXTS)
+
+    def test_with_every_merge_left_out_a_token_is_a_byte(self):
+        (ids,) = BpeDropout(self.tokenizer, 1.0).encode_batch(["naïve cat"], np.random.default_rng(0))
+        assert len(ids) == len("naïve cat".encode())
+        assert self.tokenizer.decode(ids) == "naïve cat"
+
+    @given(st.text(max_size=30), st.integers(0, 9))
+    def test_every_segmentation_has_a_round_trip(self, text, seed):
+        text = text.replace("\ufffd", "")
+        (ids,) = BpeDropout(self.tokenizer, 0.3).encode_batch([text], np.random.default_rng(seed))
+        assert self.tokenizer.decode(ids) == text
+
+    def test_the_generator_decides(self):
+        dropout = BpeDropout(self.tokenizer, 0.5)
+        first, again, other = (dropout.encode_batch(TEXTS, np.random.default_rng(seed)) for seed in (0, 0, 1))
+        assert first == again != other

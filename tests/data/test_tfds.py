@@ -1,0 +1,171 @@
+"""Datasets of TFDS, offline: the named ones on mock data, one that TFDS prepares itself, and the project's own."""
+
+import gzip
+import zipfile
+from pathlib import Path
+
+import pytest
+import tensorflow_datasets as tfds
+
+from tests.data.test_pipeline import assert_restored_exactly
+from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.data.builders import enwik8, multi30k, rt_polarity
+from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.corpora import tfds as source
+from tformer_jax.data.tokenizers import train_tokenizers
+
+PAIRS = [("one", "eins"), ("two", "zwei"), ("three ü", "drei"), ("four", "vier")] * 10
+
+
+class TinyPairs(tfds.core.GeneratorBasedBuilder):
+    """A dataset that TFDS prepares by itself."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        texts = {"en": tfds.features.Text(), "de": tfds.features.Text()}
+        label = {"label": tfds.features.ClassLabel(names=["even", "odd"])}
+        features = tfds.features.FeaturesDict(texts | label)
+        return self.dataset_info_from_configs(features=features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for number, (en, de) in enumerate(PAIRS):
+            yield number, {"en": en, "de": de, "label": number % 2}
+
+
+def config(dataset: str, family: str = "seq2seq", train="train", **changes) -> Config:
+    data = {"batching": "windows"} if family == "decoder_lm" else {}
+    data = {"source": "tfds", "dataset": dataset, "train": train, "tokenizer": "bytes"} | data | changes
+    return Config(model=ModelConfig(family=family), data=DataConfig(**data))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "family", "keys"),
+    [
+        ("wmt14_translate/de-en", "seq2seq", {"source", "target"}),
+        ("wmt16_translate/de-en", "seq2seq", {"source", "target"}),
+        ("lm1b", "decoder_lm", {"text"}),
+        ("tiny_shakespeare", "decoder_lm", {"text"}),
+        ("wikipedia/20230601.en", "decoder_lm", {"text"}),
+        ("imdb_reviews", "classifier", {"text", "label"}),
+        ("glue/sst2", "classifier", {"text", "label"}),
+    ],
+)
+def test_named_datasets_on_mock_data(dataset, family, keys, tmp_path):
+    with tfds.testing.mock_data(num_examples=10):
+        corpus = load_corpus(config(dataset, family), tmp_path)
+    assert len(corpus.train) + len(corpus.validation) == 10
+    for example in (*corpus.train[:3], *corpus.validation[:]):
+        assert set(example) == keys
+        assert all(isinstance(value, str) and value for value in example.values())
+        assert "label" not in keys or example["label"] in corpus.labels
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tfds")
+    source.download(config("tiny_pairs"), folder)
+    return folder
+
+
+def test_what_tfds_prepared_is_read_as_it_stands(data_dir):
+    corpus = load_corpus(config("tiny_pairs", train="train[:75%]", validation="train[75%:]"), data_dir)
+    assert [(e["source"], e["target"]) for e in (*corpus.train[:], *corpus.validation[:])] == PAIRS
+    assert len(corpus.train) == 30
+    classified = load_corpus(config("tiny_pairs", "classifier", fields=("en", "label")), data_dir)
+    assert classified.train[3] == {"text": "four", "label": "odd"}
+    assert classified.labels == ("even", "odd")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_restored_exactly(data_dir, workers):
+    cfg = config("tiny_pairs", bucket_lengths=(12,), batch_tokens=48, batch_multiple=4, workers=workers)
+    corpus = load_corpus(cfg, data_dir)
+    tokenizers = train_tokenizers(cfg.data, corpus.train)
+    assert_restored_exactly((cfg, corpus, tokenizers), batches=20, points=2 if workers else 20)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "sentence"),
+    [
+        (config("no_such_dataset"), "data.dataset='no_such_dataset': .*not found"),
+        (config("tiny_pairs", train="test"), "tiny_pairs has no split 'test'; it has train"),
+        (config("tiny_pairs", source_language="fr"), "tiny_pairs has no field 'fr', only .*: set data.fields"),
+        (config("tiny_pairs", "decoder_lm"), "has no field 'text'"),
+        (config("tiny_pairs", "classifier", fields=("en", "de")), "field 'de' of tiny_pairs holds no class labels"),
+        (config("imdb_reviews", "classifier"), "is not prepared as array_record in .*prepare_data.py --download"),
+    ],
+)
+def test_mistakes(cfg, sentence, data_dir):
+    with pytest.raises(DataError, match=sentence) as caught:
+        load_corpus(cfg, data_dir)
+    assert "\n" not in str(caught.value)
+
+
+class Files:
+    """Stands in for TFDS's download manager: a file below a folder for each address."""
+
+    def __init__(self, folder: Path):
+        self.folder = self.manual_dir = folder
+
+    def download(self, urls):
+        if isinstance(urls, dict):
+            return {key: self.download(url) for key, url in urls.items()}
+        return self.folder / urls.rsplit("/", 1)[-1]
+
+
+def generated(builder, folder: Path) -> dict:
+    """The records of each split, as the builder makes them."""
+    return {name: [record for _, record in split] for name, split in builder._split_generators(Files(folder)).items()}
+
+
+def test_enwik8_is_split_at_characters(tmp_path):
+    text = "äöü€ " * 4000
+    with zipfile.ZipFile(tmp_path / "enwik8.zip", "w") as archive:
+        archive.writestr("enwik8", text)
+    found = generated(enwik8.Enwik8(data_dir=tmp_path), tmp_path)
+    pieces = {name: b"".join(record["text"] for record in split).decode() for name, split in found.items()}
+    assert "".join(pieces.values()) == text
+    size = len(text.encode())
+    assert [round(len(piece.encode()) / size, 3) for piece in pieces.values()] == [0.9, 0.05, 0.05]
+
+
+def test_multi30k_pairs_lines_by_number(tmp_path):
+    for name in multi30k.FILES.values():
+        for language in multi30k.LANGUAGES:
+            (tmp_path / f"{name}.{language}.gz").write_bytes(gzip.compress(f"{name} {language}\nzweite\n".encode()))
+    found = generated(multi30k.Multi30k(data_dir=tmp_path), tmp_path)
+    assert found["validation"] == [
+        {"en": "val en", "de": "val de", "fr": "val fr"},
+        {"en": "zweite", "de": "zweite", "fr": "zweite"},
+    ]
+
+
+def test_a_file_with_another_checksum_is_refused(tmp_path):
+    (tmp_path / "manual").mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "manual" / name).write_text("1\tnot the published file\n")
+    cfg = config("rt_polarity/split", "classifier")
+    with pytest.raises(DataError, match=r"rt_polarity/split cannot be prepared: .*train.tsv has the SHA-256 \w+, not"):
+        source.download(cfg, tmp_path / "data", tmp_path / "manual")
+
+
+def test_the_published_archive_of_rt_polarity(tmp_path):
+    import io
+    import tarfile
+
+    with tarfile.open(tmp_path / "rt-polaritydata.tar.gz", "w:gz") as archive:
+        for name, text in (("neg", "dull \ncaf\xe9 \n"), ("pos", "lovely \n")):
+            raw = text.encode("latin-1")
+            member = tarfile.TarInfo(f"rt-polaritydata/rt-polarity.{name}")
+            member.size = len(raw)
+            archive.addfile(member, io.BytesIO(raw))
+    found = generated(rt_polarity.RtPolarity(config="original", data_dir=tmp_path), tmp_path)
+    assert found["train"] == [
+        {"text": "dull", "label": 0},
+        {"text": "café", "label": 0},
+        {"text": "lovely", "label": 1},
+    ]
