@@ -37,7 +37,7 @@ def get_config(variant: str = "") -> ConfigDict:
                 test="multi30k/test_2016_flickr.{lang}.gz",
                 tokenizer="bpe",
                 vocab_size=6000,
-                bucket_lengths=(12, 16, 20, 26, 48),
+                bucket_lengths=(10, 12, 13, 14, 15, 16, 17, 19, 21, 23, 26, 30, 36, 48),
                 batch_tokens=2048,
             ),
             optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),

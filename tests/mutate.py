@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-OTHERS = ("models/test_models.py", "models/test_cache.py", "nn", "models/test_properties.py", "models/test_packing.py", "test_presets.py")
+OTHERS = (
+    "models/test_models.py",
+    "models/test_cache.py",
+    "nn",
+    "models/test_properties.py",
+    "models/test_packing.py",
+    "test_presets.py",
+)
 OWN = {
     "attention_ops": "attention_ops",
     "layouts": "stacks",

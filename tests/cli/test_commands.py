@@ -53,9 +53,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     windows = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
     return {
         "seq2seq": train("seq2seq", folder, DataConfig(source="tsv", train="pairs.tsv", **lengths)),
-        "classifier": train(
-            "classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)
-        ),
+        "classifier": train("classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)),
         "decoder_lm": train("decoder_lm", folder, DataConfig(source="text", train="text.txt", **windows)),
     }
 

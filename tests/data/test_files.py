@@ -146,7 +146,7 @@ MISTAKES = [
     (
         "parallel_lines",
         {"a.en": b"1\n2\n3\n", "a.de": b"1\n2\n"},
-        r"a\.en, line 3: has no counterpart: .*a\.en has 3 lines but .*a\.de has 2, and parallel files need equal numbers",
+        r"a\.en, line 3: has no counterpart: .*a\.en has 3 lines but .*a\.de has 2, and parallel files need equal",
     ),
     ("parallel_lines", {"a.en": b"1\n\xff\n", "a.de": b"1\n2\n"}, r"a\.en, line 2: not valid UTF-8"),
 ]

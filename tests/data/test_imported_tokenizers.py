@@ -28,14 +28,22 @@ def files(tmp_path_factory):
     other = hf.Tokenizer(hf.models.BPE())
     other.pre_tokenizer, other.decoder = hf.pre_tokenizers.ByteLevel(add_prefix_space=False), hf.decoders.ByteLevel()
     trainer = hf.trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(), special_tokens=["[CLS]"], show_progress=False
+        vocab_size=300,
+        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["[CLS]"],
+        show_progress=False,
     )
     other.train_from_iterator(TEXTS, trainer)
     other.enable_truncation(2)
     other.save(str(folder / "tokenizer.json"))
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=60, hard_vocab_limit=False, character_coverage=1.0, minloglevel=9
+        sentence_iterator=iter(TEXTS),
+        model_writer=model,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        minloglevel=9,
     )
     (folder / "spiece.model").write_bytes(model.getvalue())
     lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in RANKS.items())

@@ -88,7 +88,9 @@ def test_empty_documents_are_no_examples():
     assert Framer(8, 8)({"text": np.array([], np.int32)}) == []
 
 
-@pytest.mark.parametrize(("lengths", "capacity", "row"), [([5, 4, 3], 8, [0, 2]), ([2, 5, 6], 8, [0, 2]), ([8, 8], 8, [0])])
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "row"), [([5, 4, 3], 8, [0, 2]), ([2, 5, 6], 8, [0, 2]), ([8, 8], 8, [0])]
+)
 def test_a_row_by_hand(lengths, capacity, row):
     assert choose_row(np.array([lengths]), np.array([capacity])) == row
 

@@ -113,7 +113,9 @@ def test_any_number_of_processes_gives_the_same_global_batches(kind, processes):
         take(train_batches(*arguments, devices=processes, process=process, processes=processes), 12)
         for process in range(processes)
     ]
-    together = [{key: np.concatenate([part[key] for part in batch]) for key in batch[0]} for batch in zip(*parts, strict=True)]
+    together = [
+        {key: np.concatenate([part[key] for part in batch]) for key in batch[0]} for batch in zip(*parts, strict=True)
+    ]
     assert_same(together, whole)
     assert {len(part["tokens" if "tokens" in part else "source"]) for part in parts[0]} <= {
         len(next(iter(batch.values()))) // processes for batch in whole
@@ -123,7 +125,11 @@ def test_any_number_of_processes_gives_the_same_global_batches(kind, processes):
 def test_a_mixture_has_its_shares():
     cfg, corpus, tokenizers = setup("a mixture")
     first_half = {word["source"] for word in corpus.train.parts[0]}
-    seen = [tokenizers.source.decode(row) for batch in take(train_batches(cfg, corpus, tokenizers), 150) for row in batch["source"]]
+    seen = [
+        tokenizers.source.decode(row)
+        for batch in take(train_batches(cfg, corpus, tokenizers), 150)
+        for row in batch["source"]
+    ]
     assert sum(word in first_half for word in seen) / len(seen) == pytest.approx(0.75, abs=0.02)
 
 
@@ -192,7 +198,9 @@ def test_every_window_is_reachable():
     cfg, corpus, tokenizers = setup("windows")
     rows = token_stream(Tokenised(corpus.train, tokenizers))
     count = len(rows) - 7
-    first_epoch = [tuple(row) for batch in take(train_batches(cfg, corpus, tokenizers), count // 3) for row in batch["tokens"]]
+    first_epoch = [
+        tuple(row) for batch in take(train_batches(cfg, corpus, tokenizers), count // 3) for row in batch["tokens"]
+    ]
     every = collections.Counter(tuple(rows[offset : offset + 7]) for offset in range(count))
     assert sum((every - collections.Counter(first_epoch)).values()) == count - 3 * (count // 3)
 

@@ -40,7 +40,9 @@ def config(kind: str, **changes) -> Config:
     suffix = "txt" if source == "lines" else "tsv"
     return Config(
         model=ModelConfig(family=family, max_length=64),
-        data=DataConfig(**{"source": source, "train": f"{family}.{suffix}", "tokenizer": "characters", **data, **changes}),
+        data=DataConfig(
+            **{"source": source, "train": f"{family}.{suffix}", "tokenizer": "characters", **data, **changes}
+        ),
         eval=EvalConfig(batch_size=4),
     )
 
@@ -146,7 +148,10 @@ MISTAKES = {
     "a damaged dataset.json": (lambda p: (p / "dataset.json").write_text("{"), "dataset.json is damaged"),
     "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 1"),
     "a lost shard": (lambda p: next(p.glob("train*")).unlink(), "does not exist: prepare the data again"),
-    "a cut shard": (lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]), "holds 0 records instead of 81"),
+    "a cut shard": (
+        lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]),
+        "holds 0 records instead of 81",
+    ),
     "an overwritten shard": (lambda p: damage(next(p.glob("train*"))), "is damaged"),
 }
 

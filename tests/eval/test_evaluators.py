@@ -9,7 +9,8 @@ from tests import oracles
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus
-from tformer_jax.data.tokenizers import CharacterTokenizer, Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.eval.bleu import translation_metrics
 from tformer_jax.eval.evaluators import evaluators_for
 from tformer_jax.special_tokens import BOS, EOS, PAD

@@ -8,7 +8,8 @@ import pytest
 from tests import oracles
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
-from tformer_jax.data.tokenizers import CharacterTokenizer, Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import EOS, PAD

@@ -104,7 +104,11 @@ def test_blocks_are_parts_of_the_whole_and_skipped_ones_hide_everything(data):
 def test_blocks_beyond_the_prefix_are_skipped_from_their_first_key_on():
     mask = Mask(causal=True, prefix=jnp.array([4, 2]))
     assert [bool(mask.hides_block(0, 4, s, 4)) for s in (0, 4, 8)] == [False, True, True]
-    assert [bool(Mask(causal=True, prefix=jnp.array([5])).hides_block(0, 4, s, 4)) for s in (0, 4, 8)] == [False, False, True]
+    assert [bool(Mask(causal=True, prefix=jnp.array([5])).hides_block(0, 4, s, 4)) for s in (0, 4, 8)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def array(shape: tuple[int, ...], elements: st.SearchStrategy) -> st.SearchStrategy[jax.Array]:

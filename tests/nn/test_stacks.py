@@ -122,7 +122,9 @@ def test_positions_begin_again_with_each_segment():
 
 
 def test_scanned_layers_start_differently_and_drop_differently():
-    model = registry.build(tiny("decoder_lm", decoder_layers=3, scan_layers=True, dropout=0.5, final_norm=False, position="none"))
+    model = registry.build(
+        tiny("decoder_lm", decoder_layers=3, scan_layers=True, dropout=0.5, final_norm=False, position="none")
+    )
     params = jax.jit(lambda: nn.unbox(registry.init(model, jax.random.key(0))))()
     kernel = params["decoder"]["periods"]["layers_0"]["ffn"]["expand"]["kernel"]
     assert kernel.shape[0] == 3

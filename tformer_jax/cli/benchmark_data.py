@@ -35,13 +35,12 @@ def data_cases(options: argparse.Namespace, overrides: Sequence[str]) -> list[di
             for workers in dict.fromkeys((0, options.workers)):
                 case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
                 found = measure(case, options.data, Tokenizers.load(folder / "tokenizers"), options.seconds)
-                found = {"source": source, "workers": workers, "batching": cfg.data.batching, **found}
                 print(
                     f"{source}, {workers} workers: {found['tokens_per_second']:,.0f} tokens/s, "
                     f"{found['padding_percent']:.2f} % padding",
                     flush=True,
                 )
-                cases.append(found)
+                cases.append({"source": source, "workers": workers, "batching": cfg.data.batching, **found})
     return cases
 
 

@@ -58,7 +58,10 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--overwrite", action="store_true", help="replace what --output holds")
     result.add_argument("--shards", type=shards, default=8, metavar="N", help="files of a split (default: 8)")
     result.add_argument(
-        "--tokenizers", type=Path, metavar="DIR", help="use these tokenizers, as in a run folder, instead of training some"
+        "--tokenizers",
+        type=Path,
+        metavar="DIR",
+        help="use these tokenizers, as in a run folder, instead of training some",
     )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
     result.add_argument("--manual", type=Path, metavar="DIR", help="files that need not be downloaded")

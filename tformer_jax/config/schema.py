@@ -6,7 +6,6 @@ from typing import ClassVar
 from tformer_jax.config.fields import Section, setting
 from tformer_jax.config.model import ModelConfig
 
-
 MADE = ("cldr_translation", "cldr_language", "stdlib_text")
 """Sources that need no file."""
 FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
@@ -38,8 +37,8 @@ class DataConfig(Section):
 
     source: str = setting(
         "cldr_translation",
-        "cldr_* and stdlib_text are made on the spot; tfds is a dataset of TFDS; prepared is what prepare_data.py wrote; "
-        "the others are files below the data folder",
+        "cldr_* and stdlib_text are made on the spot; tfds is a dataset of TFDS; prepared is what prepare_data.py "
+        "wrote; the others are files below the data folder",
         choices=tuple(dict.fromkeys(source for sources in SOURCES.values() for source in sources)),
     )
     source_language: str = setting("en", "CLDR locale, the `{lang}` of source files, and their feature in TFDS")
@@ -63,7 +62,9 @@ class DataConfig(Section):
     )
     validation_fraction: float = setting(0.1, "share of train that is held out when validation is ()", low=0, high=1)
     heldout_examples: int = setting(2000, "size of each held-out split of the made corpora", low=1)
-    on_bad_line: str = setting("stop", "a line that cannot be read: stop, or skip, count and report it", choices=("stop", "skip"))
+    on_bad_line: str = setting(
+        "stop", "a line that cannot be read: stop, or skip, count and report it", choices=("stop", "skip")
+    )
 
     tokenizer: str = setting(
         "bpe",
@@ -91,7 +92,8 @@ class DataConfig(Section):
     window: int = setting(256, "windows and packed: tokens in a row (of targets, where there are sources)", low=1)
     source_window: int | None = setting(None, "packed: tokens in a row of sources; None: window", low=1)
     overlong: str = setting(
-        "cut", "packed language models: cut a document that is longer than a row, or carry its rest on to other rows",
+        "cut",
+        "packed language models: cut a document that is longer than a row, or carry its rest on to other rows",
         choices=("cut", "carry"),
     )
     workers: int = setting(0, "loader processes; 0: threads of the training process", low=0)
@@ -105,11 +107,15 @@ class DataConfig(Section):
         if self.source == "tfds" and self.dataset is None:
             raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
         if self.source not in MADE and not self.train:
-            raise self.error("train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}")
+            raise self.error(
+                "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"
+            )
         if self.source == "parallel_lines":
             for name in (*self.train, *self.validation, *self.test):
                 if "{lang}" not in name:
-                    raise self.error("train", f"{name!r} must contain {{lang}}, for example 'multi30k/train.{{lang}}.gz'")
+                    raise self.error(
+                        "train", f"{name!r} must contain {{lang}}, for example 'multi30k/train.{{lang}}.gz'"
+                    )
         if self.weights and len(self.weights) != len(self.train):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":

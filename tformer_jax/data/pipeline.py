@@ -139,7 +139,11 @@ def _loaded(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
         return blocks.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BLOCKS))
     flags.FLAGS.mark_as_parsed()  # grain reads settings of its own there
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
-    return blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)).mp_prefetch(options).map(_copied)
+    return (
+        blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        .mp_prefetch(options)
+        .map(_copied)
+    )
 
 
 def _copied(block: Any) -> Any:
@@ -155,7 +159,7 @@ def _mixed_windows(joined: Joined, places: Sequence[int]) -> Batch:
 
 
 def _shuffled(sizes: Sequence[int], cfg: Config) -> grain.MapDataset:
-    """The places of all examples: endless, each part shuffled in each of its epochs, mixed as `cfg.data.weights` say."""
+    """Places of examples: endless, each part shuffled in each of its epochs, mixed as `cfg.data.weights` say."""
     ends = list(itertools.accumulate(sizes))
     if not cfg.data.weights:
         return grain.MapDataset.range(ends[-1]).seed(cfg.seed).shuffle().repeat()

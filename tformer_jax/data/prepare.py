@@ -141,9 +141,7 @@ def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
         yield chunk
 
 
-def _facts(
-    cfg: Config, tokenizers: Tokenizers, labels: tuple[str, ...] | None, summaries: dict[str, Summary]
-) -> str:
+def _facts(cfg: Config, tokenizers: Tokenizers, labels: tuple[str, ...] | None, summaries: dict[str, Summary]) -> str:
     digest = hashlib.sha256(json.dumps(tokenizers.to_json(), sort_keys=True).encode()).hexdigest()
     facts: dict[str, Any] = {
         "format": FORMAT,

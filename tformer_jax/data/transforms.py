@@ -46,7 +46,9 @@ class Tokenised:
 
     def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> list[Ids]:
         """The ids of the examples in some places."""
-        return tokenise([self.examples[int(place)] for place in places], self.tokenizers, self.labels, self.dropout, rng)
+        return tokenise(
+            [self.examples[int(place)] for place in places], self.tokenizers, self.labels, self.dropout, rng
+        )
 
 
 def tokenise(
@@ -120,8 +122,8 @@ class Framer:
     def _cut(self, ids: np.ndarray, limit: int) -> np.ndarray:
         if len(ids) > limit and not self.reported:
             logging.getLogger(__name__).warning(
-                "cutting texts of more than %d tokens, the first of %d; a longer last bucket in data.bucket_lengths, or "
-                "a longer data.window, keeps them whole",
+                "cutting texts of more than %d tokens, the first of %d; a longer last bucket in data.bucket_lengths, "
+                "or a longer data.window, keeps them whole",
                 limit,
                 len(ids),
             )

@@ -75,7 +75,8 @@ class Trainer:
 
     def advance(self) -> None:
         """One optimizer step, and whatever is due after it."""
-        batch = next(self.batches)
+        with self.meter.waiting():
+            batch = next(self.batches)
         self.state, metrics = self.train_step(self.state, jax.device_put(batch, self.batch_sharding))
         self.meter.add(metrics, registry.count_tokens(self.cfg.model, batch))
         self.step += 1
@@ -91,7 +92,8 @@ class Trainer:
         """Writes and shows the metrics of the steps since the last record."""
         metrics = self.meter.read() | {"learning_rate": float(self.schedule(self.step - 1))}
         self.writer.write(self.step, "train", metrics)
-        self.view.update(Figures(self.step, metrics["loss"], metrics["learning_rate"], metrics["tokens_per_second"]))
+        shown = (metrics[name] for name in ("loss", "learning_rate", "tokens_per_second", "data_wait_percent"))
+        self.view.update(Figures(self.step, *shown))
 
     @functools.cached_property
     def validators(self) -> list[Evaluator]:

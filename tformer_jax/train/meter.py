@@ -1,6 +1,8 @@
 """Averages of step metrics between two records, and a run's totals of tokens and seconds."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -9,13 +11,13 @@ import numpy as np
 class Meter:
     """Collects device metrics without waiting for them; `read` fetches them all at once.
 
-    `tokens` and `seconds` are the run's totals, carried over when it is resumed.
+    `tokens`, `seconds` and `data_wait_seconds` are the run's totals, carried over when it is resumed.
     """
 
-    def __init__(self, *, tokens: int = 0, seconds: float = 0.0):
-        self.tokens, self._seconds = tokens, seconds
+    def __init__(self, *, tokens: int = 0, seconds: float = 0.0, data_wait_seconds: float = 0.0):
+        self.tokens, self._seconds, self._waited = tokens, seconds, data_wait_seconds
         self._born = self._since = time.perf_counter()
-        self._tokens_before = tokens
+        self._tokens_before, self._waited_before = tokens, data_wait_seconds
         self._pending: list[dict[str, jax.Array]] = []
 
     @property
@@ -25,21 +27,33 @@ class Meter:
 
     def totals(self) -> dict[str, float]:
         """The arguments of a meter that goes on from here."""
-        return {"tokens": self.tokens, "seconds": self.seconds}
+        return {"tokens": self.tokens, "seconds": self.seconds, "data_wait_seconds": self._waited}
 
     def add(self, metrics: dict[str, jax.Array], tokens: int) -> None:
         """Takes the metrics of one step on `tokens` real tokens."""
         self._pending.append(metrics)
         self.tokens += tokens
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside as waiting for data."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
     def restart(self) -> None:
         """Leaves what happened since the last `read` out of the next speed."""
-        self._since, self._tokens_before = time.perf_counter(), self.tokens
+        self._since, self._tokens_before, self._waited_before = time.perf_counter(), self.tokens, self._waited
 
     def read(self) -> dict[str, float]:
-        """Mean loss (by label), mean gradient norm and speed since the last `read`; at least one step lies between."""
+        """Mean loss (by label), mean gradient norm, speed and share of time spent waiting for data since the last `read`.
+
+        At least one step lies between.
+        """
         fetched = jax.device_get(self._pending)
-        speed = (self.tokens - self._tokens_before) / (time.perf_counter() - self._since)
+        elapsed = time.perf_counter() - self._since
+        speed = (self.tokens - self._tokens_before) / elapsed
+        waited = (self._waited - self._waited_before) / elapsed
         losses, labels, norms = (
             np.array([metrics[name] for metrics in fetched], np.float64) for name in ("loss", "labels", "grad_norm")
         )
@@ -49,4 +63,5 @@ class Meter:
             "loss": float((losses * labels).sum() / max(labels.sum(), 1)),
             "grad_norm": float(norms.mean()),
             "tokens_per_second": speed,
+            "data_wait_percent": 100 * waited,
         }

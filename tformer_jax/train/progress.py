@@ -12,6 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tformer_jax.eval.evaluators import Sample
 
 
+SHOWN_WAIT_PERCENT = 5
+"""Shares of time spent waiting for data are shown from here on."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Figures:
     """The state of a run at one step."""
@@ -20,9 +24,12 @@ class Figures:
     loss: float
     learning_rate: float
     tokens_per_second: float
+    data_wait_percent: float
 
     def __str__(self) -> str:
-        return f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:,.0f} tokens/s"
+        text = f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:,.0f} tokens/s"
+        slow = self.data_wait_percent > SHOWN_WAIT_PERCENT
+        return text + (f"  {self.data_wait_percent:.0f} % waiting for data" if slow else "")
 
 
 class ProgressView:

@@ -1,1 +1,1 @@
-"""Builders of datasets that TFDS lacks. Importing a module registers its dataset; `checksums.tsv` pins the downloads."""
+"""Builders of datasets that TFDS lacks. Importing a module registers its dataset; `checksums.tsv` pins downloads."""

@@ -33,9 +33,9 @@ class Corpus:
 
 
 class Joined(Sequence[Any]):
-    """Sequences one after another, which stay where they are; `sizes` tells them apart."""
+    """Parts one after another, which stay where they are; `sizes` tells them apart."""
 
-    def __init__(self, parts: Sequence[Sequence[Any]]):
+    def __init__(self, parts: Sequence[Any]):
         self.parts = parts
         self.sizes = [len(part) for part in parts]
         self._ends = list(itertools.accumulate(self.sizes))

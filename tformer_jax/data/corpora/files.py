@@ -198,8 +198,9 @@ def _pairs(source: Path, target: Path, bad: BadLines) -> Iterator[Example]:
     counts = [0, 0]
     for pair in itertools.zip_longest(numbered_lines(source, bad), numbered_lines(target, bad)):
         counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
-        if None not in pair and None not in (pair[0][1], pair[1][1]):
-            yield {"source": pair[0][1], "target": pair[1][1]}
+        texts = [line[1] for line in pair if line is not None]
+        if len(texts) == 2 and texts[0] is not None and texts[1] is not None:
+            yield {"source": texts[0], "target": texts[1]}
     if counts[0] != counts[1]:
         longer, shorter = (source, target) if counts[0] > counts[1] else (target, source)
         for number in range(min(counts) + 1, max(counts) + 1):

@@ -124,6 +124,7 @@ class JoinedRecords(Joined):
         found: list[dict[str, np.ndarray]] = [{} for _ in located]
         for number, part in enumerate(self.parts):
             wanted = [order for order, (where, _) in enumerate(located) if where == number]
+            assert isinstance(part, Records)
             for order, ids in zip(wanted, part.read([located[order][1] for order in wanted]), strict=True):
                 found[order] = ids
         return found
@@ -145,15 +146,16 @@ def load(cfg: Config, root: Path | None) -> Corpus:
             )
     keys = KEYS[cfg.model.family]
     dtype = id_dtype(facts[0]["vocab_size"])
-    splits = []
-    for split in ("train", "validation", "test"):
+
+    def joined(split: str) -> Records | JoinedRecords:
         parts = []
         for folder, fact in zip(folders, facts, strict=True):
             files, size = fact["splits"][split]["files"], fact["splits"][split]["examples"]
             parts.append(Records(folder, split, files, size, keys, dtype))
-        splits.append(parts[0] if len(parts) == 1 else JoinedRecords(parts))
+        return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+
     labels = tuple(facts[0]["labels"]) if facts[0]["labels"] is not None else None
-    return Corpus(*splits, labels, tokenizers=folders[0] / TOKENIZERS)
+    return Corpus(joined("train"), joined("validation"), joined("test"), labels, folders[0] / TOKENIZERS)
 
 
 def _facts(folder: Path, family: str) -> dict[str, Any]:

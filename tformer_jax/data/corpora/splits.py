@@ -48,14 +48,9 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     data = cfg.data
     skip = data.on_bad_line == "skip"
     bad = {name: BadLines(skip=skip) for name in NAMES if getattr(data, name)}
-    train, *heldout = (
-        Stream(files.reader(cfg, root, bad[name]), getattr(data, name)) if name in bad else None for name in NAMES
-    )
-    assert train is not None
-    validation, test = heldout
-    if validation is None:
-        train, validation = _hold_out(cfg, train)
-    splits = Splits(train, validation, test or validation, bad=bad)
+    found = {name: Stream(files.reader(cfg, root, bad[name]), getattr(data, name)) for name in bad}
+    train, validation = (found["train"], found["validation"]) if data.validation else _hold_out(cfg, found["train"])
+    splits = Splits(train, validation, found.get("test", validation), bad=bad)
     return dataclasses.replace(splits, labels=_labels(splits)) if cfg.model.family == "classifier" else splits
 
 

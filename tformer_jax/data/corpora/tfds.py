@@ -52,7 +52,8 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     builder = find(cfg, root)
     fields = _fields(cfg, builder)
     labels = _labels(builder, fields)
-    train = _split(builder, cfg.data.train, fields, labels)
+    train: Sequence[Example] = _split(builder, cfg.data.train, fields, labels)
+    validation: Sequence[Example]
     if cfg.data.validation:
         validation = _split(builder, cfg.data.validation, fields, labels)
     else:

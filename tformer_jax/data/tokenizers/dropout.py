@@ -1,5 +1,6 @@
 """BPE dropout: merges that are left out at random make the segmentation of each reading another one."""
 
+import itertools
 import json
 from collections.abc import Sequence
 
@@ -32,8 +33,10 @@ class BpeDropout:
     def _merged(self, pieces: list[str], rng: np.random.Generator) -> list[str]:
         while len(pieces) > 1:
             kept = rng.random(len(pieces) - 1) >= self._p
-            pairs = zip(pieces, pieces[1:], strict=False)
-            found = [(self._ranks[pair], place) for place, pair in enumerate(pairs) if kept[place] and pair in self._ranks]
+            pairs = itertools.pairwise(pieces)
+            found = [
+                (self._ranks[pair], place) for place, pair in enumerate(pairs) if kept[place] and pair in self._ranks
+            ]
             if not found:
                 break
             _, place = min(found)

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _read_ranks(path: Path) -> TiktokenTokenizer:
     return TiktokenTokenizer(ranks)
 
 
-READERS = {
+READERS: dict[str, Callable[[Path], Tokenizer]] = {
     ".json": lambda path: SubwordTokenizer("file", hf.Tokenizer.from_file(str(path))),
     ".model": lambda path: SentencePieceTokenizer(path.read_bytes()),
     ".tiktoken": _read_ranks,

@@ -11,7 +11,7 @@ from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, Tiktoke
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
-KINDS = {
+KINDS: dict[str, Any] = {
     "bytes": ByteTokenizer,
     "characters": CharacterTokenizer,
     "words": WordTokenizer,
@@ -50,7 +50,8 @@ class Tokenizers:
 
 def from_json(values: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_json` described."""
-    return KINDS.get(values["kind"], SubwordTokenizer).from_json(values)
+    found: Tokenizer = KINDS.get(values["kind"], SubwordTokenizer).from_json(values)
+    return found
 
 
 def _load(path: Path) -> Tokenizer:

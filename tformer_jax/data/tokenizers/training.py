@@ -60,7 +60,12 @@ def _chosen(train: Iterable[Example], limit: int) -> Iterator[Example]:
         found = _at(train, places)
     console = Console(stderr=True)
     yield from track(
-        found, "reading for the tokenizer", total=count, console=console, disable=not sys.stderr.isatty(), transient=True
+        found,
+        "reading for the tokenizer",
+        total=count,
+        console=console,
+        disable=not sys.stderr.isatty(),
+        transient=True,
     )
 
 
