@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer_jax.data.columns import Column, split_examples
 from tformer_jax.data.packing import POOL, choose_row, packed_once
 from tformer_jax.data.transforms import Framer
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
@@ -18,8 +19,8 @@ def documents(lengths, carry: bool, window: int = 8):
     """Documents of numbers that occur once, as the examples of a language model."""
     fresh = itertools.count(10)
     texts = [np.array(list(itertools.islice(fresh, length)), np.int32) for length in lengths]
-    framer = Framer(window, window, carry=carry)
-    return texts, [tokens for text in texts for tokens in framer({"text": text})]
+    framed = Framer(window, window, carry=carry)({"text": Column.of(texts)})
+    return texts, split_examples(framed)
 
 
 def segments_of(batches, tokens: str, segments: str):
@@ -60,8 +61,8 @@ def test_cut_documents_keep_their_beginning(lengths):
 def test_pairs_stay_together(sizes):
     fresh = itertools.count(10)
     pairs = [tuple(np.array(list(itertools.islice(fresh, size)), np.int32) for size in both) for both in sizes]
-    framer = Framer(length=12, source_length=8)
-    examples = [framer({"source": source, "target": target})[0] for source, target in pairs]
+    sources, targets = (Column.of(side) for side in zip(*pairs, strict=True))
+    examples = split_examples(Framer(length=12, source_length=8)({"source": sources, "target": targets}))
     batches = list(packed_once(examples, 3, {"source": 8, "target_in": 12}))
     assert {batch["source"].shape for batch in batches} == {(3, 8)}
     assert {batch["target_out"].shape for batch in batches} == {(3, 12)}
@@ -85,7 +86,11 @@ def test_targets_stand_below_their_tokens():
 
 
 def test_empty_documents_are_no_examples():
-    assert Framer(8, 8)({"text": np.array([], np.int32)}) == []
+    texts = Column.of([[], [5, 6], [], []])
+    for carry in (True, False):
+        (example,) = split_examples(Framer(8, 8, carry=carry)({"text": texts}))
+        np.testing.assert_array_equal(example["tokens"], [5, 6])
+        np.testing.assert_array_equal(example["targets"], [6, EOS])
 
 
 @pytest.mark.parametrize(
@@ -113,11 +118,8 @@ def test_padding_of_sentence_pairs_stays_below_one_percent():
     source = np.clip(np.exp(rng.normal(2.6, 0.35, 8 * POOL)), 3, 40).astype(int)
     target = np.clip(source * rng.normal(1.05, 0.15, len(source)), 3, 40).astype(int)
     room = round(256 * (source + 1).sum() / (target + 1).sum())
-    framer = Framer(length=256, source_length=room)
-    examples = (
-        framer({"source": np.full(s, 9, np.int32), "target": np.full(t, 9, np.int32)})[0]
-        for s, t in zip(source, target, strict=True)
-    )
+    texts = {"source": Column(np.full(source.sum(), 9), source), "target": Column(np.full(target.sum(), 9), target)}
+    examples = split_examples(Framer(length=256, source_length=room)(texts))
     batches = list(packed_once(examples, 8, {"source": room, "target_in": 256}))[:-8]
     for key in ("source", "target_in"):
         assert np.mean([(batch[key] == PAD).mean() for batch in batches]) < 0.01

@@ -132,8 +132,11 @@ def test_records_by_hand(vocab_size):
     assert dtype.itemsize == (2 if vocab_size == 300 else 4)
     ids = [np.array([5, vocab_size - 1]), np.array([], int), np.array([7])]
     record = encode_record(["ä", "", "\ud800"], ids, dtype)
-    for found, expected in zip(decode_ids(record, 3, dtype), ids, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    other = encode_record(["", "", ""], [np.array([1]), np.array([2, 3]), np.array([], int)], dtype)
+    columns = [column.rows() for column in decode_ids([record, other], 3, dtype)]
+    for column, first, second in zip(columns, ids, ([1], [2, 3], []), strict=True):
+        np.testing.assert_array_equal(column[0], first)
+        np.testing.assert_array_equal(column[1], second)
     assert decode_texts(record, 3, dtype) == ["ä", "", "\ud800"]
 
 

@@ -1,12 +1,18 @@
 """The corpora that the shipped configs read, in the folder that TFORMER_DATA names."""
 
+import dataclasses
 import os
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tformer_jax.cli.benchmark_data import count_places
 from tformer_jax.cli.train import read_config
-from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.corpora import DataError, load_corpus, tfds
+from tformer_jax.data.pipeline import train_batches
+from tformer_jax.data.tokenizers import train_tokenizers
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -38,3 +44,42 @@ def test_shakespeare_is_split_as_usual():
 
 def test_labels_are_the_two_polarities():
     assert load("classify_rt_polarity.py").labels == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "manual", "like"),
+    [
+        ("multi30k", "multi30k", "translate_multi30k.py"),
+        ("tatoeba_en_zh", "tatoeba_en_zh", "translate_tatoeba_zh.py"),
+        ("rt_polarity/split", "rt_polarity", "classify_rt_polarity.py"),
+    ],
+)
+def test_own_builders_give_back_the_files(dataset, manual, like, tmp_path):
+    cfg = read_config(str(CONFIGS / like))
+    splits = {"train": "train", "validation": "validation", "test": "test" if cfg.data.test else "validation"}
+    data = dataclasses.replace(cfg.data, source="tfds", dataset=dataset, **splits)
+    of_tfds = dataclasses.replace(cfg, data=data)
+    tfds.download(of_tfds, tmp_path, Path(os.environ["TFORMER_DATA"]) / manual)
+    built, files = load_corpus(of_tfds, tmp_path), load(like)
+    names = {"0": "negative", "1": "positive"}
+    for split in splits:
+        found, expected = (getattr(corpus, split)[:] for corpus in (built, files))
+        assert found == [{**e, "label": names[e["label"]]} if "label" in e else e for e in expected]
+
+
+def test_a_damaged_download_is_refused(tmp_path):
+    manual = shutil.copytree(Path(os.environ["TFORMER_DATA"]) / "multi30k", tmp_path / "manual")
+    (manual / "val.de.gz").chmod(0o600)
+    (manual / "val.de.gz").write_bytes(b"other")
+    cfg = read_config(str(CONFIGS / "translate_multi30k.py"))
+    data = dataclasses.replace(cfg.data, source="tfds", dataset="multi30k", train="train")
+    with pytest.raises(DataError, match="multi30k cannot be prepared: "):
+        tfds.download(dataclasses.replace(cfg, data=data), tmp_path / "data", manual)
+
+
+def test_buckets_of_multi30k_waste_little():
+    cfg = read_config(str(CONFIGS / "translate_multi30k.py"))
+    corpus = load("translate_multi30k.py")
+    batches = train_batches(cfg, corpus, train_tokenizers(cfg.data, corpus.train))
+    real, places = np.sum([count_places(cfg, next(batches)) for _ in range(300)], axis=0)
+    assert 1 - real / places < 0.1

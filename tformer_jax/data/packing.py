@@ -8,7 +8,7 @@ import grain
 import numpy as np
 
 from tformer_jax.data.bucketing import LABELS
-from tformer_jax.data.transforms import Tokens, split_examples
+from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.waiting import Waiting
 from tformer_jax.special_tokens import IGNORED, PAD
 

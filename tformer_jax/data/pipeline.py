@@ -11,11 +11,12 @@ from absl import flags
 
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, length_of, pad_batch, smallest_fitting
+from tformer_jax.data.columns import Block, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Block, Framer, IdReader, Tokenised, Tokens, framer, join_examples
+from tformer_jax.data.transforms import Framer, IdReader, Tokenised, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 Batch = dict[str, np.ndarray]
@@ -72,7 +73,7 @@ def evaluation_batches(
         return
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
     framed = _Read(reader, framer(cfg))
-    found = itertools.chain.from_iterable(map(framed, blocks))
+    found = itertools.chain.from_iterable(split_examples(framed(block)) for block in blocks)
     if cfg.data.batching == "packed":
         yield from packed_once(found, rows, _capacity(cfg))
         return
@@ -101,11 +102,8 @@ class _Read:
     def __init__(self, reader: IdReader, frame: Framer):
         self._reader, self._frame = reader, frame
 
-    def __call__(self, places: Sequence[int], rng: np.random.Generator | None = None) -> list[Tokens]:
-        return [tokens for ids in self._reader.read(places, rng) for tokens in self._frame(ids)]
-
-    def block(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        return join_examples(self(places, rng))
+    def __call__(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        return self._frame(self._reader.read(places, rng))
 
 
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:
@@ -113,7 +111,7 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> gra
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
     blocks = _shuffled(sizes, cfg).batch(DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     read = _Read(reader, framer(cfg))
-    blocks = blocks.random_map(read.block, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read.block)
+    blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
     loaded = _loaded(blocks, cfg.data.workers)
     if cfg.data.batching == "packed":
         return PackedBatches(loaded, cfg.data.batch_size, _capacity(cfg))

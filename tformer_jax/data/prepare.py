@@ -14,10 +14,11 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from tformer_jax.config import Config, to_dict
+from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.corpora import KEYS, DataError, Example, stream_corpus
 from tformer_jax.data.corpora.prepared import FORMAT, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.transforms import Ids, tokenise
+from tformer_jax.data.transforms import tokenise
 from tformer_jax.special_tokens import EOS
 
 AT_ONCE = 1024
@@ -40,7 +41,7 @@ class Summary:
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     """Lines that could not be read, by what is wrong with them."""
 
-    def count(self, ids: Ids) -> None:
+    def count(self, ids: Tokens) -> None:
         """Adds one example."""
         self.examples += 1
         sizes = {key: len(tokens) for key, tokens in ids.items() if key != "label"}
@@ -123,7 +124,8 @@ class _SplitWriter:
                 files.callback(writer.close)
             stream = files.enter_context((self._folder / f"{self._split}.tokens").open("wb")) if self._streams else None
             for chunk in itertools.chain([first], chunks):
-                for example, ids in zip(chunk, tokenise(chunk, self._tokenizers, self._labels), strict=True):
+                block = tokenise(chunk, self._tokenizers, self._labels)
+                for example, ids in zip(chunk, split_examples(block), strict=True):
                     if stream is not None:
                         separator = [EOS] if summary.examples else []
                         stream.write(np.array([*separator, *ids["text"]], self._dtype).tobytes())

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.data.transforms import Tokens
+from tformer_jax.data.columns import Tokens
 
 
 class Waiting(tuple[Tokens, ...]):

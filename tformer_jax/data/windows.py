@@ -16,16 +16,11 @@ READ_AT_ONCE = 256
 def token_stream(documents: IdReader) -> np.ndarray:
     """The tokens of all documents in order, with EOS between two of them: int [tokens]."""
     stream = getattr(documents, "stream", None)
-    return stream if stream is not None else np.concatenate(list(joined(documents)))
-
-
-def joined(documents: IdReader) -> Iterator[np.ndarray]:
-    """The pieces of `token_stream`: each document's ids, with an EOS before all but the first."""
-    for start in range(0, len(documents), READ_AT_ONCE):
-        for number, ids in enumerate(documents.read(range(start, min(start + READ_AT_ONCE, len(documents)))), start):
-            if number:
-                yield np.array([EOS], np.int32)
-            yield ids["text"]
+    if stream is not None:
+        return stream
+    starts = range(0, len(documents), READ_AT_ONCE)
+    blocks = (documents.read(range(start, min(start + READ_AT_ONCE, len(documents)))) for start in starts)
+    return np.concatenate([block["text"].ended_by(EOS).ids for block in blocks])[:-1]
 
 
 class Windows:

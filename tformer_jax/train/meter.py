@@ -46,7 +46,7 @@ class Meter:
         self._since, self._tokens_before, self._waited_before = time.perf_counter(), self.tokens, self._waited
 
     def read(self) -> dict[str, float]:
-        """Mean loss (by label), mean gradient norm, speed and share of time spent waiting for data since the last `read`.
+        """Mean loss (by label), mean gradient norm, speed and share of time spent waiting since the last `read`.
 
         At least one step lies between.
         """

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tformer_jax.eval.evaluators import Sample
 
-
 SHOWN_WAIT_PERCENT = 5
 """Shares of time spent waiting for data are shown from here on."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.config import Config
+from tformer_jax.data.columns import Block, Column, Tokens, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Joined
 
 FORMAT = 1
@@ -35,11 +36,14 @@ def encode_record(texts: Sequence[str], ids: Sequence[np.ndarray], dtype: np.dty
     return b"".join([sizes.tobytes(), *(part.astype(dtype).tobytes() for part in ids), *raw])
 
 
-def decode_ids(record: bytes, count: int, dtype: np.dtype) -> list[np.ndarray]:
-    """The ids of the `count` fields of a record, int32."""
-    sizes = np.frombuffer(record, "<u4", count)
-    ids = np.frombuffer(record, dtype, int(sizes.sum()), 8 * count).astype(np.int32)
-    return np.split(ids, np.cumsum(sizes)[:-1]) if count > 1 else [ids]
+def decode_ids(records: Sequence[bytes], count: int, dtype: np.dtype) -> list[Column]:
+    """The ids of each of the `count` fields of some records."""
+    sizes = np.frombuffer(b"".join([record[: 4 * count] for record in records]), "<u4").reshape(len(records), count)
+    start, stops = 8 * count, (8 * count + dtype.itemsize * sizes.sum(axis=1)).tolist()
+    raw = b"".join([record[start:stop] for record, stop in zip(records, stops, strict=True)])
+    ids = np.frombuffer(raw, dtype).astype(np.int32)
+    field = np.repeat(np.tile(np.arange(count), len(records)), sizes.ravel())
+    return [Column(ids[field == number], sizes[:, number].astype(np.int64)) for number in range(count)]
 
 
 def decode_texts(record: bytes, count: int, dtype: np.dtype) -> list[str]:
@@ -80,11 +84,10 @@ class Records(Sequence[Example]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_readers": [None] * len(self._files)}
 
-    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> list[dict[str, np.ndarray]]:
+    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """The token ids of the examples in some places."""
-        count = len(self._keys)
         records = self._records([int(place) for place in places])
-        return [dict(zip(self._keys, decode_ids(record, count, self._dtype), strict=True)) for record in records]
+        return dict(zip(self._keys, decode_ids(records, len(self._keys), self._dtype), strict=True))
 
     @property
     def stream(self) -> np.ndarray | None:
@@ -118,16 +121,17 @@ class Records(Sequence[Example]):
 class JoinedRecords(Joined):
     """The same split of several folders, one after another."""
 
-    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> list[dict[str, np.ndarray]]:
+    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """The token ids of the examples in some places."""
         located = [self.locate(int(place)) for place in places]
-        found: list[dict[str, np.ndarray]] = [{} for _ in located]
+        found: list[Tokens] = [{} for _ in located]
         for number, part in enumerate(self.parts):
             wanted = [order for order, (where, _) in enumerate(located) if where == number]
-            assert isinstance(part, Records)
-            for order, ids in zip(wanted, part.read([located[order][1] for order in wanted]), strict=True):
-                found[order] = ids
-        return found
+            if wanted:
+                block = part.read([located[order][1] for order in wanted])
+                for order, example in zip(wanted, split_examples(block), strict=True):
+                    found[order] = example
+        return join_examples(found)
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:
