@@ -1,5 +1,6 @@
 """Whole runs: what they leave behind, and that a run killed and resumed equals one that was never stopped."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from tests.train.conftest import small_config
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.prepare import prepare
 from tformer_jax.train import experiment, loop
 from tformer_jax.train.trained import load_trained
 
@@ -142,6 +144,21 @@ def test_a_folder_of_something_else_is_left_alone(corpus_folder, tmp_path):
         with pytest.raises(ConfigError, match="is not a run folder"):
             experiment.build(small_config(), tmp_path, data_root=corpus_folder, **options)
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_prepared_data_with_other_tokenizers_cannot_resume(corpus_folder, tmp_path):
+    cfg = small_config(steps=1)
+    prepare(cfg, corpus_folder, tmp_path / "data")
+    changes = {"source": "prepared", "train": str(tmp_path / "data"), "tokenizer_examples": 40}
+    prepared = config.from_dict({**config.to_dict(cfg), "data": {**config.to_dict(cfg.data), **changes}})
+    experiment.build(prepared, tmp_path / "run").batches.close()
+    experiment.build(prepared, tmp_path / "run", resume=True).batches.close()
+    bytes_only = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, tokenizer="bytes"))
+    prepare(bytes_only, corpus_folder, tmp_path / "data")
+    with pytest.raises(
+        ConfigError, match="data/tokenizers are not the tokenizers that .*run/tokenizers was trained with"
+    ):
+        experiment.build(prepared, tmp_path / "run", resume=True)
 
 
 def test_nothing_is_written_when_the_data_is_missing(tmp_path):

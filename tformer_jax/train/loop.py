@@ -74,7 +74,10 @@ class Trainer:
         )
 
     def advance(self) -> None:
-        """One optimizer step, and whatever is due after it."""
+        """One optimizer step, and whatever is due after it.
+
+        The step is not waited for: the next batch travels to the device while this one is computed.
+        """
         with self.meter.waiting():
             batch = next(self.batches)
         self.state, metrics = self.train_step(self.state, jax.device_put(batch, self.batch_sharding))
