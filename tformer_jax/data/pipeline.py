@@ -26,7 +26,7 @@ BLOCK = 64
 DOCUMENTS = 8
 """Documents that are read together; they may be long."""
 PREFETCHED_BLOCKS = 8
-PREFETCHED_BATCHES = 4
+PREFETCHED_BATCHES = 8
 
 
 def train_batches(

@@ -57,6 +57,7 @@ class Trainer:
             self.state, host = self.checkpointer.restore(state.abstract(model, optimizer, mesh))
             self.batches.set_state(host["batches"])
             self.meter = Meter(**host["totals"])
+        self.batches.start_prefetch()
         self.step = int(self.state.step)
         self.train_step = jax.jit(
             make_train_step(model, optimizer, label_smoothing=cfg.train.label_smoothing, seed=cfg.seed),
