@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same
-from tformer_jax.cli import prepare_data
+from tformer_jax.cli import benchmark, prepare_data
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.prepared import decode_ids, decode_texts, encode_record, id_dtype
@@ -177,6 +177,32 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
         load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
     with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
         load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
+
+
+def test_a_corpus_without_end_is_not_prepared(tmp_path):
+    cfg = Config(data=DataConfig(heldout_examples=1))
+    with pytest.raises(DataError, match="data.source='cldr_translation' is made as it is read and has no end"):
+        prepare(cfg, None, tmp_path / "p")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_benchmark_measures_text_and_prepared_data(corpus_folder, tmp_path, capsys):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from tformer_jax.config import *\n"
+        "def get_config():\n"
+        "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters', bucket_lengths=(64,))\n"
+        "    return to_config_dict(Config(data=data))\n"
+    )
+    record = tmp_path / "record.json"
+    arguments = ["data", "--config", str(file), "--data", str(corpus_folder), "--workers", "0", "--seconds", "0.1"]
+    benchmark.main([*arguments, "--record", str(record)])
+    assert "prepared, 0 workers: " in capsys.readouterr().out
+    cases = json.loads(record.read_text())["cases"]
+    assert [case["source"] for case in cases] == ["text", "prepared"]
+    assert all(case["tokens_per_second"] > 0 and 0 < case["padding_percent"] < 100 for case in cases)
+    with pytest.raises(ConfigError, match="unexpected argument '--config.seed=1'"):
+        benchmark.main(["attention", "--config.seed=1"])
 
 
 def test_the_command(corpus_folder, tmp_path, capsys):

@@ -30,11 +30,9 @@ def step(loss: float, labels: float) -> dict:
 
 def test_means_are_by_label_and_shares_by_time(clock):
     found = Meter(tokens=1000, seconds=50.0, data_wait_seconds=1.0)
-    with found.waiting():
-        clock.now += 1
-    clock.now += 3
-    found.add(step(1.0, 30), 40)
-    found.add(step(2.0, 10), 20)
+    clock.now += 4
+    found.add(step(1.0, 30), 40, waited=0.75)
+    found.add(step(2.0, 10), 20, waited=0.25)
     read = found.read()
     assert read == {"loss": 1.25, "grad_norm": 2.0, "tokens_per_second": 15.0, "data_wait_percent": 25.0}
     assert found.totals() == {"tokens": 1060, "seconds": 54.0, "data_wait_seconds": 2.0}
@@ -42,12 +40,12 @@ def test_means_are_by_label_and_shares_by_time(clock):
 
 def test_what_lies_before_a_restart_does_not_count(clock):
     found = Meter()
-    with found.waiting():
-        clock.now += 5
+    clock.now += 5
+    found.add(step(1.0, 1), 10, waited=5.0)
     found.restart()
     clock.now += 2
-    found.add(step(1.0, 1), 10)
-    assert found.read()["data_wait_percent"] == 0.0
+    found.add(step(1.0, 1), 10, waited=0.5)
+    assert found.read()["data_wait_percent"] == 25.0
 
 
 def test_waiting_is_shown_from_five_percent_on():

@@ -13,10 +13,11 @@ import numpy as np
 
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config
-from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.corpora import Corpus, load_corpus
+from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.pipeline import Batch, train_batches
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.models.registry import FAMILIES
 from tformer_jax.special_tokens import PAD
 
@@ -26,27 +27,28 @@ WARM_UP_BATCHES = 8
 def data_cases(options: argparse.Namespace, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """The corpus of a config from its text and prepared, by a thread and by `options.workers` processes."""
     cfg = read_config(options.config, overrides)
+    corpus = load_corpus(cfg, options.data)
+    tokenizers = train_tokenizers(cfg.data, corpus.train, options.data)
     cases = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "prepared"
-        prepare(cfg, options.data, folder)
-        ready = dataclasses.replace(cfg.data, source="prepared", train=(str(folder),), validation=(), test=())
-        for source, data in (("text", cfg.data), ("prepared", ready)):
-            for workers in dict.fromkeys((0, options.workers)):
-                case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
-                found = measure(case, options.data, Tokenizers.load(folder / "tokenizers"), options.seconds)
-                print(
-                    f"{source}, {workers} workers: {found['tokens_per_second']:,.0f} tokens/s, "
-                    f"{found['padding_percent']:.2f} % padding",
-                    flush=True,
-                )
-                cases.append({"source": source, "workers": workers, "batching": cfg.data.batching, **found})
+        sources = {"text": cfg.data}
+        if not is_endless(corpus.train):
+            prepare(cfg, options.data, Path(scratch), tokenizers=tokenizers)
+            sources["prepared"] = dataclasses.replace(
+                cfg.data, source="prepared", train=(scratch,), validation=(), test=(), weights=()
+            )
+        for (source, data), workers in itertools.product(sources.items(), dict.fromkeys((0, options.workers))):
+            case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
+            found = measure(case, load_corpus(case, options.data), tokenizers, options.seconds)
+            speed, padding = found["tokens_per_second"], found["padding_percent"]
+            print(f"{source}, {workers} workers: {speed:,.0f} tokens/s, {padding:.2f} % padding", flush=True)
+            cases.append({"source": source, "workers": workers, "batching": cfg.data.batching, **found})
     return cases
 
 
-def measure(cfg: Config, root: Path | None, tokenizers: Tokenizers, seconds: float) -> dict[str, float]:
+def measure(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, seconds: float) -> dict[str, float]:
     """Real tokens a second and the share of padding in all places of the batches of some seconds."""
-    batches = train_batches(cfg, load_corpus(cfg, root), tokenizers)
+    batches = train_batches(cfg, corpus, tokenizers)
     for _ in itertools.islice(batches, WARM_UP_BATCHES):
         pass
     real = places = count = 0

@@ -15,11 +15,10 @@ from tformer_jax.data.columns import Block, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.packing import PackedBatches, packed_once
+from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import Framer, IdReader, Tokenised, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
-
-Batch = dict[str, np.ndarray]
 
 BLOCK = 64
 """Examples that are read together."""
@@ -37,7 +36,7 @@ def train_batches(
     devices: int = 1,
     process: int = 0,
     processes: int = 1,
-) -> grain.DatasetIterator[Batch]:
+) -> Prefetched:
     """Endless training batches in an order that `cfg.seed` fixes, reshuffled in each epoch.
 
     The iterator's `get_state` and `set_state` are exact: a restored one continues with the very next batch. The
@@ -54,7 +53,7 @@ def train_batches(
     dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers)
     if processes > 1:
         dataset = dataset.map(functools.partial(rows_of, process=process, processes=processes))
-    return iter(grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=PREFETCHED_BATCHES))
+    return Prefetched(iter(dataset), PREFETCHED_BATCHES)
 
 
 def evaluation_batches(

@@ -16,6 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from tformer_jax.config import Config, to_dict
 from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.corpora import KEYS, DataError, Example, stream_corpus
+from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import FORMAT, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.transforms import tokenise
@@ -68,10 +69,12 @@ def prepare(
         shards: array_record files of a split; a split of few examples has one.
 
     Raises:
-        DataError: the corpus cannot be read, or a split of it is empty.
+        DataError: the corpus cannot be read, a split of it is empty, or it has no end.
         ConfigError: the tokenizers cannot be trained.
     """
     splits = stream_corpus(cfg, root)
+    if is_endless(splits.train):
+        raise DataError(f"data.source={cfg.data.source!r} is made as it is read and has no end: train on it directly")
     tokenizers = tokenizers or train_tokenizers(cfg.data, splits.train, root)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

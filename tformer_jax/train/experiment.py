@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grain
 from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import train_batches
+from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
@@ -28,7 +28,7 @@ class Experiment:
     corpus: Corpus
     tokenizers: Tokenizers
     model: nn.Module
-    batches: grain.DatasetIterator
+    batches: Prefetched
     """The endless training batches, from their start."""
 
 

@@ -57,7 +57,7 @@ class Trainer:
             self.state, host = self.checkpointer.restore(state.abstract(model, optimizer, mesh))
             self.batches.set_state(host["batches"])
             self.meter = Meter(**host["totals"])
-        self.batches.start_prefetch()
+        self.batches.start()
         self.step = int(self.state.step)
         self.train_step = jax.jit(
             make_train_step(model, optimizer, label_smoothing=cfg.train.label_smoothing, seed=cfg.seed),
@@ -79,10 +79,10 @@ class Trainer:
 
         The step is not waited for: the next batch travels to the device while this one is computed.
         """
-        with self.meter.waiting():
-            batch = next(self.batches)
+        waited = self.batches.waited
+        batch = next(self.batches)
         self.state, metrics = self.train_step(self.state, jax.device_put(batch, self.batch_sharding))
-        self.meter.add(metrics, registry.count_tokens(self.cfg.model, batch))
+        self.meter.add(metrics, registry.count_tokens(self.cfg.model, batch), waited=self.batches.waited - waited)
         self.step += 1
         train, last = self.cfg.train, self.step == self.cfg.train.steps
         if last or self.step % train.log_every == 0:

@@ -1,8 +1,6 @@
 """Averages of step metrics between two records, and a run's totals of tokens and seconds."""
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -29,17 +27,11 @@ class Meter:
         """The arguments of a meter that goes on from here."""
         return {"tokens": self.tokens, "seconds": self.seconds, "data_wait_seconds": self._waited}
 
-    def add(self, metrics: dict[str, jax.Array], tokens: int) -> None:
-        """Takes the metrics of one step on `tokens` real tokens."""
+    def add(self, metrics: dict[str, jax.Array], tokens: int, waited: float) -> None:
+        """Takes the metrics of one step on `tokens` real tokens, for which no batch was ready for `waited` seconds."""
         self._pending.append(metrics)
         self.tokens += tokens
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the time inside as waiting for data."""
-        start = time.perf_counter()
-        yield
-        self._waited += time.perf_counter() - start
+        self._waited += waited
 
     def restart(self) -> None:
         """Leaves what happened since the last `read` out of the next speed."""

@@ -20,6 +20,11 @@ LETTERS_TO_RECOGNISE = 4
 """Letters that a phrase needs before its language counts as recognisable."""
 
 
+def is_endless(split: object) -> bool:
+    """Whether a training split is made anew with every example."""
+    return isinstance(split, Phrases)
+
+
 def translation(cfg: DataConfig, seed: int) -> Corpus:
     """Phrases of `cfg.source_language` with their counterparts in `cfg.target_language`."""
     return _corpus(Translations(_locales(cfg.source_language, cfg.target_language), "train", seed), cfg)

@@ -1,0 +1,81 @@
+"""Batches made ahead: in order, with the state of those given, and with the time that was really waited."""
+
+import threading
+import time
+
+import pytest
+
+from tformer_jax.data.prefetch import Prefetched
+
+
+class Numbers:
+    """Counts up; each number may take its time or fail."""
+
+    def __init__(self, stop: int = 100, pause: float = 0.0, broken_at: int | None = None):
+        self.next, self.stop, self.pause, self.broken_at, self.closed = 0, stop, pause, broken_at, False
+
+    def __next__(self):
+        if self.next == self.broken_at:
+            raise ValueError("broken")
+        if self.next == self.stop:
+            raise StopIteration
+        time.sleep(self.pause)
+        self.next += 1
+        return {"number": self.next - 1}
+
+    def get_state(self):
+        return {"next": self.next}
+
+    def set_state(self, state):
+        self.next = state["next"]
+
+    def close(self):
+        self.closed = True
+
+
+def numbers(batches, count):
+    return [next(batches)["number"] for _ in range(count)]
+
+
+def test_order_and_state_are_those_of_the_batches_given():
+    batches = Prefetched(Numbers(), 4)
+    assert batches.get_state() == {"next": 0}
+    assert numbers(batches, 5) == [0, 1, 2, 3, 4]
+    state = batches.get_state()
+    assert state == {"next": 5}
+    assert numbers(batches, 3) == [5, 6, 7]
+    batches.set_state(state)
+    assert numbers(batches, 3) == [5, 6, 7]
+    batches.close()
+
+
+def test_the_end_and_errors_arrive():
+    batches = Prefetched(Numbers(stop=3), 8)
+    assert [batch["number"] for batch in batches] == [0, 1, 2]
+    broken = Prefetched(Numbers(broken_at=2), 8)
+    assert numbers(broken, 2) == [0, 1]
+    with pytest.raises(ValueError, match="broken"):
+        next(broken)
+
+
+def test_only_time_without_a_ready_batch_is_waiting():
+    slow = Prefetched(Numbers(pause=0.05), 2)
+    numbers(slow, 3)
+    assert 0.08 < slow.waited < 1
+    slow.close()
+    fast = Prefetched(Numbers(), 2)
+    fast.start()
+    time.sleep(0.2)
+    numbers(fast, 1)
+    assert fast.waited == 0
+    fast.close()
+
+
+def test_closing_ends_the_thread_and_the_loader():
+    loader = Numbers()
+    batches = Prefetched(loader, 2)
+    next(batches)
+    before = threading.active_count()
+    batches.close()
+    assert loader.closed
+    assert threading.active_count() == before - 1

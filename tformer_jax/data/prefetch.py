@@ -1,0 +1,88 @@
+"""Batches made ahead by a thread, and how long they had to be waited for."""
+
+import copy
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+import numpy as np
+
+Batch = dict[str, np.ndarray]
+
+
+class Prefetched(Iterator[Batch]):
+    """The batches of an iterator, up to `size` of them made ahead; the state is that after the last batch given."""
+
+    def __init__(self, batches: grain.DatasetIterator, size: int):
+        self._batches, self._size = batches, size
+        self._state = batches.get_state()
+        self._ready: queue.Queue[tuple[Batch | None, Any, Exception | None]] = queue.Queue(size)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.waited = 0.0
+        """Seconds in which a batch was asked for and none was ready."""
+
+    def start(self) -> None:
+        """Begins to make batches."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._fill, daemon=True, name="batches")
+            self._thread.start()
+
+    def __next__(self) -> Batch:
+        self.start()
+        try:
+            batch, state, error = self._ready.get_nowait()
+        except queue.Empty:
+            start = time.perf_counter()
+            batch, state, error = self._ready.get()
+            self.waited += time.perf_counter() - start
+        if batch is None:
+            self._join()
+            raise error or StopIteration
+        self._state = state
+        return batch
+
+    def get_state(self) -> Any:
+        """The position behind the last batch given."""
+        return self._state
+
+    def set_state(self, state: Any) -> None:
+        """Goes on with exactly the batches that followed `get_state`."""
+        self._join()
+        self._batches.set_state(state)
+        self._state = self._batches.get_state()
+
+    def close(self) -> None:
+        """Stops the thread, and the loader behind it."""
+        self._join()
+        self._batches.close()
+
+    def _fill(self) -> None:
+        try:
+            while not self._stop.is_set():
+                batch = next(self._batches)
+                self._put((batch, copy.deepcopy(self._batches.get_state()), None))
+        except StopIteration:
+            self._put((None, None, None))
+        except Exception as error:
+            self._put((None, None, error))
+
+    def _put(self, item: tuple[Batch | None, Any, Exception | None]) -> None:
+        while not self._stop.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                break
+            except queue.Full:
+                continue
+
+    def _join(self) -> None:
+        """Ends the thread and forgets what it made."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._ready = queue.Queue(self._size)
