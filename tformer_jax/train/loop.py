@@ -77,7 +77,8 @@ class Trainer:
     def advance(self) -> None:
         """One optimizer step, and whatever is due after it.
 
-        The step is not waited for: the next batch travels to the device while this one is computed.
+        The step is not waited for: the next batch travels to the device while this one is computed (`meter.add` keeps
+        the loop from running further ahead).
         """
         waited = self.batches.waited
         batch = next(self.batches)

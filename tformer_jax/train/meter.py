@@ -6,8 +6,12 @@ import jax
 import numpy as np
 
 
+STEPS_AHEAD = 2
+"""Steps that may wait for the device: enough to keep it busy, few enough that a full loader stays full."""
+
+
 class Meter:
-    """Collects device metrics without waiting for them; `read` fetches them all at once.
+    """Collects the metrics of steps that the device still computes; `read` fetches them all at once.
 
     `tokens`, `seconds` and `data_wait_seconds` are the run's totals, carried over when it is resumed.
     """
@@ -28,10 +32,14 @@ class Meter:
         return {"tokens": self.tokens, "seconds": self.seconds, "data_wait_seconds": self._waited}
 
     def add(self, metrics: dict[str, jax.Array], tokens: int, waited: float) -> None:
-        """Takes the metrics of one step on `tokens` real tokens, for which no batch was ready for `waited` seconds."""
+        """Takes the metrics of one step on `tokens` real tokens, for which no batch was ready for `waited` seconds.
+
+        Waits for the device until at most `STEPS_AHEAD` steps are left to compute.
+        """
         self._pending.append(metrics)
         self.tokens += tokens
         self._waited += waited
+        jax.block_until_ready(self._pending[: -STEPS_AHEAD][-1:])
 
     def restart(self) -> None:
         """Leaves what happened since the last `read` out of the next speed."""
