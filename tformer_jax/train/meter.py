@@ -5,7 +5,6 @@ import time
 import jax
 import numpy as np
 
-
 STEPS_AHEAD = 2
 """Steps that may wait for the device: enough to keep it busy, few enough that a full loader stays full."""
 
@@ -39,7 +38,7 @@ class Meter:
         self._pending.append(metrics)
         self.tokens += tokens
         self._waited += waited
-        jax.block_until_ready(self._pending[: -STEPS_AHEAD][-1:])
+        jax.block_until_ready(self._pending[:-STEPS_AHEAD][-1:])
 
     def restart(self) -> None:
         """Leaves what happened since the last `read` out of the next speed."""
