@@ -53,9 +53,11 @@ def prepared(cfg: Config, *folders) -> Config:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path):
+def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tformer_jax.data.prepare.AT_ONCE", 16)  # so that this small split has several files
     cfg = config(kind)
     summaries = prepare(cfg, corpus_folder, tmp_path / "p", shards=3)
+    assert len(summaries["train"].files) == 3
     assert summaries["train"].examples == 81
     corpus, again = load_corpus(cfg, corpus_folder), load_corpus(prepared(cfg, tmp_path / "p"), None)
     assert again.labels == corpus.labels
