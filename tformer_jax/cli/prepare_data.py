@@ -1,4 +1,4 @@
-"""`scripts/prepare_data.py`: tokenizes a corpus once and writes it as sharded array_record files."""
+"""`scripts/prepare_data.py`: tokenizes a corpus once and writes it as array_record files."""
 
 import argparse
 import dataclasses
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     result.add_argument("--overwrite", action="store_true", help="replace what --output holds")
-    result.add_argument("--shards", type=shards, default=8, metavar="N", help="files of a split (default: 8)")
+    result.add_argument("--shards", type=shards, default=1, metavar="N", help="files of a split (default: 1)")
     result.add_argument(
         "--tokenizers",
         type=Path,

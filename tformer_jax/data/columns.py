@@ -17,8 +17,8 @@ class Column(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[Sequence[int] | np.ndarray]) -> "Column":
         """The column of some rows of ids."""
-        lengths = np.array([len(row) for row in rows], np.int64)
-        return cls(np.concatenate([*(np.asarray(row, np.int32) for row in rows), np.zeros(0, np.int32)]), lengths)
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return cls(np.concatenate([np.zeros(0, np.int32), *rows], dtype=np.int32, casting="unsafe"), lengths)
 
     def rows(self) -> list[np.ndarray]:
         """The ids of each example."""

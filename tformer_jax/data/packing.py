@@ -1,14 +1,16 @@
 """Packing: several whole examples in one row, told apart by their segment numbers."""
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
 import numpy as np
+import numpy.typing as npt
 
 from tformer_jax.data.bucketing import LABELS
-from tformer_jax.data.columns import Tokens, split_examples
+from tformer_jax.data.columns import Column, Tokens, split_examples
 from tformer_jax.data.waiting import Waiting
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -18,46 +20,68 @@ OWNER = {"target_out": "target_in", "targets": "tokens"}
 """The tokens that labels belong to."""
 POOL = 512
 """Examples that wait; the next one that fits a row is looked for among them."""
-CAREFUL = 3
+CAREFUL = 2
 """The last places of a row, in examples of mean length, are filled by search instead of in order."""
 
 
 def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
     """Which of the waiting examples fill a row: the oldest, then those that leave the least room.
 
-    The first examples of a row are taken in order. Towards its end, the search prefers an example that fills the row
-    on all sides; then one that leaves exactly the room of another; then one that fills the sides evenly.
+    The first examples of a row are taken in order. Towards its end, an example that fills the row on all sides is
+    taken if there is one; else one that leaves exactly the room of another; else the oldest that fits.
 
     Args:
-        lengths: int [sides, examples], oldest first; at least one example fits the capacity.
+        lengths: int [sides, examples], each at least 1, oldest first; at least one example fits the capacity.
         capacity: int [sides].
     """
-    capacity = capacity[:, None]
     ordered = np.cumsum(lengths, axis=1)
-    careful_below = capacity - CAREFUL * lengths.mean(axis=1, keepdims=True)
-    count = max(int((ordered <= careful_below).all(axis=0).sum()), 1)
+    careful_below = capacity - CAREFUL * ordered[:, -1] / lengths.shape[1]
+    in_order = (int(side.searchsorted(limit, "right")) for side, limit in zip(ordered, careful_below, strict=True))
+    count = max(min(in_order), 1)
+    search = _Search(lengths, count)
+    room = capacity - ordered[:, count - 1]
     chosen = list(range(count))
-    remaining = capacity - ordered[:, count - 1 : count]
-    places = np.arange(count, lengths.shape[1])
-    largest = lengths.max(axis=1, keepdims=True)
-    of_size = np.zeros(tuple(largest[:, 0] + 1), bool)
-    of_size[tuple(lengths[:, count:])] = True
-    while True:
-        left = remaining - lengths[:, places]
-        fits = (left >= 0).all(axis=0)
-        places, left = places[fits], left[:, fits]
-        if not len(places):
-            return chosen
-        total = left.sum(axis=0)
-        best = int(total.argmin())
-        if total[best]:
-            completable = of_size[tuple(np.minimum(left, largest))] & (left <= largest).all(axis=0)
-            shares = left / capacity
-            unevenness = shares.max(axis=0) - shares.min(axis=0)
-            best = int(completable.argmax()) if completable.any() else int(unevenness.argmin())
-        chosen.append(int(places[best]))
-        remaining = left[:, best : best + 1]
-        places = np.delete(places, best)
+    while (found := search.best(room)) is not None:
+        chosen.append(found)
+        room = room - lengths[:, found]
+    return chosen
+
+
+class _Search:
+    """The waiting examples from `start` on, by their lengths.
+
+    Lengths on all sides are one number, in a place system so wide that no side of a sum or difference of two of them
+    runs over into the next: then two examples fill a room if their numbers add up to its own.
+    """
+
+    def __init__(self, lengths: np.ndarray, start: int):
+        self._lengths = lengths
+        self._twice = 2 * lengths.max(axis=1).astype(np.int64)
+        widths = self._twice + 1
+        self._places = np.append(np.cumprod(widths[:0:-1])[::-1], 1)
+        self._numbers = self._places @ lengths
+        self._exists = np.zeros(widths.prod(), bool)
+        self._exists[self._numbers[start:]] = True
+        self._free = np.arange(lengths.shape[1]) >= start
+
+    def best(self, room: np.ndarray) -> int | None:
+        """Takes an example for the room that is left on each side; None where nothing fits."""
+        if all(map(operator.le, room.tolist(), self._twice.tolist())):
+            missing = self._places @ room - self._numbers
+            found = self._take(missing == 0)
+            if found is None:
+                found = self._take(self._exists.take(missing, mode="clip"))
+            if found is not None:
+                return found
+        return self._take((self._lengths <= room[:, None]).all(axis=0))
+
+    def _take(self, wanted: npt.ArrayLike) -> int | None:
+        free = self._free & wanted
+        first = int(free.argmax())
+        if not free[first]:
+            return None
+        self._free[first] = False
+        return first
 
 
 def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, int]) -> dict[str, np.ndarray]:
@@ -65,21 +89,23 @@ def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, 
 
     Labels have the length of the tokens they belong to; missing rows are padding.
     """
+    row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    segments = np.concatenate([np.arange(1, len(row) + 1, dtype=np.int32) for row in rows])
+    examples = list(itertools.chain.from_iterable(rows))
     batch = {}
-    for key in rows[0][0]:
+    for key in examples[0]:
+        column = Column.of([example[key] for example in examples])
         length = capacity[OWNER.get(key, key)]
+        ends = np.cumsum(column.lengths)
+        before_row = np.concatenate([[0], ends])[np.searchsorted(row_of, np.arange(len(rows)))]
+        places = np.arange(len(column.ids)) + np.repeat(
+            (np.arange(len(rows)) * length - before_row)[row_of], column.lengths
+        )
         batch[key] = np.full((count, length), IGNORED if key in LABELS else PAD, np.int32)
-    for side in capacity:
-        batch[SEGMENTS[side]] = np.zeros((count, capacity[side]), np.int32)
-    for number, row in enumerate(rows):
-        starts = dict.fromkeys(rows[0][0], 0)
-        for segment, example in enumerate(row, start=1):
-            for key, ids in example.items():
-                start, stop = starts[key], starts[key] + len(ids)
-                batch[key][number, start:stop] = ids
-                if key in SEGMENTS:
-                    batch[SEGMENTS[key]][number, start:stop] = segment
-                starts[key] = stop
+        batch[key].ravel()[places] = column.ids
+        if key in SEGMENTS:
+            batch[SEGMENTS[key]] = np.zeros((count, length), np.int32)
+            batch[SEGMENTS[key]].ravel()[places] = np.repeat(segments, column.lengths)
     return batch
 
 
@@ -107,10 +133,9 @@ class Pool:
             return [self.examples.pop(0)]
         chosen = choose_row(self._lengths[:, :POOL], self._capacity)
         row = [self.examples[place] for place in chosen]
-        kept = np.ones(len(self.examples), bool)
-        kept[chosen] = False
-        self._lengths = self._lengths[:, kept]
-        self.examples = list(itertools.compress(self.examples, kept.tolist()))
+        self._lengths = np.delete(self._lengths, chosen, axis=1)
+        for place in sorted(chosen, reverse=True):
+            del self.examples[place]
         return row
 
 

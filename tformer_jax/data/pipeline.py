@@ -1,5 +1,6 @@
 """The way from a corpus to batches: an endless, seeded, resumable stream for training, single passes for evaluation."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 import grain
 import numpy as np
 from absl import flags
+from grain.experimental import index_shuffle
 
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, length_of, pad_batch, smallest_fitting
@@ -20,7 +22,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import Framer, IdReader, Tokenised, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
-BLOCK = 64
+BLOCK = 512
 """Examples that are read together."""
 DOCUMENTS = 8
 """Documents that are read together; they may be long."""
@@ -108,7 +110,7 @@ class _Read:
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:
     reader = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout)
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
-    blocks = _shuffled(sizes, cfg).batch(DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
+    blocks = _shuffled(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     read = _Read(reader, framer(cfg))
     blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
     loaded = _loaded(blocks, cfg.data.workers)
@@ -122,7 +124,7 @@ def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grai
     streams = [token_stream(_reader(part, tokenizers)) for part in parts]
     windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
     joined = Joined(windows)
-    batches = _shuffled(joined.sizes, cfg).batch(cfg.data.batch_size)
+    batches = _shuffled(joined.sizes, cfg, cfg.data.batch_size)
     if len(windows) == 1:
         batches = batches.map(windows[0].batch)
     else:
@@ -131,16 +133,13 @@ def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grai
 
 
 def _loaded(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
-    """Blocks in their order, read ahead: by worker processes, which all together keep that order, or by a thread."""
+    """Blocks in their order, read when they are needed, or ahead by worker processes, which together keep it."""
+    read = blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     if not workers:
-        return blocks.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED_BLOCKS))
+        return read
     flags.FLAGS.mark_as_parsed()  # grain reads settings of its own there
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
-    return (
-        blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-        .mp_prefetch(options)
-        .map(_copied)
-    )
+    return read.mp_prefetch(options).map(_copied)
 
 
 def _copied(block: Any) -> Any:
@@ -155,16 +154,34 @@ def _mixed_windows(joined: Joined, places: Sequence[int]) -> Batch:
     return {key: np.concatenate([window[key] for window in found]) for key in found[0]}
 
 
-def _shuffled(sizes: Sequence[int], cfg: Config) -> grain.MapDataset:
-    """Places of examples: endless, each part shuffled in each of its epochs, mixed as `cfg.data.weights` say."""
+@dataclasses.dataclass(frozen=True)
+class _Shuffled:
+    """The places `start` to `start + size` over and over, in each epoch in another order."""
+
+    start: int
+    size: int
+    seed: int
+
+    def __call__(self, position: int) -> int:
+        epoch, inside = divmod(int(position), self.size)
+        return self.start + index_shuffle(inside, self.size - 1, (self.seed + epoch) % 2**32, 4)
+
+    def together(self, count: int, number: int) -> np.ndarray:
+        """The places of `count` examples, of which those of smaller `number` come before."""
+        return np.fromiter(map(self, range(number * count, (number + 1) * count)), np.int64, count)
+
+
+def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
+    """Places of examples, some together: endless, in each epoch in another order, mixed as `cfg.data.weights` say."""
     ends = list(itertools.accumulate(sizes))
+    endless = grain.MapDataset.range(2**48)
     if not cfg.data.weights:
-        return grain.MapDataset.range(ends[-1]).seed(cfg.seed).shuffle().repeat()
+        return endless.map(functools.partial(_Shuffled(0, ends[-1], cfg.seed).together, together))
     parts = [
-        grain.MapDataset.range(end - size, end).seed(cfg.seed + number).shuffle().repeat()
+        endless.map(_Shuffled(end - size, size, cfg.seed + number))
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
-    return grain.MapDataset.mix(parts, cfg.data.weights)
+    return grain.MapDataset.mix(parts, cfg.data.weights).batch(together)
 
 
 def _reader(

@@ -24,6 +24,8 @@ from tformer_jax.special_tokens import EOS
 
 AT_ONCE = 1024
 """Examples that are tokenized together."""
+WRITING = "group_size:1,uncompressed"
+"""How array_record stores: any record is read alone, and token ids would not become smaller."""
 
 Progress = Callable[[str, int], None]
 """Is told the split and how many more of its examples are written."""
@@ -58,7 +60,7 @@ def prepare(
     folder: Path,
     *,
     tokenizers: Tokenizers | None = None,
-    shards: int = 8,
+    shards: int = 1,
     progress: Progress = lambda split, count: None,
 ) -> dict[str, Summary]:
     """Writes the corpus of a config to `folder`: complete, or not at all. What was there is replaced.
@@ -122,7 +124,7 @@ class _SplitWriter:
         names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
         summary = Summary(names)
         with contextlib.ExitStack() as files:
-            writers = [ArrayRecordWriter(str(self._folder / name), "group_size:1") for name in names]
+            writers = [ArrayRecordWriter(str(self._folder / name), WRITING) for name in names]
             for writer in writers:
                 files.callback(writer.close)
             stream = files.enter_context((self._folder / f"{self._split}.tokens").open("wb")) if self._streams else None
