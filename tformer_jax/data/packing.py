@@ -7,7 +7,6 @@ from typing import Any
 
 import grain
 import numpy as np
-import numpy.typing as npt
 
 from tformer_jax.data.bucketing import LABELS
 from tformer_jax.data.columns import Column, Tokens, split_examples
@@ -75,7 +74,7 @@ class _Search:
                 return found
         return self._take((self._lengths <= room[:, None]).all(axis=0))
 
-    def _take(self, wanted: npt.ArrayLike) -> int | None:
+    def _take(self, wanted: "np.ndarray | np.bool") -> int | None:
         free = self._free & wanted
         first = int(free.argmax())
         if not free[first]:
