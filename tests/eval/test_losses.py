@@ -19,14 +19,14 @@ def test_equals_the_definition(smoothing):
     counted = LABELS != IGNORED
     target = (1 - smoothing) * np.eye(7)[LABELS[counted]] + smoothing / 7
     expected = -(target * np.log(oracles.softmax(np.float64(LOGITS)[counted]))).sum()
-    total, count = masked_cross_entropy(LOGITS, LABELS, label_smoothing=smoothing)
+    total, _, count = masked_cross_entropy(LOGITS, LABELS, label_smoothing=smoothing)
     assert float(total) == pytest.approx(expected, rel=1e-6)
     assert int(count) == 5
 
 
 def test_by_hand():
     # softmax([0, log 3]) = [1/4, 3/4]
-    total, count = masked_cross_entropy(jnp.array([[0.0, np.log(3)]]), jnp.array([0]))
+    total, _, count = masked_cross_entropy(jnp.array([[0.0, np.log(3)]]), jnp.array([0]))
     assert float(total) == pytest.approx(np.log(4), rel=1e-6)
     assert int(count) == 1
 
@@ -37,13 +37,36 @@ def test_ignored_labels_have_no_gradient():
 
 
 def test_nothing_counted_is_zero_and_finite():
-    total, count = masked_cross_entropy(LOGITS, np.full_like(LABELS, IGNORED))
+    total, _, count = masked_cross_entropy(LOGITS, np.full_like(LABELS, IGNORED))
     assert (float(total), int(count)) == (0.0, 0)
 
 
 def test_low_precision_logits_are_summed_in_float32():
     logits = LOGITS.astype(jnp.bfloat16)
-    total, _ = masked_cross_entropy(logits, LABELS)
-    expected, _ = masked_cross_entropy(logits.astype(jnp.float32), LABELS)
+    total, _, _ = masked_cross_entropy(logits, LABELS)
+    expected, _, _ = masked_cross_entropy(logits.astype(jnp.float32), LABELS)
     assert total.dtype == jnp.float32
     assert float(total) == float(expected)
+
+
+def test_smoothing_is_the_divergence_of_the_annotated_transformer():
+    """KLDiv(smoothed || model), as there, differs from the cross-entropy by the entropy of the smoothed labels."""
+    smoothing, counted = 0.1, LABELS != IGNORED
+    target = (1 - smoothing) * np.eye(7)[LABELS[counted]] + smoothing / 7
+
+    def divergence(logits):
+        return (target * (np.log(target) - jax.nn.log_softmax(logits[counted]))).sum()
+
+    entropy = -(target * np.log(target)).sum()
+
+    def loss(logits):
+        return masked_cross_entropy(logits, LABELS, label_smoothing=smoothing).loss
+
+    assert float(loss(LOGITS)) == pytest.approx(float(divergence(LOGITS)) + entropy, rel=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(LOGITS), jax.grad(divergence)(LOGITS), atol=1e-6)
+
+
+def test_z_is_the_square_of_the_normalizer():
+    counted = LABELS != IGNORED
+    expected = (np.log(np.exp(np.float64(LOGITS)).sum(-1)[counted]) ** 2).sum()
+    assert float(masked_cross_entropy(LOGITS, LABELS).z) == pytest.approx(expected, rel=1e-6)

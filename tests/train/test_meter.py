@@ -1,11 +1,14 @@
 """What a person reads of a run: speeds, shares of time, and when they are shown."""
 
+import json
+import math
+
 import jax.numpy as jnp
 import pytest
 
 from tformer_jax.train import meter
 from tformer_jax.train.meter import Meter
-from tformer_jax.train.progress import Figures
+from tformer_jax.train.progress import Figures, with_prefix
 
 
 class Clock:
@@ -24,30 +27,104 @@ def clock(monkeypatch) -> Clock:
     return found
 
 
-def step(loss: float, labels: float) -> dict:
-    return {"loss": jnp.float32(loss), "labels": jnp.float32(labels), "grad_norm": jnp.float32(2.0)}
+def step(loss: float, labels: float, skipped: float = 0.0) -> dict:
+    values = {"loss": loss, "labels": labels, "grad_norm": 2.0, "skipped": skipped}
+    return {name: jnp.float32(value) for name, value in values.items()}
 
 
 def test_means_are_by_label_and_shares_by_time(clock):
-    found = Meter(tokens=1000, seconds=50.0, data_wait_seconds=1.0)
+    found = Meter(tokens=1000, flops=7.0, seconds=50.0, data_wait_seconds=1.0)
     clock.now += 4
-    found.add(step(1.0, 30), 40, waited=0.75)
-    found.add(step(2.0, 10), 20, waited=0.25)
-    read = found.read()
-    assert read == {"loss": 1.25, "grad_norm": 2.0, "tokens_per_second": 15.0, "data_wait_percent": 25.0}
-    assert found.totals() == {"tokens": 1060, "seconds": 54.0, "data_wait_seconds": 2.0}
+    found.add(step(1.0, 30), tokens=40, flops=6.0, waited=0.75)
+    found.add(step(2.0, 10), tokens=20, flops=2.0, waited=0.25)
+    found.fetch_all()
+    assert found.read() == {
+        "loss": 1.25,
+        "grad_norm": 2.0,
+        "skipped_steps": 0.0,
+        "tokens_per_second": 15.0,
+        "flops_per_second": 2.0,
+        "data_wait_percent": 25.0,
+    }
+    assert found.totals() == {"tokens": 1060, "flops": 15.0, "seconds": 54.0, "data_wait_seconds": 2.0}
 
 
 def test_what_lies_before_a_restart_does_not_count(clock):
     found = Meter()
     clock.now += 5
-    found.add(step(1.0, 1), 10, waited=5.0)
+    found.add(step(1.0, 1), tokens=10, waited=5.0)
     found.restart()
     clock.now += 2
-    found.add(step(1.0, 1), 10, waited=0.5)
+    found.add(step(1.0, 1), tokens=10, waited=0.5)
+    found.fetch_all()
     assert found.read()["data_wait_percent"] == 25.0
 
 
+def test_skipped_steps_are_counted_and_left_out():
+    found = Meter()
+    found.add(step(1.0, 30), tokens=1, waited=0)
+    found.add(step(math.nan, 10, skipped=1), tokens=1, waited=0)
+    found.fetch_all()
+    read = found.read()
+    assert (read["loss"], read["skipped_steps"]) == (1.0, 1.0)
+    found.add(step(math.inf, 10, skipped=2), tokens=1, waited=0)
+    found.fetch_all()
+    read = found.read()
+    assert math.isnan(read["loss"])
+    assert read["skipped_steps"] == 1.0
+
+
+def test_steps_before_a_checkpoint_count_after_it():
+    whole, first = Meter(), Meter()
+    for meter_ in (whole, first):
+        meter_.add(step(1.0, 30), tokens=1, waited=0)
+    first.fetch_all()
+    resumed = Meter(**json.loads(json.dumps(first.state())))
+    for meter_ in (whole, resumed):
+        meter_.add(step(2.0, 10), tokens=1, waited=0)
+        meter_.fetch_all()
+    assert resumed.read()["loss"] == whole.read()["loss"] == 1.25
+
+
+def test_the_noise_scale_is_a_ratio_of_means():
+    found = Meter()
+    for squared, variance in ((1.0, 10.0), (3.0, 50.0)):
+        parts = {"gradient_squared": jnp.float32(squared), "gradient_variance": jnp.float32(variance)}
+        found.add(step(1.0, 1) | parts, tokens=1, waited=0)
+    found.fetch_all()
+    read = found.read()
+    assert read["noise_scale"] == 15.0
+    assert "gradient_squared" not in read
+
+
+def shown(**changes: float) -> str:
+    metrics = {
+        "loss": 1.0,
+        "learning_rate": 1e-3,
+        "tokens_per_second": 1234.0,
+        "flops_per_second": 5.5e12,
+        "data_wait_percent": 0.0,
+        "skipped_steps": 0.0,
+    }
+    return str(Figures(1, metrics | changes, 3 * 2**29, 11e12, 2000))
+
+
+def test_a_line_of_progress():
+    expected = "loss 1.0000  lr 1.00e-03  1,234 tokens/s  5.5 TFLOP/s (50 %)  1.5 GiB  evaluation at 2,000"
+    assert shown() == expected
+    assert "3 steps skipped" in shown(skipped_steps=3.0)
+
+
 def test_waiting_is_shown_from_five_percent_on():
-    assert "waiting" not in str(Figures(1, 1.0, 1e-3, 10.0, 5.0))
-    assert "7 % waiting for data" in str(Figures(1, 1.0, 1e-3, 10.0, 7.2))
+    assert "waiting" not in shown(data_wait_percent=5.0)
+    assert "7 % waiting for data" in shown(data_wait_percent=7.2)
+
+
+def test_numbers_with_prefixes():
+    assert [with_prefix(number) for number in (2.5e15, 1e12, 3.2e9, 4e6, 12.0)] == [
+        "2.5 P",
+        "1.0 T",
+        "3.2 G",
+        "4.0 M",
+        "12 ",
+    ]

@@ -30,7 +30,7 @@ def run(cfg: Config, folder: Path, data: Path, **options) -> dict | None:
 def records(folder: Path) -> list[dict]:
     """Everything in metrics.jsonl but what depends on the clock."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    clock = ("tokens_per_second", "data_wait_percent")
+    clock = ("tokens_per_second", "flops_per_second", "data_wait_percent")
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
 
 
@@ -57,6 +57,8 @@ def test_a_run_folder_holds_everything(uninterrupted):
         "result.json",
         "tensorboard",
         "tokenizers",
+        "weights",
+        "weights.json",
     }
     saved = config.load(uninterrupted / "config.json")
     assert saved.model.vocab_size == saved.model.source_vocab_size == 4 + 16

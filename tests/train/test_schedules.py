@@ -38,3 +38,23 @@ def test_cosine_between_its_ends():
 @pytest.mark.parametrize(("t", "expected"), [(1, 0.25), (4, 1.0), (5, 1.0), (900, 1.0)])
 def test_constant(t, expected):
     assert rate(t - 1, schedule="constant", learning_rate=1.0, warmup_steps=4) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("t", "expected"), [(5, 0.5), (10, 1.0), (60, 0.55), (110, 0.1), (500, 0.1)])
+def test_linear(t, expected):
+    settings = {"schedule": "linear", "learning_rate": 1.0, "warmup_steps": 10, "final_fraction": 0.1}
+    assert rate(t - 1, steps=110, **settings) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("t", "expected"), [(5, 0.5), (10, 1.0), (85, 1.0), (97, 0.56), (110, 0.04), (500, 0.04)])
+def test_warmup_stable_decay(t, expected):
+    settings = {"schedule": "warmup_stable_decay", "learning_rate": 1.0, "warmup_steps": 10, "final_fraction": 0.04}
+    # 100 steps after warm-up, the last 25 of which decline by 0.96: at 97 half of them, and half a step, are done
+    expected = 1 - 0.96 * (97 - 85) / 25 if t == 97 else expected
+    assert rate(t - 1, steps=110, decay_fraction=0.25, **settings) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("t", "expected"), [(10, 1.0), (35, 0.5), (59, 0.02), (60, 1.0), (85, 0.5), (110, 0.0)])
+def test_restarts(t, expected):
+    settings = {"schedule": "linear", "learning_rate": 1.0, "warmup_steps": 10, "final_fraction": 0.0, "cycles": 2}
+    assert rate(t - 1, steps=110, **settings) == pytest.approx(expected, abs=1e-6)

@@ -1,35 +1,48 @@
 """The pure step: what it divides by, what it leaves out, and that devices, padding and time do not matter."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, build, tiny
+from tests.helpers import assert_close, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
+from tformer_jax.models.losses import masked_cross_entropy
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.step import make_train_step
+from tformer_jax.train.step import accumulated_gradients, compiled, make_train_step
 
 
-def experiment(family: str = "decoder_lm", **model):
+def settings(family: str = "decoder_lm", *, train: dict | None = None, optim: dict | None = None, **model) -> Config:
     """Without key biases: their gradient is zero but for rounding, which Adam would blow up."""
-    cfg = Config(
+    return Config(
         model=tiny(family, attention_bias=(), **model),
-        data={"decoder_lm": _data("stdlib_text", "windows"), "seq2seq": _data("cldr_translation", "buckets")}[family],
-        optim=OptimConfig(schedule="constant", learning_rate=1e-2, warmup_steps=1, weight_decay=0.1),
-        train=TrainConfig(label_smoothing=0.1),
+        data=DATA[family],
+        optim=OptimConfig(
+            **{"schedule": "constant", "learning_rate": 1e-2, "warmup_steps": 1, "weight_decay": 0.1, **(optim or {})}
+        ),
+        train=TrainConfig(**{"label_smoothing": 0.1, **(train or {})}),
     )
+
+
+def experiment(family: str = "decoder_lm", **changes):
+    cfg = settings(family, **changes)
     model = registry.build(cfg.model)
-    optimizer = optimizers.build(cfg)
-    return model, optimizer, jax.jit(make_train_step(model, optimizer, label_smoothing=0.1, seed=0))
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    return model, optimizer, jax.jit(make_train_step(model, optimizer, cfg))
 
 
-def _data(source: str, batching: str) -> DataConfig:
-    return DataConfig(source=source, batching=batching, window=8, bucket_lengths=(8, 16))
+DATA = {
+    "decoder_lm": DataConfig(source="stdlib_text", batching="windows", window=8),
+    "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8, 16)),
+    "classifier": DataConfig(source="cldr_language", bucket_lengths=(8, 16)),
+}
 
 
 def batch(rows: int = 8, length: int = 6, seed: int = 0) -> dict[str, np.ndarray]:
@@ -40,8 +53,8 @@ def batch(rows: int = 8, length: int = 6, seed: int = 0) -> dict[str, np.ndarray
     return {"tokens": tokens[:, :-1], "targets": targets}
 
 
-def start(model, optimizer):
-    return state.create(model, optimizer, 0, make_mesh(ParallelConfig(data=1)))
+def start(model, optimizer, *, ema: bool = False):
+    return state.create(model, optimizer, 0, make_mesh(ParallelConfig(data=1)), ema=ema)
 
 
 def test_loss_is_the_mean_over_counted_labels():
@@ -93,30 +106,171 @@ def test_dropout_differs_from_step_to_step():
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_overfits_one_batch():
-    model, optimizer, _ = experiment("seq2seq")
-    source = np.array([[5, 6, 7, 2], [8, 9, 2, PAD]], np.int32)
-    data = {
-        "source": source,
-        "target_in": np.array([[1, 7, 6, 5], [1, 9, 8, PAD]], np.int32),
-        "target_out": np.array([[7, 6, 5, 2], [9, 8, 2, IGNORED]], np.int32),
-    }
-    step = jax.jit(make_train_step(model, optimizer, label_smoothing=0.0, seed=0))
-    current = start(model, optimizer)
-    for _ in range(150):
-        current, metrics = step(current, data)
-    assert float(metrics["loss"]) < 0.05
-
-
 def test_a_mesh_of_too_many_devices():
     with pytest.raises(ConfigError, match=r"parallel.data=9: only 8 devices are here \(cpu\)"):
         make_mesh(ParallelConfig(data=9))
 
 
-def test_weight_decay_spares_biases_and_norms():
-    _, params = build(tiny("seq2seq", position="learned", output_bias=True))
-    marked = optimizers.decayed(params)
-    flat = {jax.tree_util.keystr(path): mark for path, mark in jax.tree_util.tree_leaves_with_path(marked)}
-    for name, mark in flat.items():
-        assert mark == name.endswith(("['kernel']", "['embedding']")), name
-    assert {True, False} == set(flat.values())
+def pairs(rows: int = 32, seed: int = 0) -> dict[str, np.ndarray]:
+    """Translation pairs of very different lengths."""
+    draw = np.random.default_rng(seed)
+    source = draw.integers(4, 11, (rows, 8)).astype(np.int32)
+    target = draw.integers(4, 11, (rows, 9)).astype(np.int32)
+    lengths = draw.integers(1, 9, (rows, 2))
+    hidden = np.arange(8) >= lengths[:, :1], np.arange(8) >= lengths[:, 1:]
+    return {
+        "source": np.where(hidden[0], PAD, source),
+        "target_in": np.where(hidden[1], PAD, target[:, :-1]),
+        "target_out": np.where(hidden[1], IGNORED, target[:, 1:]),
+    }
+
+
+@pytest.mark.parametrize("family", ["seq2seq", "decoder_lm"])
+def test_accumulated_parts_give_the_result_of_the_whole_batch(family):
+    model, optimizer, whole = experiment(family)
+    _, _, parts = experiment(family, train={"accumulate": 4})
+    one = four = start(model, optimizer)
+    for number in range(3):
+        data = pairs(seed=number) if family == "seq2seq" else batch(rows=32, seed=number)
+        one, metrics = whole(one, data)
+        four, accumulated = parts(four, data)
+        for name in metrics:
+            assert_close(accumulated[name], metrics[name], 1e-6)
+    proves = (f"train.accumulate=4 of {family}", "the whole batch, three steps")
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5, proves=proves), four.params, one.params)
+
+
+@pytest.mark.parametrize("chunk", [3, 8, 20])
+@pytest.mark.parametrize("tied", ["output", "none"])
+def test_the_loss_in_chunks_is_the_plain_one(chunk, tied):
+    extra = {"z_loss": 0.01}
+    model, optimizer, plain = experiment(tie_embeddings=tied, train=extra)
+    _, _, chunked = experiment(tie_embeddings=tied, train={**extra, "loss_chunk": chunk})
+    a = b = start(model, optimizer)
+    for number in range(2):
+        a, wanted = plain(a, batch(length=8, seed=number))
+        b, found = chunked(b, batch(length=8, seed=number))
+        for name in wanted:
+            assert_close(found[name], wanted[name], 1e-6)
+    proves = ("train.loss_chunk", "the plain loss, two steps")
+    jax.tree.map(lambda x, y: assert_close(x, y, 1e-5, proves=proves), b.params, a.params)
+
+
+def test_the_loss_in_chunks_never_holds_all_logits():
+    model, optimizer, _ = experiment(vocab_size=97)
+    cfg = settings(vocab_size=97, train={"loss_chunk": 2})
+    step = make_train_step(model, optimizer, cfg)
+    text = str(jax.make_jaxpr(step)(start(model, optimizer), batch(length=8)))
+    assert "f32[8,2,97]" in text
+    assert "f32[8,8,97]" not in text
+
+
+def test_z_loss_is_the_mean_square_of_the_normalizer():
+    model, optimizer, _ = experiment()
+    cfg = settings(train={"z_loss": 0.5, "label_smoothing": 0.0}, optim={"optimizer": "sgd", "beta1": 0.0})
+    begun, data = start(model, optimizer), batch()
+
+    def objective(params):
+        logits = registry.forward(model, params, data).logits
+        normalizer = jnp.log(jnp.exp(logits).sum(-1))
+        counted = data["targets"] != IGNORED
+        losses = normalizer - jnp.take_along_axis(logits, np.maximum(data["targets"], 0)[..., None], -1)[..., 0]
+        return jnp.where(counted, losses + 0.5 * normalizer**2, 0).sum() / counted.sum()
+
+    wanted = jax.grad(objective)(begun.params)
+    sums, grads, _ = accumulated_gradients(model, begun.params, data, jax.random.key(0), cfg)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), grads, wanted)
+    assert float(sums.loss / sums.labels) < float(objective(begun.params))
+
+
+def test_the_running_mean_by_hand():
+    model, optimizer, step = experiment(train={"ema_decay": 0.5})
+    current = start(model, optimizer, ema=True)
+    mean = jax.device_get(current.params)
+    for number, d in enumerate([1 / 10, 2 / 11, 3 / 12]):
+        current, _ = step(current, batch(seed=number))
+        mean = jax.tree.map(lambda m, p, d=d: d * m + (1 - d) * np.asarray(p), mean, current.params)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), current.ema, mean)
+    late = step(dataclasses.replace(current, step=jnp.int32(10**6)), batch())[0]
+    halfway = jax.tree.map(lambda m, p: (m + p) / 2, current.ema, late.params)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), late.ema, halfway)
+
+
+def poisoned(current):
+    """A state whose loss is no number."""
+    flat, tree = jax.tree.flatten(current.params)
+    return dataclasses.replace(current, params=jax.tree.unflatten(tree, [flat[0] * jnp.nan, *flat[1:]]))
+
+
+def test_a_step_that_is_not_finite_changes_nothing_but_the_counts():
+    model, optimizer, step = experiment(train={"ema_decay": 0.9})
+    current = start(model, optimizer, ema=True)
+    bad = poisoned(current)
+    after, metrics = step(bad, batch())
+    assert (int(after.step), int(after.skipped), float(metrics["skipped"])) == (1, 1, 1.0)
+    for name in ("params", "opt_state", "ema"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(bad, name))
+    assert int(step(after, batch())[0].skipped) == 2
+    assert int(step(dataclasses.replace(after, params=current.params), batch())[0].skipped) == 0
+
+
+def test_norms_by_layer_and_the_noise_of_the_gradient():
+    model, optimizer, step = experiment(
+        dropout=0.0, train={"layer_norms": True, "noise_scale": True, "accumulate": 2, "label_smoothing": 0.0}
+    )
+    begun, data = start(model, optimizer), batch(rows=8)
+    data["targets"] = np.where(data["targets"] == IGNORED, 4, data["targets"])
+    after, metrics = step(begun, data)
+
+    def gradient(rows):
+        part = {name: array[rows] for name, array in data.items()}
+
+        def loss(params):
+            return masked_cross_entropy(*registry.forward(model, params, part)[:2]).loss / (len(rows) * 6)
+
+        return jax.grad(loss)(begun.params)
+
+    def square(tree):
+        return sum(float((np.float64(leaf) ** 2).sum()) for leaf in jax.tree.leaves(tree))
+
+    whole = gradient(range(8))
+    small, big = (square(gradient([0, 2, 4, 6])) + square(gradient([1, 3, 5, 7]))) / 2, square(whole)
+    # appendix A.1 of "An Empirical Model of Large-Batch Training", with 24 and 48 labels
+    assert float(metrics["gradient_squared"]) == pytest.approx((48 * big - 24 * small) / 24, rel=1e-4)
+    assert float(metrics["gradient_variance"]) == pytest.approx((small - big) / (1 / 24 - 1 / 48), rel=1e-4)
+    assert float(metrics["grad_norm/decoder/layers_0"]) == pytest.approx(
+        np.sqrt(square(whole["decoder"]["layers_0"])), rel=1e-5
+    )
+    assert float(metrics["param_norm/embedding"]) == pytest.approx(np.sqrt(square(after.params["embedding"])), rel=1e-5)
+    norms = [float(value) ** 2 for name, value in metrics.items() if name.startswith("grad_norm/")]
+    assert sum(norms) == pytest.approx(big, rel=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_one_compilation_a_shape_and_no_transfers(devices):
+    model, optimizer, _ = experiment()
+    mesh = make_mesh(ParallelConfig(data=devices))
+    current = state.create(model, optimizer, 0, mesh)
+    step = compiled(make_train_step(model, optimizer, settings()), current, mesh)
+    for number in range(6):
+        data = jax.device_put(batch(length=4 + number % 2, seed=number), rules.batch_sharding(mesh))
+        if number > 1:
+            with jax.transfer_guard("disallow"):
+                current, _ = step(current, data)
+        else:
+            current, _ = step(current, data)
+    assert step._cache_size() == 2
+
+
+@pytest.mark.parametrize("family", ["seq2seq", "decoder_lm", "classifier"])
+def test_overfits_one_batch(family):
+    model, optimizer, step = experiment(family, train={"label_smoothing": 0.0}, optim={"weight_decay": 0.0})
+    data = {
+        "seq2seq": pairs(rows=4),
+        "decoder_lm": {"tokens": np.arange(4, 10)[None].astype(np.int32), "targets": np.array([[7, 5, 9, 4, 6, 8]])},
+        "classifier": {"tokens": pairs(rows=6)["source"], "label": np.array([0, 1, 2, 2, 1, 0])},
+    }[family]
+    current = start(model, optimizer)
+    for _ in range(400):
+        current, metrics = step(current, data)
+    assert float(metrics["loss"]) < 0.01

@@ -12,15 +12,19 @@ from typing import NoReturn
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.corpora.lines import read_lines
+from tformer_jax.train.errors import RunError
 from tformer_jax.train.trained import Trained, load_trained
 
-MISTAKE, INTERRUPTED = 2, 130
+FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 COMMANDS = {"seq2seq": "translate.py", "decoder_lm": "generate.py", "classifier": "classify.py"}
 """The script that uses a model, by its family."""
 
 
 def run_main(main: Callable[[], None]) -> NoReturn:
-    """Runs a command: a user's mistake becomes one sentence on stderr and exit status 2, Ctrl-C status 130."""
+    """Runs a command; it ends with one sentence on stderr and a status.
+
+    2 for a user's mistake, 1 for a run that cannot go on, 130 for Ctrl-C.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
@@ -31,6 +35,9 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(MISTAKE)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:

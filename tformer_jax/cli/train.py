@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         resume=options.resume,
         overwrite=options.overwrite,
     )
-    result = loop.run(built)
+    result = loop.run(built, profile=options.profile)
     if result is None:
         sys.exit(INTERRUPTED)
     if options.record:
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--run", type=Path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
     result.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
     result.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
+    result.add_argument("--profile", action="store_true", help="write a trace of some steps for TensorBoard")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the final result to this JSON file")
     result.add_argument(
         "--data",

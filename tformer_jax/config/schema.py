@@ -1,10 +1,11 @@
-"""The settings of an experiment. This file and `model.py` are their only declaration."""
+"""The settings of an experiment. This file, `model.py` and `training.py` are their only declaration."""
 
 import dataclasses
 from typing import ClassVar
 
 from tformer_jax.config.fields import Section, setting
 from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 MADE = ("cldr_translation", "cldr_language", "stdlib_text")
 """Sources that need no file."""
@@ -148,45 +149,6 @@ class DataConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimConfig(Section):
-    """AdamW and its learning-rate schedule."""
-
-    path: ClassVar[str] = "optim"
-
-    schedule: str = setting(
-        "inverse_sqrt", "course of the learning rate after warm-up", choices=("inverse_sqrt", "cosine", "constant")
-    )
-    learning_rate: float | None = setting(
-        None, "peak; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, the 2017 paper's", low=0.0
-    )
-    warmup_steps: int = setting(4000, "steps of linear warm-up", low=1)
-    final_fraction: float = setting(0.1, "cosine: last learning rate as a share of the peak", low=0.0, high=1.0)
-    beta1: float = setting(0.9, "decay of the first moment", low=0.0, high=1.0)
-    beta2: float = setting(0.98, "decay of the second moment", low=0.0, high=1.0)
-    eps: float = setting(1e-9, "added to the root of the second moment", low=0.0)
-    weight_decay: float = setting(0.0, "decoupled decay of kernels and embeddings", low=0.0)
-    clip_norm: float = setting(1.0, "largest global gradient norm; 0: no clipping", low=0.0)
-
-    def check(self) -> None:
-        if self.learning_rate is None and self.schedule != "inverse_sqrt":
-            raise self.error("learning_rate", f"must be a number for optim.schedule={self.schedule!r}, such as 1e-3")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig(Section):
-    """The training loop."""
-
-    path: ClassVar[str] = "train"
-
-    steps: int = setting(10_000, "optimizer steps", low=1)
-    label_smoothing: float = setting(0.0, "probability mass spread over the vocabulary", low=0.0, high=1.0)
-    log_every: int = setting(50, "steps between two metric records", low=1)
-    eval_every: int = setting(1000, "steps between two evaluations", low=1)
-    checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
-    keep_checkpoints: int = setting(2, "newest checkpoints kept", low=1)
-
-
-@dataclasses.dataclass(frozen=True)
 class ParallelConfig(Section):
     """Sizes of the mesh axes."""
 
@@ -247,6 +209,13 @@ class Config(Section):
             raise self.data.error(name, f"must not exceed model.max_length={self.model.max_length}")
         if self.data.source not in SOURCES[family]:
             raise self.data.error("source", f"does not fit model.family={family!r}; write one of {SOURCES[family]}")
+        rows = "batch_multiple" if self.data.batching == "buckets" else "batch_size"
+        if getattr(self.data, rows) % self.train.accumulate:
+            raise self.data.error(rows, f"must be a multiple of train.accumulate={self.train.accumulate}")
+        if self.train.metric not in METRICS[family]:
+            raise self.train.error("metric", f"must be one of {METRICS[family]} for model.family={family!r}")
+        if self.train.loss_chunk and family == "classifier":
+            raise self.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
         if self.data.batching == "packed" and self.model.prefix_lm:
             raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:

@@ -89,6 +89,9 @@ def check_divisible(cfg: Config, devices: int) -> None:
     name = "batch_multiple" if cfg.data.batching == "buckets" else "batch_size"
     if getattr(cfg.data, name) % devices:
         raise cfg.data.error(name, f"must be a multiple of the {devices} devices that share a batch")
+    if getattr(cfg.data, name) % (devices * cfg.train.accumulate):
+        parts = f"{devices} devices times train.accumulate={cfg.train.accumulate}"
+        raise cfg.data.error(name, f"must be a multiple of the {parts} parts of a batch")
 
 
 def rows_of(batch: Batch, process: int, processes: int) -> Batch:

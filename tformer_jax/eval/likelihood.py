@@ -35,6 +35,6 @@ class Likelihood:
 def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Summed loss, number of right predictions and number of labels of one batch."""
     logits, labels, _ = registry.forward(model, params, batch)
-    loss, count = masked_cross_entropy(logits, labels)
+    sums = masked_cross_entropy(logits, labels)
     hits = ((most_probable(logits) == labels) & (labels != IGNORED)).sum()
-    return loss, hits, count
+    return sums.loss, hits, sums.labels

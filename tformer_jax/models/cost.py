@@ -52,19 +52,30 @@ def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
     """The cost of a model on `batch` rows of `length` tokens; modules are told apart down to `depth` names."""
     cfg = dataclasses.replace(cfg, attention_backend="reference")  # the others hide their products in loops
     model = registry.build(cfg)
-    shapes = jax.eval_shape(lambda: nn.unbox(registry.init(model, jax.random.key(0))))
+    shapes = nn.unbox(registry.shapes(model))
     tokens = registry.example_batch(cfg, batch, length)
     example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tokens)
-    jaxpr = jax.make_jaxpr(lambda params, batch: registry.forward(model, params, batch).logits)(shapes, example)
     return Cost(
         parameters=_by_module(shapes, depth),
         embeddings=sum(leaf.size for path, leaf in _leaves(shapes) if "embedding" in path.rpartition("/")[2]),
         tokens=registry.count_tokens(cfg, tokens),
-        forward_flops=_flops(jaxpr.jaxpr),
+        forward_flops=forward_flops(cfg, example),
         parameter_bytes=_bytes(jax.tree.leaves(shapes)),
         activation_bytes=_activation_bytes(model, shapes, example),
         cache_bytes=_cache_bytes(cfg, batch, length),
     )
+
+
+def forward_flops(cfg: ModelConfig, batch: Any) -> int:
+    """FLOPs of all matrix products of a forward pass on a batch of arrays or their shapes, found by tracing.
+
+    Training takes three times as many: the backward pass computes two products for each.
+    """
+    model = registry.build(dataclasses.replace(cfg, attention_backend="reference"))  # others hide products in loops
+    example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
+    shapes = nn.unbox(registry.shapes(model))
+    jaxpr = jax.make_jaxpr(lambda params, batch: registry.forward(model, params, batch).logits)(shapes, example)
+    return _flops(jaxpr.jaxpr)
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
@@ -91,7 +102,7 @@ def _activation_bytes(model: nn.Module, shapes: Any, example: Any) -> int:
         def loss(params: Any) -> jax.Array:
             key = jax.random.key(0)
             outputs = registry.forward(model, params, batch, train=True, dropout_key=key)
-            return masked_cross_entropy(outputs.logits, outputs.labels)[0] + outputs.auxiliary_loss
+            return masked_cross_entropy(outputs.logits, outputs.labels).loss + outputs.auxiliary_loss
 
         return jax.tree.leaves(jax.vjp(loss, params)[1])
 

@@ -38,8 +38,20 @@ class DecoderLM(nn.Module):
             prefix: int [B], the number of first tokens of a row that all its tokens see (`cfg.prefix_lm`).
             segments: int [B, T], the documents that are packed into a row; each is read as if it stood alone.
         """
+        return self.logits(self.features(tokens, mask=mask, prefix=prefix, segments=segments, train=train))
+
+    def features(
+        self,
+        tokens: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        prefix: jax.Array | None = None,
+        segments: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """What `logits` reads, [B, T, D], for the arguments of a call."""
         x = self.input(self.embedding(tokens), token_positions(tokens.shape[1], segments), train=train)
-        return self._logits(self.decoder(x, mask, prefix=prefix, segments=segments, train=train))
+        return self.decoder(x, mask, prefix=prefix, segments=segments, train=train)
 
     def init_cache(self, batch: int, length: int, prompt: int = 0) -> DecoderCache:
         """An empty cache for `length` tokens in each of `batch` rows.
@@ -60,7 +72,8 @@ class DecoderLM(nn.Module):
         admitted, positions, mask = cache.admit(real)
         x = self.input(self.embedding(tokens), positions)
         x, admitted = self.decoder.step(x, admitted, mask=mask, real=real, positions=positions)
-        return self._logits(x[:, -1:] if last_only else x), admitted
+        return self.logits(x[:, -1:] if last_only else x), admitted
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: jax.Array) -> jax.Array:
+        """features [..., D] -> float32 [..., V]."""
         return self.head(x, self.embedding if self.cfg.tie_embeddings == "output" else None)

@@ -1,15 +1,29 @@
 """The loss that training and evaluation share."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
+from tformer_jax.models import registry
 from tformer_jax.special_tokens import IGNORED
 
 
-def masked_cross_entropy(
-    logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0
-) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy in nats, summed over the labels that count, and their number.
+class Sums(NamedTuple):
+    """Float32 scalars, summed over the labels that count: divide them once, over the whole batch."""
+
+    loss: jax.Array
+    """Cross-entropy in nats."""
+    z: jax.Array
+    """`logsumexp(logits)^2` (PaLM, 2022, section 5)."""
+    labels: jax.Array
+    """int32: how many labels count."""
+
+
+def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0) -> Sums:
+    """Cross-entropy over the labels that count.
 
     With smoothing e the target distribution is `(1 - e) * one_hot + e / V` ("Rethinking the Inception Architecture",
     2016, section 7). The distribution is never formed: `logsumexp - (1 - e) * logit[label] - e * mean(logits)`.
@@ -17,14 +31,62 @@ def masked_cross_entropy(
     Args:
         logits: float [..., V].
         labels: int [...]; IGNORED counts for nothing.
-
-    Returns:
-        float32 scalar, int32 scalar.
     """
     logits = logits.astype(jnp.float32)
     counted = labels != IGNORED
     at_label = jnp.take_along_axis(logits, jnp.where(counted, labels, 0)[..., None], axis=-1)[..., 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - (1 - label_smoothing) * at_label
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    losses = normalizer - (1 - label_smoothing) * at_label
     if label_smoothing:
         losses = losses - label_smoothing * logits.mean(axis=-1)
-    return jnp.where(counted, losses, 0).sum(), counted.sum(dtype=jnp.int32)
+    return Sums(
+        jnp.where(counted, losses, 0).sum(), jnp.where(counted, normalizer**2, 0).sum(), counted.sum(dtype=jnp.int32)
+    )
+
+
+def batch_loss(
+    model: nn.Module,
+    params: Any,
+    batch: registry.Batch,
+    *,
+    label_smoothing: float = 0.0,
+    chunk: int | None = None,
+    dropout_key: jax.Array | None = None,
+) -> tuple[Sums, jax.Array]:
+    """The loss of a batch in training, and the sum of the auxiliary losses of its modules.
+
+    Args:
+        batch: as `registry.forward` takes it.
+        chunk: positions of each row whose logits are held at once, in the backward pass too; None: all. The result
+            is the same but for the order of the sum.
+        dropout_key: as `registry.forward` takes it.
+    """
+    if chunk is None:
+        outputs = registry.forward(model, params, batch, train=True, dropout_key=dropout_key)
+        return masked_cross_entropy(
+            outputs.logits, outputs.labels, label_smoothing=label_smoothing
+        ), outputs.auxiliary_loss
+    features = registry.forward(model, params, batch, train=True, dropout_key=dropout_key, method="features")
+
+    def sums(x: jax.Array, labels: jax.Array) -> Sums:
+        logits: Any = model.apply({"params": params}, x, method="logits")
+        return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing)
+
+    return in_chunks(sums, features.logits, features.labels, chunk), features.auxiliary_loss
+
+
+def in_chunks(sums: Callable[[jax.Array, jax.Array], Sums], x: jax.Array, labels: jax.Array, chunk: int) -> Sums:
+    """`sums` of x [B, T, D] and labels int [B, T], added up over pieces of at most `chunk` positions.
+
+    Nothing but x is kept for the backward pass, which computes each piece again.
+    """
+    B, T, D = x.shape
+    missing = -T % chunk
+    x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(B, -1, chunk, D).swapaxes(0, 1)
+    labels = jnp.pad(labels, ((0, 0), (0, missing)), constant_values=IGNORED).reshape(B, -1, chunk).swapaxes(0, 1)
+
+    def add(total: Sums, piece: tuple[jax.Array, jax.Array]) -> tuple[Sums, None]:
+        return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
+
+    zero = Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
+    return jax.lax.scan(add, zero, (x, labels))[0]

@@ -86,11 +86,16 @@ def init(model: nn.Module, key: jax.Array) -> Any:
     return model.init(key, **arguments)["params"]
 
 
+def shapes(model: nn.Module) -> Any:
+    """What `init` gives, as shapes; nothing is computed."""
+    return jax.eval_shape(lambda: init(model, jax.random.key(0)))
+
+
 class Outputs(NamedTuple):
     """What a forward pass gives."""
 
     logits: jax.Array
-    """float32 [B, T, V] or [B, classes]."""
+    """float32 [B, T, V] or [B, classes]; for the method "features", what the model's `logits` reads."""
     labels: jax.Array
     """int [B, T] or [B]; IGNORED ones are not to be counted."""
     auxiliary_loss: jax.Array
@@ -98,7 +103,13 @@ class Outputs(NamedTuple):
 
 
 def forward(
-    model: nn.Module, params: Any, batch: Batch, *, train: bool = False, dropout_key: jax.Array | None = None
+    model: nn.Module,
+    params: Any,
+    batch: Batch,
+    *,
+    train: bool = False,
+    dropout_key: jax.Array | None = None,
+    method: str = "__call__",
 ) -> Outputs:
     """Runs the model on a batch.
 
@@ -106,11 +117,12 @@ def forward(
         batch: int arrays; tokens equal to PAD are hidden. Beside the family's own keys: `prefix` and `segments`
             (decoder_lm), `source_segments` and `target_segments` (seq2seq), as the model's arguments of that name.
         dropout_key: needed where `train` and the config drops something.
+        method: the model's method that takes the arguments.
     """
     family = FAMILIES[model.cfg.family]
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     logits, collected = model.apply(
-        {"params": params}, **family.arguments(batch), train=train, rngs=rngs, mutable=["losses"]
+        {"params": params}, **family.arguments(batch), train=train, rngs=rngs, mutable=["losses"], method=method
     )
     auxiliary = sum((leaf.sum() for leaf in jax.tree.leaves(collected)), start=jnp.zeros(()))
     return Outputs(logits, batch[family.labels], auxiliary)

@@ -48,10 +48,33 @@ class Seq2Seq(nn.Module):
         The segments (int, like the tokens) number the pairs that are packed into a row; each is read as if it stood
         alone.
         """
-        memory = self.encode(source, source_mask, source_segments, train=train)
+        return self.logits(
+            self.features(
+                source,
+                target,
+                source_mask=source_mask,
+                target_mask=target_mask,
+                source_segments=source_segments,
+                target_segments=target_segments,
+                train=train,
+            )
+        )
+
+    def features(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        source_mask: jax.Array | None = None,
+        target_mask: jax.Array | None = None,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """What `logits` reads, [B, T, D], for the arguments of a call."""
         return self.decode(
             target,
-            memory,
+            self.encode(source, source_mask, source_segments, train=train),
             source_mask,
             target_mask=target_mask,
             segments=target_segments,
@@ -82,16 +105,15 @@ class Seq2Seq(nn.Module):
         memory_segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> float32 [B, T, V].
+        """target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> features [B, T, D].
 
         `segments` (int [B, T]) and `memory_segments` (int [B, S]) number the pairs that are packed into a row.
         """
         positions = token_positions(target.shape[1], segments)
         x = self.target_input(self.target_embedding(target), positions, train=train)
-        x = self.decoder(
+        return self.decoder(
             x, target_mask, memory, memory_mask, segments=segments, memory_segments=memory_segments, train=train
         )
-        return self._logits(x)
 
     def init_cache(self, memory: jax.Array, memory_mask: jax.Array | None, length: int) -> DecoderCache:
         """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once."""
@@ -109,7 +131,8 @@ class Seq2Seq(nn.Module):
         admitted, positions, mask = cache.admit(real)
         x = self.target_input(self.target_embedding(tokens), positions)
         x, admitted = self.decoder.step(x, admitted, mask=mask, real=real, positions=positions)
-        return self._logits(x[:, -1:] if last_only else x), admitted
+        return self.logits(x[:, -1:] if last_only else x), admitted
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: jax.Array) -> jax.Array:
+        """features [..., D] -> float32 [..., V]."""
         return self.head(x, self.target_embedding if self.cfg.tie_embeddings in ("output", "all") else None)

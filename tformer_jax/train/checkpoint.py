@@ -1,65 +1,192 @@
 """Checkpoints: the sharded state and everything on the host that must continue with it, saved atomically by Orbax."""
 
+import json
+import logging
+import math
+import zlib
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.config import ConfigError
+from tformer_jax.train.errors import RunError
 from tformer_jax.train.state import TrainState
+
+DAMAGED = "damaged"
+"""The folder beside the checkpoints that damaged ones are moved to."""
 
 
 class Checkpointer:
-    """Saves and restores `(state, host)` pairs below one folder, keeping the newest ones.
+    """Saves and restores `(state, host)` pairs below one folder.
 
     `host` is a JSON-able dictionary: the data iterator's state and the run's counters. A save is asynchronous and
-    becomes visible under its step only once it is complete.
+    becomes visible under its step only once it is complete. It holds a checksum of every array, by which damage is
+    noticed when it is restored.
     """
 
-    def __init__(self, folder: Path, *, keep: int):
+    def __init__(self, folder: Path, *, keep: int | None = None, keep_best: int = 0):
+        """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read."""
         self.folder = folder.absolute()
-        self._manager = ocp.CheckpointManager(
-            self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        )
+        if keep is None:
+            options = ocp.CheckpointManagerOptions(read_only=True, create=False, best_fn=_score)
+        else:
+            best = policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+            kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=kept, best_fn=_score, create=True, cleanup_tmp_directories=True
+            )
+        try:
+            self._manager = ocp.CheckpointManager(self.folder, options=options)
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints, newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint's step; None when there is none."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: TrainState, host: dict[str, Any]) -> None:
-        """Starts saving; does nothing when `step` is already saved."""
-        if step == self._manager.latest_step():
-            return
-        self._manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host))
-        )
+    def best_steps(self) -> list[int]:
+        """The steps of the checkpoints that were scored, best first."""
+        scored = [(info.metrics["score"], step) for step in self.steps() if (info := self._info(step)).metrics]
+        return [step for _, step in sorted(scored, reverse=True)]
 
-    def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The newest checkpoint, with the shapes, dtypes and shardings of `abstract`.
+    def save(self, step: int, state: TrainState, host: dict[str, Any], *, score: float | None = None) -> None:
+        """Starts saving; does nothing when `step` is already saved.
+
+        Args:
+            score: how good the state is, where that is known; higher is better.
 
         Raises:
-            ConfigError: there is no checkpoint, or its arrays do not have these shapes.
+            RunError: this checkpoint or the one before it could not be written.
         """
-        step = self._require_step()
+        if step == self._manager.latest_step():
+            return
+        sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": _checksums(state)}
+        metrics = None if score is None else {"score": score if math.isfinite(score) else -1e300}
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(sealed))
         try:
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
-            )
-        except ValueError as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"{self.folder / str(step)} does not hold this config's model: {reason}") from error
-        return restored.state, restored.host
+            self._manager.save(step, args=args, metrics=metrics)
+        except Exception as error:
+            raise self._not_saved(error) from error
+
+    def restore(self, abstract: TrainState, *, mend: bool = False) -> tuple[TrainState, dict[str, Any]]:
+        """The newest checkpoint that is whole, with the shapes, dtypes and shardings of `abstract`.
+
+        Each damaged one is reported; with `mend` it is also moved out of the way, to be written again.
+
+        Raises:
+            ConfigError: there is no whole checkpoint, or its arrays do not have these shapes.
+        """
+        steps = self.steps()
+        if not steps:
+            raise ConfigError(f"{self.folder} holds no checkpoint; train first, or name another run folder")
+        for step, before in zip(steps, [*steps[1:], None], strict=True):
+            try:
+                found = self.restore_step(step, abstract)
+                break
+            except ConfigError as error:
+                if before is None:
+                    raise
+                logging.getLogger(__name__).warning("%s; going back to step %d", error, before)
+        if mend and step != steps[0]:
+            self._set_aside([damaged for damaged in steps if damaged > step])
+        return found
+
+    def restore_step(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """The checkpoint of one step.
+
+        Raises:
+            ConfigError: it is damaged, or its arrays do not have the shapes of `abstract`.
+        """
+        path = self.folder / str(step)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
+        try:
+            restored = self._manager.restore(step, args=args)
+        except Exception as error:  # whatever Orbax and TensorStore raise for broken files
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+            raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
+        sealed = restored.host
+        if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
+            raise ConfigError(f"{path} is damaged: its host data has another checksum than when it was saved")
+        found = _checksums(restored.state)
+        for name, checksum in sealed["checksums"].items():
+            if found.get(name) != checksum:
+                raise ConfigError(f"{path} is damaged: {name} has another checksum than when it was saved")
+        return restored.state, sealed["host"]
 
     def wait(self) -> None:
-        """Blocks until every started save is on disk."""
-        self._manager.wait_until_finished()
+        """Blocks until every started save is on disk.
+
+        Raises:
+            RunError: one could not be written.
+        """
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise self._not_saved(error) from error
 
     def close(self) -> None:
-        """Waits for pending saves and releases the manager's threads."""
-        self._manager.close()
+        """Releases the manager's threads."""
+        try:
+            self._manager.close()
+        except Exception as error:
+            raise self._not_saved(error) from error
 
-    def _require_step(self) -> int:
-        step = self.latest_step()
-        if step is None:
-            raise ConfigError(f"{self.folder} holds no checkpoint; train first, or name another run folder")
-        return step
+    def _info(self, step: int) -> Any:
+        return ocp.checkpoint_manager.CheckpointInfo(step=step, time=None, metrics=self._manager.metrics(step))
+
+    def _not_saved(self, error: Exception) -> RunError:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        whole = [path.name for path in self.folder.iterdir() if path.name.isdecimal()] if self.folder.is_dir() else []
+        last = f"that of step {max(map(int, whole))} is untouched" if whole else "there is none before it"
+        return RunError(
+            f"a checkpoint could not be written to {self.folder} ({reason}); {last}: make room or restore the right to "
+            "write, then the same command with --resume goes on from there"
+        )
+
+    def _set_aside(self, steps: list[int]) -> None:
+        for step in steps:
+            target = self.folder.parent / DAMAGED / str(step)
+            while target.exists():
+                target = target.with_name(f"{target.name}_")
+            target.parent.mkdir(exist_ok=True)
+            (self.folder / str(step)).rename(target)
+        self._manager.reload()
+
+
+def _score(metrics: dict[str, float]) -> float:
+    return metrics["score"]
+
+
+def _text_checksum(host: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(host, sort_keys=True).encode())
+
+
+def _checksums(state: TrainState) -> dict[str, int]:
+    """A checksum of each array by its name, computed where the arrays live."""
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    return {name: int(value) for name, value in jax.device_get(_sum_words(named)).items()}
+
+
+@jax.jit
+def _sum_words(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`sum_i word_i * (2 i + 1)` modulo 2^32 over the bits of each array: a changed or displaced word changes it."""
+
+    def checksum(array: jax.Array) -> jax.Array:
+        size = array.dtype.itemsize
+        words = jax.lax.bitcast_convert_type(array, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[size])
+        words = words.astype(jnp.uint32)
+        place = jnp.zeros(array.shape, jnp.uint32)
+        for axis, length in enumerate(array.shape):
+            place = place * jnp.uint32(length) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
+
+    return jax.tree.map(checksum, arrays)

@@ -15,7 +15,8 @@ from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
-from tformer_jax.train import run_folder
+from tformer_jax.train import metrics, optimizers, run_folder
+from tformer_jax.train.guards import FolderLock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,15 @@ class Experiment:
     model: nn.Module
     batches: Prefetched
     """The endless training batches, from their start."""
+    lock: FolderLock
+    """Keeps other processes from writing to `folder`."""
+    start_from: Path | None = None
+    """The run that gives the first parameters, where it is wanted."""
+
+    def close(self) -> None:
+        """Stops the loader, and lets others write to the folder."""
+        self.batches.close()
+        self.lock.release()
 
 
 def build(
@@ -57,12 +67,18 @@ def build(
     tokenizers = find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     cfg = resolve(cfg, tokenizers, corpus.labels)
     batches = train_batches(cfg, corpus, tokenizers, devices=data_parallelism(mesh))
-    experiment = Experiment(cfg, folder, mesh, corpus, tokenizers, registry.build(cfg.model), batches)
+    model = registry.build(cfg.model)
+    optimizers.build(cfg, registry.shapes(model))
+    start_from = Path(cfg.train.start_from) if cfg.train.start_from else None
+    if start_from is not None:
+        run_folder.require_run(start_from)
+    metrics.check_installed(cfg)
+    lock = FolderLock(folder)
     if resume:
         run_folder.check_same_config(folder, cfg)
     else:
         run_folder.create(folder, cfg, tokenizers, corpus.labels)
-    return experiment
+    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, start_from)
 
 
 def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run: Path | None) -> Tokenizers:

@@ -1,6 +1,7 @@
 """The training loop: the only place where a run touches the clock, the disk and the terminal."""
 
 import contextlib
+import dataclasses
 import functools
 from typing import Any
 
@@ -8,32 +9,46 @@ import jax
 
 from tformer_jax.data.waiting import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
-from tformer_jax.models import registry
+from tformer_jax.models import cost, registry
 from tformer_jax.parallel import rules
-from tformer_jax.train import optimizers, provenance, run_folder, schedules, state
+from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run_folder, schedules, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.errors import RunError
 from tformer_jax.train.experiment import Experiment
+from tformer_jax.train.guards import SpikeDetector, Watchdog
 from tformer_jax.train.interrupt import GracefulStop
-from tformer_jax.train.meter import Meter
+from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
+from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
-from tformer_jax.train.step import make_train_step
+from tformer_jax.train.start_from import take
+from tformer_jax.train.step import compiled, make_train_step
+
+TRAINING_FLOPS = 3
+"""FLOPs of a step by those of its forward pass."""
 
 
-def run(experiment: Experiment) -> dict[str, Any] | None:
+def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
     """Trains from the newest checkpoint, or from the start, to the last step; then evaluates on the test split.
+
+    Args:
+        profile: write a trace of some steps into the run folder.
 
     Returns:
         The result as written to the run folder's `result.json`; None when a signal stopped the run before its end.
+
+    Raises:
+        RunError: the run cannot go on.
     """
-    steps = experiment.cfg.train.steps
-    with contextlib.closing(Trainer(experiment)) as trainer, GracefulStop() as stop:
-        with trainer.view:
+    with contextlib.closing(experiment), contextlib.closing(Trainer(experiment, profile=profile)) as trainer:
+        with GracefulStop() as stop, trainer.view:
             trainer.announce()
-            while trainer.step < steps and not stop.requested:
+            while not trainer.done and not stop.requested:
                 trainer.advance()
             trainer.save()
-        if trainer.step < steps:
+            trainer.checkpointer.wait()
+        if not trainer.done:
             trainer.view.say(f"Stopped at step {trainer.step}; the same command with --resume goes on from there.")
             return None
         return trainer.finish()
@@ -42,32 +57,58 @@ def run(experiment: Experiment) -> dict[str, Any] | None:
 class Trainer:
     """The moving parts of one run."""
 
-    def __init__(self, experiment: Experiment):
-        cfg, model, mesh = experiment.cfg, experiment.model, experiment.mesh
-        optimizer = optimizers.build(cfg)
+    def __init__(self, experiment: Experiment, *, profile: bool = False):
+        cfg, train, model, mesh = experiment.cfg, experiment.cfg.train, experiment.model, experiment.mesh
+        optimizer = optimizers.build(cfg, registry.shapes(model))
         self.experiment, self.cfg = experiment, cfg
         self.schedule = schedules.build(cfg)
         self.batches = experiment.batches
         self.batch_sharding = rules.batch_sharding(mesh)
-        self.checkpointer = Checkpointer(run_folder.checkpoints(experiment.folder), keep=cfg.train.keep_checkpoints)
-        if self.checkpointer.latest_step() is None:
-            self.state = state.create(model, optimizer, cfg.seed, mesh)
-            self.meter = Meter()
-        else:
-            self.state, host = self.checkpointer.restore(state.abstract(model, optimizer, mesh))
-            self.batches.set_state(host["batches"])
-            self.meter = Meter(**host["totals"])
-        self.batches.start()
-        self.step = int(self.state.step)
-        self.train_step = jax.jit(
-            make_train_step(model, optimizer, label_smoothing=cfg.train.label_smoothing, seed=cfg.seed),
-            donate_argnums=0,
+        self.view = ProgressView(steps=train.steps)
+        self.checkpointer = Checkpointer(
+            run_folder.checkpoints(experiment.folder), keep=train.keep_checkpoints, keep_best=train.keep_best
         )
-        self.writer = MetricsWriter(experiment.folder, resume_step=self.step)
-        self.view = ProgressView(first_step=self.step, steps=cfg.train.steps)
+        if self.checkpointer.latest_step() is None:
+            self._begin(state.create(model, optimizer, cfg.seed, mesh, ema=train.ema_decay is not None))
+        else:
+            abstract = state.abstract(model, optimizer, mesh, ema=train.ema_decay is not None)
+            self._continue(*self.checkpointer.restore(abstract, mend=True))
+        self.batches.start()
+        self.step = self.fetched = int(self.state.step)
+        self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)
+        self.recent: list[dict[str, Any]] = []
+        self.evaluated: tuple[int, Values] | None = None
+        self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step)
+        self.watchdog = Watchdog(train.hang_seconds)
+        self.profiler = Profiler(experiment.folder / "profile", first_step=self.step, wanted=profile)
+
+    def _begin(self, start: state.TrainState) -> None:
+        self.state, self.meter = start, Meter()
+        self.spikes, self.best = SpikeDetector(), BestMetric(self.cfg.train)
+        if self.experiment.start_from is not None:
+            params, report = take(start.params, self.experiment.start_from)
+            ema = (
+                None
+                if start.ema is None
+                else jax.tree.map(lambda mean, leaf: leaf.astype(mean.dtype), start.ema, params)
+            )
+            self.state = dataclasses.replace(start, params=params, ema=ema)
+            run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
+            self.view.say(f"From {self.experiment.start_from}: {report}")
+
+    def _continue(self, start: state.TrainState, host: dict[str, Any]) -> None:
+        self.state, self.meter = start, Meter(**host["meter"])
+        self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **host["best"])
+        self.batches.set_state(host["batches"])
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step is made, or patience is at its end."""
+        return self.step >= self.cfg.train.steps or self.best.exhausted
 
     def announce(self) -> None:
         """Says what is about to run, and where."""
+        self.view.begin(self.step)
         self.view.say(
             f"{self.cfg.name}: {state.parameter_count(self.state.params):,} parameters on "
             f"{provenance.hardware()['devices']}, run folder {self.experiment.folder}"
@@ -83,69 +124,141 @@ class Trainer:
         waited = self.batches.waited
         batch = next(self.batches)
         self.state, metrics = self.train_step(self.state, jax.device_put(batch, self.batch_sharding))
-        self.meter.add(metrics, registry.count_tokens(self.cfg.model, batch), waited=self.batches.waited - waited)
+        tokens, flops = registry.count_tokens(self.cfg.model, batch), self._flops(batch)
+        self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.most_skipped :], batch]
+        done = self.meter.add(metrics, tokens=tokens, flops=flops, waited=self.batches.waited - waited)
         self.step += 1
+        self.look_at(done)
+        self.watchdog.beat()
+        self.profiler.after_step(self.step, self.state)
+        self._do_what_is_due()
+
+    def _do_what_is_due(self) -> None:
         train, last = self.cfg.train, self.step == self.cfg.train.steps
         if last or self.step % train.log_every == 0:
             self.log()
         if last or self.step % train.eval_every == 0:
-            self.evaluate("validation", self.validators)
+            metrics = self.evaluate("validation", self.validators, weights.evaluated(self.cfg, self.state))
+            self.best.update(metrics)
+            self.evaluated = self.step, metrics
+            if train.keep_best:
+                self.save()
         if not last and self.step % train.checkpoint_every == 0:
             self.save()
 
+    def look_at(self, steps: list[Values]) -> None:
+        """Watches the losses of steps that are done.
+
+        Raises:
+            RunError: `train.most_skipped` steps in a row were not finite.
+        """
+        for values in steps:
+            self.fetched += 1
+            remark = self.spikes.sees(values["loss"])
+            if remark:
+                self.view.say(f"step {self.fetched}: {remark}")
+                self.writer.write(self.fetched, "spike", {"loss": values["loss"]})
+            if values["skipped"]:
+                self.view.say(f"step {self.fetched}: skipped, because its loss or gradient is not finite")
+            if values["skipped"] >= self.cfg.train.most_skipped:
+                raise self._not_finite(int(values["skipped"]))
+
+    def _not_finite(self, steps: int) -> RunError:
+        batch = self.recent[self.fetched - self.step - 1]
+        key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
+        where = diagnostics.first_non_finite(
+            self.experiment.model, self.state.params, batch, key, self.cfg.train.label_smoothing
+        )
+        saved = self.checkpointer.latest_step()
+        return RunError(
+            f"{steps} steps in a row up to step {self.fetched} had a loss or gradient that is not finite; the first "
+            f"such number is the {where}. {f'Step {saved} is saved' if saved else 'Nothing is saved yet'}; try a lower "
+            "optim.learning_rate, more optim.warmup_steps, or a smaller optim.clip_norm"
+        )
+
     def log(self) -> None:
         """Writes and shows the metrics of the steps since the last record."""
+        self.look_at(self.meter.fetch_all())
         metrics = self.meter.read() | {"learning_rate": float(self.schedule(self.step - 1))}
         self.writer.write(self.step, "train", metrics)
-        shown = (metrics[name] for name in ("loss", "learning_rate", "tokens_per_second", "data_wait_percent"))
-        self.view.update(Figures(self.step, *shown))
+        devices = list(self.experiment.mesh.devices.flat)
+        every, steps = self.cfg.train.eval_every, self.cfg.train.steps
+        next_evaluation = min(self.step + every - self.step % every, steps)
+        memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
+        self.view.update(Figures(self.step, metrics, memory, peak, next_evaluation))
 
     @functools.cached_property
     def validators(self) -> list[Evaluator]:
         """The evaluators of the validation split, kept so that each compiles once."""
         return self._evaluators("validation", self.cfg.eval.examples)
 
-    def evaluate(self, split: str, evaluators: list[Evaluator]) -> dict[str, float]:
+    def evaluate(self, split: str, evaluators: list[Evaluator], params: Any) -> dict[str, float]:
         """Shows and records what the evaluators find."""
         metrics: dict[str, float] = {}
         samples: list[Sample] = []
-        for evaluator in evaluators:
-            found = evaluator(self.state.params)
-            metrics |= found.metrics
-            samples += found.samples
+        with self.watchdog.paused():
+            for evaluator in evaluators:
+                found = evaluator(params)
+                metrics |= found.metrics
+                samples += found.samples
         self.writer.write(self.step, split, metrics)
         self.view.evaluation(f"step {self.step} {split}", metrics, samples)
         self.meter.restart()
         return metrics
 
     def save(self) -> None:
-        """Starts saving a checkpoint of this step."""
-        self.checkpointer.save(
-            self.step, self.state, {"batches": jsonable(self.batches.get_state()), "totals": self.meter.totals()}
-        )
+        """Starts saving a checkpoint of this step; scored, where it was evaluated."""
+        self.look_at(self.meter.fetch_all())
+        host = {
+            "batches": jsonable(self.batches.get_state()),
+            "meter": self.meter.state(),
+            "spikes": self.spikes.state(),
+            "best": self.best.state(),
+        }
+        step, metrics = self.evaluated or (None, {})
+        score = self.best.score(metrics) if step == self.step else None
+        with self.watchdog.paused():
+            self.checkpointer.save(self.step, self.state, host, score=score)
 
     def finish(self) -> dict[str, Any]:
-        """Evaluates on the whole test split and writes `result.json`."""
+        """Evaluates what the run delivers on the whole test split; keeps it, and writes `result.json`."""
+        folder, kind = self.experiment.folder, self.cfg.train.weights
+        if self.best.exhausted:
+            best = f"{self.best.evaluations_since} evaluations"
+            self.view.say(f"Stopped at step {self.step}: no better {self.cfg.train.metric} in {best}")
+        params, steps = weights.delivered(self.cfg, self.state, self.checkpointer)
+        weights.save(folder, params, kind, steps, self.step)
         result = {
             "name": self.cfg.name,
             **provenance.collect(),
             "seed": self.cfg.seed,
             "parameters": state.parameter_count(self.state.params),
             "steps": self.step,
+            "weights": {"kind": kind, "steps": steps},
             **self.meter.totals(),
-            "test": self.evaluate("test", self._evaluators("test", limit=0)),
+            "test": self.evaluate("test", self._evaluators("test", limit=0), params),
         }
-        path = self.experiment.folder / "result.json"
+        path = folder / "result.json"
         run_folder.write_json(path, result)
         self.view.say(f"Trained {self.step} steps in {result['seconds']:.0f} s; result in {path}")
         return result
 
     def close(self) -> None:
-        """Waits for pending writes and stops the loader."""
-        self.batches.close()
+        """Waits for pending writes and stops what runs beside."""
+        self.watchdog.close()
+        self.profiler.close()
         self.checkpointer.close()
         self.writer.close()
+
+    def _flops(self, batch: dict[str, Any]) -> float:
+        shapes = tuple((name, array.shape, array.dtype) for name, array in batch.items())
+        return TRAINING_FLOPS * _forward_flops(self.cfg.model, shapes)
 
     def _evaluators(self, split: str, limit: int) -> list[Evaluator]:
         experiment = self.experiment
         return evaluators_for(self.cfg, experiment.model, experiment.corpus, experiment.tokenizers, split, limit)
+
+
+@functools.cache
+def _forward_flops(cfg: Any, shapes: Any) -> int:
+    return cost.forward_flops(cfg, {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes})

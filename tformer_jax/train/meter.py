@@ -1,6 +1,9 @@
 """Averages of step metrics between two records, and a run's totals of tokens and seconds."""
 
+import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -8,18 +11,30 @@ import numpy as np
 STEPS_AHEAD = 2
 """Steps that may wait for the device: enough to keep it busy, few enough that a full loader stays full."""
 
+Values = dict[str, float]
+
 
 class Meter:
-    """Collects the metrics of steps that the device still computes; `read` fetches them all at once.
+    """Collects the metrics of steps that the device still computes, and fetches those of a step once it is done.
 
-    `tokens`, `seconds` and `data_wait_seconds` are the run's totals, carried over when it is resumed.
+    `tokens`, `flops`, `seconds` and `data_wait_seconds` are the run's totals, carried over when it is resumed like the
+    values that wait for the next record.
     """
 
-    def __init__(self, *, tokens: int = 0, seconds: float = 0.0, data_wait_seconds: float = 0.0):
-        self.tokens, self._seconds, self._waited = tokens, seconds, data_wait_seconds
-        self._born = self._since = time.perf_counter()
-        self._tokens_before, self._waited_before = tokens, data_wait_seconds
-        self._pending: list[dict[str, jax.Array]] = []
+    def __init__(
+        self,
+        *,
+        tokens: int = 0,
+        flops: float = 0.0,
+        seconds: float = 0.0,
+        data_wait_seconds: float = 0.0,
+        waiting: list[Values] | None = None,
+    ):
+        self.tokens, self.flops, self._seconds, self._waited = tokens, flops, seconds, data_wait_seconds
+        self._born = time.perf_counter()
+        self._computing: list[Mapping[str, jax.Array]] = []
+        self._done: list[Values] = list(waiting or [])
+        self.restart()
 
     @property
     def seconds(self) -> float:
@@ -27,40 +42,73 @@ class Meter:
         return self._seconds + time.perf_counter() - self._born
 
     def totals(self) -> dict[str, float]:
-        """The arguments of a meter that goes on from here."""
-        return {"tokens": self.tokens, "seconds": self.seconds, "data_wait_seconds": self._waited}
+        """What the whole run took so far."""
+        return {
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "seconds": self.seconds,
+            "data_wait_seconds": self._waited,
+        }
 
-    def add(self, metrics: dict[str, jax.Array], tokens: int, waited: float) -> None:
+    def state(self) -> dict[str, Any]:
+        """The arguments of a meter that goes on from here; all steps must have been fetched."""
+        return {**self.totals(), "waiting": list(self._done)}
+
+    def add(self, metrics: Mapping[str, jax.Array], *, tokens: int, flops: float = 0.0, waited: float) -> list[Values]:
         """Takes the metrics of one step on `tokens` real tokens, for which no batch was ready for `waited` seconds.
 
-        Waits for the device until at most `STEPS_AHEAD` steps are left to compute.
+        Waits for the device until at most `STEPS_AHEAD` steps are left to compute; gives the metrics of those that
+        are done since the last call.
         """
-        self._pending.append(metrics)
+        self._computing.append(metrics)
         self.tokens += tokens
+        self.flops += flops
         self._waited += waited
-        jax.block_until_ready(self._pending[:-STEPS_AHEAD][-1:])
+        return self._fetch(STEPS_AHEAD)
+
+    def fetch_all(self) -> list[Values]:
+        """Waits for the device; gives the metrics of the steps that are done since the last call."""
+        return self._fetch(0)
 
     def restart(self) -> None:
         """Leaves what happened since the last `read` out of the next speed."""
-        self._since, self._tokens_before, self._waited_before = time.perf_counter(), self.tokens, self._waited
+        self._since = time.perf_counter()
+        self._before = (self.tokens, self.flops, self._waited)
 
-    def read(self) -> dict[str, float]:
-        """Mean loss (by label), mean gradient norm, speed and share of time spent waiting since the last `read`.
+    def read(self) -> Values:
+        """What the steps since the last `read` had on average, and at which speed; `fetch_all` was called before.
 
-        At least one step lies between.
+        The loss is averaged by label. Steps that were skipped count in `skipped_steps` alone.
         """
-        fetched = jax.device_get(self._pending)
         elapsed = time.perf_counter() - self._since
-        speed = (self.tokens - self._tokens_before) / elapsed
-        waited = (self._waited - self._waited_before) / elapsed
-        losses, labels, norms = (
-            np.array([metrics[name] for metrics in fetched], np.float64) for name in ("loss", "labels", "grad_norm")
-        )
-        self._pending = []
-        self.restart()
-        return {
-            "loss": float((losses * labels).sum() / max(labels.sum(), 1)),
-            "grad_norm": float(norms.mean()),
-            "tokens_per_second": speed,
-            "data_wait_percent": 100 * waited,
+        tokens, flops, waited = self._before
+        values = _averages(self._done) | {
+            "tokens_per_second": (self.tokens - tokens) / elapsed,
+            "flops_per_second": (self.flops - flops) / elapsed,
+            "data_wait_percent": 100 * (self._waited - waited) / elapsed,
         }
+        self._done = []
+        self.restart()
+        return values
+
+    def _fetch(self, left: int) -> list[Values]:
+        ready = self._computing[: len(self._computing) - left]
+        self._computing = self._computing[len(ready) :]
+        values = [{name: float(value) for name, value in metrics.items()} for metrics in jax.device_get(ready)]
+        self._done += values
+        return values
+
+
+def _averages(steps: list[Values]) -> Values:
+    made = [step for step in steps if not step["skipped"]]
+    result = {"loss": math.nan, "grad_norm": math.nan, "skipped_steps": float(len(steps) - len(made))}
+    if made:
+        columns = {name: np.array([step[name] for step in made]) for name in made[0] if name != "skipped"}
+        labels = columns.pop("labels")
+        loss = columns.pop("loss")
+        result["loss"] = float((loss * labels).sum() / max(labels.sum(), 1))
+        result |= {name: float(column.mean()) for name, column in columns.items()}
+    if "gradient_squared" in result:
+        squared, variance = result.pop("gradient_squared"), result.pop("gradient_variance")
+        result["noise_scale"] = variance / squared if squared > 0 else math.inf
+    return result

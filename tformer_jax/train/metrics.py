@@ -1,37 +1,127 @@
-"""Where metrics go: `metrics.jsonl`, one JSON object a line, and TensorBoard event files."""
+"""Where metrics go: `metrics.jsonl`, one JSON object a line, TensorBoard event files, and Weights & Biases if asked."""
 
+import hashlib
+import importlib.util
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tensorboardX import SummaryWriter
 
+from tformer_jax.config import Config, to_dict
+from tformer_jax.train.errors import RunError
+
+
+class Sink(Protocol):
+    """One place that metrics go to."""
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        """Records the values of one group at a step."""
+        ...
+
+    def close(self) -> None:
+        """Flushes what was written."""
+        ...
+
 
 class MetricsWriter:
-    """Appends scalar metrics to a run folder.
+    """Gives scalar metrics to every sink.
 
-    A resumed run drops the records made after the checkpoint it continues from, so that the file reads as if the
+    A resumed run drops the records made after the checkpoint it continues from, so that the records read as if the
     run had never stopped.
     """
 
-    def __init__(self, run: Path, *, resume_step: int = 0):
+    def __init__(self, run: Path, cfg: Config, *, resume_step: int = 0):
+        self._run = run
+        try:
+            self._sinks: list[Sink] = [JsonLines(run, resume_step), TensorBoard(run, resume_step)]
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if cfg.train.wandb:
+            self._sinks.append(WeightsAndBiases(run, cfg, cfg.train.wandb))
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        """Records `values` of `group` ("train", "validation" or "test") at `step`.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        try:
+            for sink in self._sinks:
+                sink.write(step, group, values)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def close(self) -> None:
+        """Flushes all sinks."""
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except OSError as error:
+                raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(
+            f"metrics cannot be written to {self._run} ({error.strerror or error}): make room or restore the right to "
+            "write, then the same command with --resume goes on from the last checkpoint"
+        )
+
+
+class JsonLines:
+    """`metrics.jsonl`; what is no number is null."""
+
+    def __init__(self, run: Path, resume_step: int):
         path = run / "metrics.jsonl"
         kept = [line for line in _records(path) if line["step"] <= resume_step] if path.exists() else []
         _rewrite(path, kept)
         self._file = path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1 if kept else None)
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
-        """Records `values` of `group` ("train", "validation" or "test") at `step`."""
-        self._file.write(json.dumps({"step": step, "group": group, **values}) + "\n")
+        numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, "group": group, **numbers}) + "\n")
         self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files, one for each time that the run was started."""
+
+    def __init__(self, run: Path, resume_step: int):
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1 if resume_step else None)
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._board.add_scalar(f"{group}/{name}", value, step)
 
     def close(self) -> None:
-        """Flushes both writers."""
-        self._file.close()
         self._board.close()
+
+
+class WeightsAndBiases:
+    """A run of a project, which a resumed run continues."""
+
+    def __init__(self, run: Path, cfg: Config, project: str):
+        import wandb
+
+        identity = hashlib.sha256(f"{project} {run.absolute()}".encode()).hexdigest()[:16]
+        self._run = wandb.init(
+            project=project, name=cfg.name, id=identity, resume="allow", dir=str(run), config=to_dict(cfg)
+        )
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        self._run.log({f"{group}/{name}": value for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def check_installed(cfg: Config) -> None:
+    """Raises `ConfigError` where a sink that the config asks for is not there."""
+    if cfg.train.wandb and importlib.util.find_spec("wandb") is None:
+        raise cfg.train.error("wandb", 'needs the package wandb: pip install -e ".[wandb]", or write None')
 
 
 def _records(path: Path) -> list[dict[str, Any]]:

@@ -20,24 +20,42 @@ class Figures:
     """The state of a run at one step."""
 
     step: int
-    loss: float
-    learning_rate: float
-    tokens_per_second: float
-    data_wait_percent: float
+    metrics: Mapping[str, float]
+    memory_bytes: int
+    peak_flops: float | None
+    """FLOP/s of which the devices are capable, where that is known."""
+    next_evaluation: int
 
     def __str__(self) -> str:
-        text = f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}  {self.tokens_per_second:,.0f} tokens/s"
-        slow = self.data_wait_percent > SHOWN_WAIT_PERCENT
-        return text + (f"  {self.data_wait_percent:.0f} % waiting for data" if slow else "")
+        found = self.metrics
+        parts = [f"loss {found['loss']:.4f}", f"lr {found['learning_rate']:.2e}"]
+        parts.append(f"{found['tokens_per_second']:,.0f} tokens/s")
+        speed = f"{with_prefix(found['flops_per_second'])}FLOP/s"
+        if self.peak_flops:
+            speed += f" ({100 * found['flops_per_second'] / self.peak_flops:.0f} %)"
+        parts += [speed, f"{self.memory_bytes / 2**30:.1f} GiB"]
+        if found["data_wait_percent"] > SHOWN_WAIT_PERCENT:
+            parts.append(f"{found['data_wait_percent']:.0f} % waiting for data")
+        if found["skipped_steps"]:
+            parts.append(f"{found['skipped_steps']:.0f} steps skipped")
+        return "  ".join([*parts, f"evaluation at {self.next_evaluation:,}"])
+
+
+def with_prefix(number: float) -> str:
+    """`1.5 G` for 1.5e9."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if number >= size:
+            return f"{number / size:.1f} {prefix}"
+    return f"{number:.0f} "
 
 
 class ProgressView:
     """Shows steps, loss, learning rate, tokens/s and the remaining time; prints evaluations above the bar."""
 
-    def __init__(self, *, first_step: int, steps: int, console: Console | None = None):
+    def __init__(self, *, steps: int, console: Console | None = None):
         self.console = console or Console(highlight=False)
-        self._first_step, self._steps = first_step, steps
-        self._started = time.perf_counter()
+        self._steps = steps
+        self.begin(0)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -47,7 +65,7 @@ class ProgressView:
             disable=not self.console.is_terminal,
             transient=True,
         )
-        self._task = self._bar.add_task("training", total=steps, completed=first_step, figures="compiling")
+        self._task = self._bar.add_task("training", total=steps, figures="compiling")
 
     def __enter__(self) -> "ProgressView":
         self._bar.start()
@@ -55,6 +73,10 @@ class ProgressView:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+    def begin(self, step: int) -> None:
+        """The steps from here on are those that the time left is reckoned by."""
+        self._first_step, self._started = step, time.perf_counter()
 
     def update(self, figures: Figures) -> None:
         """Moves the bar, or prints a line where there is no terminal."""

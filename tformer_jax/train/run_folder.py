@@ -2,8 +2,9 @@
 
 config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
 provenance.json  versions, command, hardware    checkpoints/                  state by step
-tokenizers/      trained on the training split  result.json                   the final evaluation
-labels.json      names of the classes
+tokenizers/      trained on the training split  weights/, weights.json        the parameters to use
+labels.json      names of the classes           result.json                   the final evaluation
+start_from.json  what another run gave          profile/                      traces
 """
 
 import json
@@ -17,8 +18,23 @@ from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
 
-CHANGEABLE = ("train.steps", "train.log_every", "train.eval_every", "train.checkpoint_every", "train.keep_checkpoints")
-"""Settings that a resumed run may change, besides those of eval, decode and parallel."""
+CHANGEABLE = (
+    "steps",
+    "weights",
+    "average",
+    "metric",
+    "patience",
+    "log_every",
+    "eval_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "keep_best",
+    "most_skipped",
+    "hang_seconds",
+    "layer_norms",
+    "wandb",
+)
+"""Settings of train that a resumed run may change, besides those of eval, decode and parallel."""
 
 
 def checkpoints(run: Path) -> Path:
@@ -37,6 +53,12 @@ def holds_run(run: Path) -> bool:
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ConfigError(f"{run} is not a run folder (it has no config.json); name another with --run")
     return False
+
+
+def require_run(run: Path) -> None:
+    """Raises `ConfigError` unless `run` is a run folder with checkpoints."""
+    if not (run / "config.json").is_file() or not checkpoints(run).is_dir():
+        raise ConfigError(f"train.start_from={str(run)!r}: is no folder of a trained run")
 
 
 def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> None:
@@ -63,7 +85,7 @@ def check_same_config(run: Path, cfg: Config) -> None:
     changed = [
         difference
         for difference in config.differences(config.load(run / "config.json"), cfg)
-        if not difference.startswith((*(f"{name}:" for name in CHANGEABLE), "eval.", "decode.", "parallel."))
+        if not difference.startswith((*(f"train.{name}:" for name in CHANGEABLE), "eval.", "decode.", "parallel."))
     ]
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")

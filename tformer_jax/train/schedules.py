@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from tformer_jax.config import Config
+
+Course = Callable[[jax.Array], jax.Array]
+"""From the share of the steps after warm-up that are done, 0 to 1, to the share of the peak."""
 
 
 def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
@@ -22,18 +26,6 @@ def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
     return schedule
 
 
-def cosine(peak: float, warmup_steps: int, steps: int, final_fraction: float) -> optax.Schedule:
-    """Linear warm-up, then half a cosine from `peak` to `final_fraction * peak` at `steps`."""
-
-    def schedule(step):
-        t = jnp.asarray(step, jnp.float32) + 1
-        progress = jnp.clip((t - warmup_steps) / max(steps - warmup_steps, 1), 0, 1)
-        decayed = final_fraction + (1 - final_fraction) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-        return peak * jnp.where(t < warmup_steps, t / warmup_steps, decayed)
-
-    return schedule
-
-
 def constant(peak: float, warmup_steps: int) -> optax.Schedule:
     """Linear warm-up, then `peak`."""
 
@@ -44,13 +36,44 @@ def constant(peak: float, warmup_steps: int) -> optax.Schedule:
     return schedule
 
 
+def cosine(final: float) -> Course:
+    """Half a cosine from 1 to `final` (SGDR, 2017)."""
+    return lambda done: final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+
+
+def linear(final: float) -> Course:
+    """A line from 1 to `final`."""
+    return lambda done: 1 - (1 - final) * done
+
+
+def warmup_stable_decay(final: float, decay_fraction: float) -> Course:
+    """1, then in the last `decay_fraction` a line to `final` (MiniCPM, 2024)."""
+    return lambda done: 1 - (1 - final) * jnp.maximum(1 - (1 - done) / max(decay_fraction, 1e-9), 0)
+
+
+def with_warmup(course: Course, peak: float, warmup_steps: int, steps: int, cycles: int) -> optax.Schedule:
+    """Linear warm-up, then `cycles` times the course in equal parts of the steps up to `steps`; then its end."""
+
+    def schedule(step):
+        t = jnp.asarray(step, jnp.float32) + 1
+        done = cycles * jnp.clip((t - warmup_steps) / max(steps - warmup_steps, 1), 0, 1)
+        inside = jnp.where(done < cycles, done - jnp.floor(done), 1.0)
+        return peak * jnp.where(t < warmup_steps, t / warmup_steps, course(inside))
+
+    return schedule
+
+
 def build(cfg: Config) -> optax.Schedule:
     """The schedule that `cfg.optim` names; `inverse_sqrt` takes the paper's peak when none is written."""
-    optim, steps = cfg.optim, cfg.train.steps
+    optim = cfg.optim
     peak = (cfg.model.dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
-    schedules: dict[str, Callable[[], optax.Schedule]] = {
-        "inverse_sqrt": lambda: inverse_sqrt(peak, optim.warmup_steps),
-        "cosine": lambda: cosine(peak, optim.warmup_steps, steps, optim.final_fraction),
-        "constant": lambda: constant(peak, optim.warmup_steps),
+    if optim.schedule == "inverse_sqrt":
+        return inverse_sqrt(peak, optim.warmup_steps)
+    if optim.schedule == "constant":
+        return constant(peak, optim.warmup_steps)
+    courses = {
+        "cosine": cosine(optim.final_fraction),
+        "linear": linear(optim.final_fraction),
+        "warmup_stable_decay": warmup_stable_decay(optim.final_fraction, optim.decay_fraction),
     }
-    return schedules[optim.schedule]()
+    return with_warmup(courses[optim.schedule], peak, optim.warmup_steps, cfg.train.steps, optim.cycles)

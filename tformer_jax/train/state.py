@@ -18,23 +18,29 @@ class TrainState:
     """Everything a step changes. The dropout key is no part of it: it follows from the seed and `step`."""
 
     step: jax.Array
-    """int32 scalar: updates made so far."""
+    """int32 scalar: steps made so far, skipped ones included."""
+    skipped: jax.Array
+    """int32 scalar: how many steps up to this one were skipped in a row."""
     params: Any
     opt_state: optax.OptState
+    ema: Any
+    """Running mean of the parameters, float32; None where `train.ema_decay` is None."""
 
 
-def create(model: nn.Module, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh) -> TrainState:
+def create(
+    model: nn.Module, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh, *, ema: bool = False
+) -> TrainState:
     """A fresh state; each parameter and each moment is initialised on the devices that will hold it."""
-    init, shardings = _initializer(model, optimizer, seed, mesh)
-    return jax.jit(lambda: nn.unbox(init()), out_shardings=shardings)()
+    init, shardings = _initializer(model, optimizer, seed, mesh, ema)
+    return jax.jit(init, out_shardings=shardings)()
 
 
-def abstract(model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract(model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh, *, ema: bool = False) -> TrainState:
     """Shapes, dtypes and shardings of the state, for restoring a checkpoint; nothing is computed."""
-    init, shardings = _initializer(model, optimizer, 0, mesh)
+    init, shardings = _initializer(model, optimizer, 0, mesh, ema)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(lambda: nn.unbox(init())),
+        jax.eval_shape(init),
         shardings,
     )
 
@@ -44,9 +50,11 @@ def parameter_count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _initializer(model, optimizer, seed, mesh):
+def _initializer(model, optimizer, seed, mesh, ema):
     def init() -> TrainState:
-        params = registry.init(model, jax.random.key(seed))
-        return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+        params = nn.unbox(registry.init(model, jax.random.key(seed)))
+        mean = optax.tree.cast(params, jnp.float32) if ema else None
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(params), ema=mean)
 
-    return init, rules.shardings(mesh, jax.eval_shape(init))
+    return init, rules.state_shardings(mesh, registry.shapes(model), jax.eval_shape(init))

@@ -1,4 +1,4 @@
-"""A trained model, loaded from its run folder for inference."""
+"""Opens a run folder for inference."""
 
 import dataclasses
 from pathlib import Path
@@ -11,7 +11,7 @@ from tformer_jax.config import Config, ConfigError, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.train import optimizers, run_folder, state
+from tformer_jax.train import optimizers, run_folder, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 
 
@@ -27,7 +27,7 @@ class Trained:
 
 
 def load_trained(run: Path) -> Trained:
-    """The newest checkpoint of a run, on the first device of this machine.
+    """What a run delivers, or its newest checkpoint while it is not finished, on the first device of this machine.
 
     Raises:
         ConfigError: `run` is not a run folder, or holds no checkpoint.
@@ -38,9 +38,17 @@ def load_trained(run: Path) -> Trained:
     if not run_folder.checkpoints(run).is_dir():
         raise ConfigError(f"{run} holds no checkpoint yet; train it first")
     model = registry.build(cfg.model)
-    mesh = make_mesh(ParallelConfig(data=1))
-    checkpointer = Checkpointer(run_folder.checkpoints(run), keep=cfg.train.keep_checkpoints)
-    restored, _ = checkpointer.restore(state.abstract(model, optimizers.build(cfg), mesh))
-    checkpointer.close()
     tokenizers = Tokenizers.load(run / "tokenizers")
-    return Trained(cfg, model, restored.params, tokenizers, run_folder.load_labels(run))
+    return Trained(cfg, model, _params(run, cfg, model), tokenizers, run_folder.load_labels(run))
+
+
+def _params(run: Path, cfg: Config, model: nn.Module) -> Any:
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    mesh = make_mesh(ParallelConfig(data=1))
+    abstract = state.abstract(model, optimizer, mesh, ema=cfg.train.ema_decay is not None)
+    checkpointer = Checkpointer(run_folder.checkpoints(run))
+    try:
+        params = weights.load(run, abstract.params, checkpointer.latest_step())
+        return weights.evaluated(cfg, checkpointer.restore(abstract)[0]) if params is None else params
+    finally:
+        checkpointer.close()

@@ -1,0 +1,296 @@
+"""Three steps of every optimizer against its paper's formula in NumPy float64; masks, groups and clipping."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tests.helpers import assert_close, tiny
+from tformer_jax import axes
+from tformer_jax.config import Config, ConfigError, OptimConfig
+from tformer_jax.models import registry
+from tformer_jax.train import optimizers
+
+RATES = (0.005, 0.01, 0.01)
+"""Of a peak of 0.01 after two steps of warm-up."""
+B1, B2, EPS, DECAY = 0.8, 0.9, 1e-6, 0.1
+NAMES = {
+    "attention": {"query": {"kernel": (axes.EMBED, axes.HEADS, axes.HEAD_DIM), "bias": (axes.HEADS, axes.HEAD_DIM)}},
+    "embedding": (axes.VOCAB, axes.EMBED),
+    "experts": {"contract_kernel": (axes.EXPERTS, axes.MLP, axes.EMBED)},
+    "ffn": {"kernel": (axes.MLP, axes.EMBED)},
+    "wide": {"kernel": (axes.EMBED, axes.MLP)},
+}
+SHAPES = {
+    "attention": {"query": {"kernel": (8, 2, 3), "bias": (2, 3)}},
+    "embedding": (5, 8),
+    "experts": {"contract_kernel": (2, 6, 8)},
+    "ffn": {"kernel": (12, 8)},
+    "wide": {"kernel": (130, 140)},
+}
+
+
+def is_shape(node) -> bool:
+    return isinstance(node, tuple)
+
+
+def boxed(dtype=jnp.float32):
+    return jax.tree.map(
+        lambda names, shape: nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, dtype), names),
+        NAMES,
+        SHAPES,
+        is_leaf=is_shape,
+    )
+
+
+def trees(seed: int):
+    draw = np.random.default_rng(seed)
+    return jax.tree.map(lambda shape: draw.normal(size=shape), SHAPES, is_leaf=is_shape)
+
+
+PARAMS, GRADS = trees(0), [trees(seed) for seed in (1, 2, 3)]
+
+
+def settings(**changes) -> Config:
+    optim = {
+        "schedule": "constant",
+        "learning_rate": 0.01,
+        "warmup_steps": 2,
+        "beta1": B1,
+        "beta2": B2,
+        "eps": EPS,
+        "weight_decay": DECAY,
+        "clip_norm": 0.0,
+    }
+    return Config(optim=OptimConfig(**optim | changes))
+
+
+def three_steps(**changes):
+    optimizer = optimizers.build(settings(**changes), boxed())
+    params = jax.tree.map(jnp.float32, PARAMS)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    for grads in GRADS:
+        params, state = step(params, state, jax.tree.map(jnp.float32, grads))
+    return params, state
+
+
+def decay_of(path: str) -> float:
+    return 0.0 if path.endswith("bias']") else DECAY
+
+
+def adamw(p, grads, decay):
+    m = v = np.zeros_like(p)
+    for t, (g, rate) in enumerate(zip(grads, RATES, strict=True), start=1):
+        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g**2
+        p = p - rate * (m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPS) + decay * p)
+    return p
+
+
+def lamb(p, grads, decay):
+    m = v = np.zeros_like(p)
+    for t, (g, rate) in enumerate(zip(grads, RATES, strict=True), start=1):
+        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g**2
+        r = m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPS) + decay * p
+        p = p - rate * np.linalg.norm(p) / np.linalg.norm(r) * r
+    return p
+
+
+def lion(p, grads, decay):
+    m = np.zeros_like(p)
+    for g, rate in zip(grads, RATES, strict=True):
+        p = p - rate * (np.sign(B1 * m + (1 - B1) * g) + decay * p)
+        m = B2 * m + (1 - B2) * g
+    return p
+
+
+def sgd(p, grads, decay):
+    m = np.zeros_like(p)
+    for g, rate in zip(grads, RATES, strict=True):
+        m = B1 * m + g + decay * p
+        p = p - rate * m
+    return p
+
+
+def adafactor(p, grads, decay):
+    """Shazeer and Stern (2018), algorithms 4 and 5; factored where both sides are at least 128."""
+    row = col = v = 0.0
+    for t, (g, rate) in enumerate(zip(grads, RATES, strict=True), start=1):
+        beta, square = 1 - t**-0.8, g**2 + 1e-30
+        if p.ndim == 2 and min(p.shape) >= 128:
+            row, col = beta * row + (1 - beta) * square.mean(1), beta * col + (1 - beta) * square.mean(0)
+            second = np.outer(row, col) / row.mean()
+        else:
+            second = v = beta * v + (1 - beta) * square
+        u = g / np.sqrt(second)
+        u = u / max(1.0, np.sqrt((u**2).mean()))
+        p = p - rate * max(1e-3, np.sqrt((p**2).mean())) * u - rate * decay * p
+    return p
+
+
+def schedule_free(p, grads, decay):
+    """Defazio et al. (2024), algorithm 1 with AdamW: gives y, where gradients are taken, and x, to evaluate."""
+    y, z, x, v, total = p, p, p, np.zeros_like(p), 0.0
+    for t, (g, rate) in enumerate(zip(grads, RATES, strict=True), start=1):
+        v = B2 * v + (1 - B2) * g**2
+        z = z - rate * (g / (np.sqrt(v / (1 - B2**t)) + EPS) + decay * y)
+        weight = rate**2
+        total += weight
+        x = x + weight / total * (z - x)
+        y = (1 - B1) * z + B1 * x
+    return y, x
+
+
+def orthogonal(matrix):
+    """Five Newton-Schulz steps (Jordan, 2024)."""
+    x = matrix / np.linalg.norm(matrix)
+    transposed = x.shape[0] > x.shape[1]
+    x = x.T if transposed else x
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    return x.T if transposed else x
+
+
+def muon(p, grads, decay):
+    """Jordan (2024), in AdamW's size ("Muon is Scalable", 2025)."""
+    m = np.zeros_like(p)
+    for g, rate in zip(grads, RATES, strict=True):
+        m = 0.95 * m + g
+        p = p - rate * (0.2 * np.sqrt(max(p.shape)) * orthogonal(g + 0.95 * m) + decay * p)
+    return p
+
+
+def muon_of(p, grads, path):
+    """By matrices: inputs to outputs, experts apart; embeddings and biases take AdamW."""
+    if "query']['kernel" in path:
+        flat = muon(p.reshape(8, 6), [g.reshape(8, 6) for g in grads], DECAY)
+        return flat.reshape(p.shape)
+    if "experts" in path:
+        return np.stack([muon(p[e], [g[e] for g in grads], DECAY) for e in range(2)])
+    return muon(p, grads, DECAY) if "kernel" in path else adamw(p, grads, decay_of(path))
+
+
+def expected(formula):
+    def of(path, p, *grads):
+        return formula(p, grads, jax.tree_util.keystr(path))
+
+    return jax.tree_util.tree_map_with_path(of, PARAMS, *GRADS)
+
+
+@pytest.mark.parametrize("formula", [adamw, lamb, lion, sgd, adafactor])
+def test_equals_the_formula(formula):
+    found, _ = three_steps(optimizer=formula.__name__)
+    wanted = expected(lambda p, grads, path: formula(p, grads, decay_of(path)))
+    proves = (f"optim.optimizer={formula.__name__}", "NumPy float64, three steps")
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
+
+
+def test_muon_equals_the_formula():
+    found, _ = three_steps(optimizer="muon")
+    proves = ("optim.optimizer=muon", "NumPy float64, three steps")
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, expected(muon_of))
+
+
+def test_schedule_free_equals_the_formula():
+    found, state = three_steps(optimizer="schedule_free_adamw")
+    wanted = expected(lambda p, grads, path: schedule_free(p, grads, decay_of(path))[0])
+    averages = expected(lambda p, grads, path: schedule_free(p, grads, decay_of(path))[1])
+    proves = ("optim.optimizer=schedule_free_adamw", "NumPy float64, three steps")
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
+    evaluated = optimizers.evaluation_params(state, found)
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), evaluated, averages)
+
+
+def test_other_optimizers_evaluate_the_parameters():
+    found, state = three_steps()
+    assert optimizers.evaluation_params(state, found) is found
+
+
+def test_groups_have_learning_rates_of_their_own():
+    found, _ = three_steps(learning_rates=("attention/*/bias=0", "embedding=0.5"))
+    plain, _ = three_steps()
+    np.testing.assert_array_equal(found["attention"]["query"]["bias"], np.float32(PARAMS["attention"]["query"]["bias"]))
+    np.testing.assert_array_equal(found["ffn"]["kernel"], plain["ffn"]["kernel"])
+    # without decay, AdamW's steps do not depend on the parameters: half the rate goes half the way
+    half, _ = three_steps(learning_rates=("embedding=0.5",), weight_decay=0.0)
+    whole, _ = three_steps(weight_decay=0.0)
+    start = PARAMS["embedding"]
+    assert_close(2 * (half["embedding"] - start), whole["embedding"] - start)
+
+
+def test_what_decays_is_chosen_by_globs():
+    plain, _ = three_steps(weight_decay=0.0)
+    some, _ = three_steps(decayed=("ffn/*",))
+    for path, same in (("ffn", False), ("embedding", True), ("wide", True)):
+        equal = jax.tree.map(lambda a, b: bool((a == b).all()), plain[path], some[path])
+        assert all(jax.tree.leaves(equal)) == same
+
+
+def test_weight_decay_spares_biases_and_norms():
+    cfg = Config(optim=OptimConfig(schedule="constant", learning_rate=1.0, warmup_steps=1, weight_decay=0.5))
+    shapes = registry.shapes(registry.build(tiny("seq2seq", position="learned", output_bias=True)))
+    optimizer = optimizers.build(cfg, shapes)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), nn.unbox(shapes))
+    zeros = jax.tree.map(jnp.zeros_like, ones)
+    updates, _ = optimizer.update(zeros, optimizer.init(ones), ones)
+    flat = {jax.tree_util.keystr(path): float(u.min()) for path, u in jax.tree_util.tree_leaves_with_path(updates)}
+    for name, update in flat.items():
+        assert update == (-0.5 if name.endswith(("['kernel']", "['embedding']")) else 0.0), name
+    assert set(flat.values()) == {-0.5, 0.0}
+
+
+def test_a_glob_that_fits_nothing():
+    with pytest.raises(ConfigError, match="'encoder/.' fits no parameter; one is 'attention/query/bias'"):
+        optimizers.build(settings(learning_rates=("encoder/*=0.1",)), boxed())
+
+
+def test_clipping_by_norm():
+    found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.5)
+    wanted = PARAMS
+    for grads, rate in zip(GRADS, RATES, strict=True):
+        norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(grads)))
+        wanted = jax.tree.map(lambda p, g, s=rate * 0.5 / norm: p - s * g, wanted, grads)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), found, wanted)
+
+
+def test_clipping_by_adaptive_scale():
+    """Brock et al. (2021), equation 3: a unit is all that flows into one output."""
+    found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
+    p = PARAMS["ffn"]["kernel"]
+    for grads, rate in zip(GRADS, RATES, strict=True):
+        g = grads["ffn"]["kernel"]
+        bound = 0.1 * np.maximum(np.linalg.norm(p, axis=0), 1e-3)
+        p = p - rate * g * np.minimum(bound / np.linalg.norm(g, axis=0), 1)
+    assert_close(found["ffn"]["kernel"], p, 1e-6)
+
+
+def test_the_state_is_float32_for_bfloat16_parameters():
+    optimizer = optimizers.build(settings(), boxed(jnp.bfloat16))
+    params = jax.tree.map(jnp.bfloat16, PARAMS)
+    state = optimizer.init(params)
+    updates, state = optimizer.update(jax.tree.map(jnp.bfloat16, GRADS[0]), state, params)
+    for leaf in jax.tree.leaves((updates, state)):
+        assert leaf.dtype in (jnp.float32, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rates": ("*kernel",)}, r"'\*kernel' must read GLOB=FACTOR, such as '\*embedding=0.1'"),
+        ({"learning_rates": ("*=-1",)}, "must read GLOB=FACTOR"),
+        ({"optimizer": "schedule_free_adamw", "schedule": "cosine"}, "must be 'constant' for"),
+        ({"optimizer": "schedule_free_adamw", "learning_rates": ("*=2",)}, "cannot go with"),
+        ({"optimizer": "adam"}, "optim.optimizer='adam': is not a known value; did you mean 'adamw'?"),
+        ({"cycles": 2}, "needs a schedule with an end"),
+    ],
+)
+def test_settings_that_contradict_each_other(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**changes)

@@ -1,0 +1,179 @@
+"""`scripts/sweep.py`: trains a config once for each combination of some settings, and compares the results."""
+
+import argparse
+import concurrent.futures
+import itertools
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tformer_jax.cli.train import DATA_VARIABLE, read_config
+from tformer_jax.config import LOWER_IS_BETTER, Config, ConfigError, to_dict
+from tformer_jax.train.errors import RunError
+from tformer_jax.train.run_folder import write_json
+
+TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
+Combination = tuple[str, ...]
+"""`NAME=VALUE` for each setting of the sweep."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs what is not finished yet, and prints a table of all runs.
+
+    Raises:
+        ConfigError: the sweep or one of its configs is wrong; nothing has run then.
+        RunError: some runs failed.
+    """
+    options, overrides = parser().parse_known_args(argv)
+    combinations = expand(options.sweep)
+    configs = [read_config(options.config, [*overrides, *as_flags(found)]) for found in combinations]
+    folder = options.output or Path("runs") / f"{read_config(options.config, overrides).name}_sweep"
+    check_same_sweep(folder, configs, combinations)
+    slots: queue.Queue[str | None] = queue.Queue()
+    for device in options.devices.split(",") if options.devices else [None]:
+        slots.put(device)
+    with concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
+        jobs = [
+            pool.submit(train, options, overrides, found, folder / ",".join(found), slots) for found in combinations
+        ]
+        failed = [problem for job in jobs if (problem := job.result())]
+    results = {found: result for found in combinations if (result := read_result(folder / ",".join(found)))}
+    write_json(folder / "results.json", [{"settings": found, **result} for found, result in results.items()])
+    Console().print(table(results, configs[0]))
+    if failed:
+        raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags beside the config's own `--config.SECTION.SETTING=VALUE`."""
+    result = argparse.ArgumentParser(
+        prog="sweep.py",
+        description="Trains a config for each combination of settings. The same command goes on where it stopped.",
+        allow_abbrev=False,
+    )
+    result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
+    result.add_argument(
+        "--sweep", required=True, metavar="SETTINGS", help='such as "optim.learning_rate=1e-3,3e-3; seed=0,1,2"'
+    )
+    result.add_argument("--output", type=Path, metavar="DIR", help="folder of the runs (default: runs/NAME_sweep)")
+    result.add_argument("--devices", metavar="LIST", help="GPUs that each train one run at a time, such as 0,1")
+    result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
+    return result
+
+
+def expand(text: str) -> list[Combination]:
+    """Every combination of `NAME=VALUE,VALUE; NAME=VALUE`, the last name varying fastest.
+
+    Raises:
+        ConfigError: it does not read like this.
+    """
+    settings = []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        name, equals, values = part.partition("=")
+        choices = _split(values)
+        if not (name.strip() and equals and all(choices)):
+            raise ConfigError(f'--sweep: {part!r} must read NAME=VALUE,VALUE; for example "seed=0,1; model.dim=64,128"')
+        settings.append([f"{name.strip()}={value}" for value in choices])
+    if not settings:
+        raise ConfigError('--sweep is empty; write for example "optim.learning_rate=1e-3,3e-3; seed=0,1"')
+    return list(itertools.product(*settings))
+
+
+def as_flags(combination: Combination) -> list[str]:
+    """The command line of a combination."""
+    return [f"--config.{setting}" for setting in combination]
+
+
+def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
+    """Creates the folder of a sweep; or makes sure that its runs are of these configs.
+
+    Raises:
+        ConfigError: it holds runs of other configs, or cannot be written.
+    """
+    path = folder / "sweep.json"
+    wanted = {",".join(found): to_dict(cfg) for found, cfg in zip(combinations, configs, strict=True)}
+    wanted = json.loads(json.dumps(wanted))
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if any(known[name] != values for name, values in wanted.items() if name in known):
+        raise ConfigError(f"{folder} is a sweep of another config; name another folder with --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {**known, **wanted})
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); name another with --output") from error
+
+
+def train(
+    options: argparse.Namespace, overrides: Sequence[str], found: Combination, run: Path, slots: queue.Queue
+) -> str | None:
+    """Trains one combination on a free device; what went wrong, if anything."""
+    if read_result(run):
+        return None
+    device = slots.get()
+    try:
+        print(f"{run}: training" + (f" on device {device}" if device is not None else ""), flush=True)
+        command = [sys.executable, "-c", TRAIN, f"--config={options.config}", *overrides, *as_flags(found)]
+        command += [f"--run={run}", "--resume", *([f"--data={options.data}"] if options.data else [])]
+        environment = os.environ if device is None else {**os.environ, "CUDA_VISIBLE_DEVICES": device}
+        log = run.with_name(f"{run.name}.log")
+        with log.open("a", encoding="utf-8") as output:
+            status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
+        if status.returncode == 0:
+            return None
+        last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"])[-1]
+        print(f"{run}: failed: {last}", flush=True)
+        return f"{run}: {last} (all of it in {log})"
+    finally:
+        slots.put(device)
+
+
+def read_result(run: Path) -> dict[str, Any] | None:
+    """What a finished run found; None for others."""
+    path = run / "result.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def table(results: dict[Combination, dict[str, Any]], cfg: Config) -> Table:
+    """The held-out metrics of each run, best first; and, where seeds differ, their mean and deviation."""
+    metric = cfg.train.metric
+    ordered = sorted(results.items(), key=lambda item: item[1]["test"][metric], reverse=metric not in LOWER_IS_BETTER)
+    names = list(ordered[0][1]["test"]) if ordered else []
+    view = Table(title=f"{len(ordered)} runs, best {metric} first")
+    for heading in ("settings", *names):
+        view.add_column(heading)
+    for found, result in ordered:
+        view.add_row("  ".join(found), *(f"{result['test'][name]:.4g}" for name in names))
+    groups: dict[Combination, list[dict[str, float]]] = {}
+    for found, result in ordered:
+        groups.setdefault(tuple(part for part in found if not part.startswith("seed=")), []).append(result["test"])
+    if len(groups) < len(ordered):
+        view.add_section()
+        for found, tests in groups.items():
+            columns = [[test[name] for test in tests] for name in names]
+            cells = [
+                f"{statistics.mean(values):.4g} ± {statistics.stdev(values) if len(values) > 1 else 0:.2g}"
+                for values in columns
+            ]
+            view.add_row("  ".join([*found, f"{len(tests)} seeds"]), *cells)
+    return view
+
+
+def _split(values: str) -> list[str]:
+    """At the commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for letter in values:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]

@@ -1,0 +1,134 @@
+"""The settings of optimization and of the training loop."""
+
+import dataclasses
+from typing import ClassVar
+
+from tformer_jax.config.fields import Section, setting
+
+WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
+"""Schedules that run from the peak to `final_fraction` of it."""
+
+METRICS = {
+    "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
+    "decoder_lm": ("loss", "perplexity", "token_accuracy"),
+    "classifier": ("loss", "accuracy"),
+}
+"""What is measured of each family of models."""
+LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    path: ClassVar[str] = "optim"
+
+    optimizer: str = setting(
+        "adamw",
+        "muon takes adamw for what is no matrix between layers; schedule_free_adamw evaluates an average of its own",
+        choices=("adamw", "adafactor", "lion", "lamb", "sgd", "muon", "schedule_free_adamw"),
+    )
+    schedule: str = setting(
+        "inverse_sqrt",
+        "course of the learning rate after warm-up",
+        choices=("inverse_sqrt", "constant", *WITH_AN_END),
+    )
+    learning_rate: float | None = setting(
+        None, "peak; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, the 2017 paper's", low=0.0
+    )
+    learning_rates: tuple[str, ...] = setting(
+        (), "factors of the learning rate by parameter, 'GLOB=FACTOR', the first that fits counts; 0 freezes"
+    )
+    warmup_steps: int = setting(4000, "steps of linear warm-up", low=1)
+    final_fraction: float = setting(
+        0.1, "last learning rate as a share of the peak, for those with an end", low=0, high=1
+    )
+    decay_fraction: float = setting(0.2, "warmup_stable_decay: share of the steps in which it declines", low=0, high=1)
+    cycles: int = setting(1, "times that a schedule with an end runs through its course, restarting at the peak", low=1)
+    beta1: float = setting(0.9, "decay of the first moment; sgd: momentum", low=0.0, high=1.0)
+    beta2: float = setting(0.98, "decay of the second moment", low=0.0, high=1.0)
+    muon_beta: float = setting(0.95, "muon: momentum of matrices", low=0.0, high=1.0)
+    eps: float = setting(1e-9, "added to the root of the second moment", low=0.0)
+    weight_decay: float = setting(0.0, "decoupled decay, times the learning rate; sgd: L2 penalty", low=0.0)
+    decayed: tuple[str, ...] = setting(
+        ("*kernel", "*embedding", "*router"), "globs of the parameters that decay, such as 'encoder/*/kernel'"
+    )
+    clip_norm: float = setting(1.0, "largest global gradient norm; 0: no clipping", low=0.0)
+    adaptive_clip: float = setting(
+        0.0, "largest gradient norm as a share of the parameter's, by unit (NFNets, 2021); 0: no clipping", low=0.0
+    )
+
+    def check(self) -> None:
+        if self.learning_rate is None and self.schedule != "inverse_sqrt":
+            raise self.error("learning_rate", f"must be a number for optim.schedule={self.schedule!r}, such as 1e-3")
+        if self.cycles > 1 and self.schedule not in WITH_AN_END:
+            raise self.error("cycles", f"needs a schedule with an end: one of {WITH_AN_END}")
+        for entry in self.learning_rates:
+            glob, _, factor = entry.rpartition("=")
+            if not glob or not _is_factor(factor):
+                raise self.error("learning_rates", f"{entry!r} must read GLOB=FACTOR, such as '*embedding=0.1'")
+        if self.optimizer == "schedule_free_adamw":
+            if self.schedule != "constant":
+                raise self.error("schedule", "must be 'constant' for optim.optimizer='schedule_free_adamw'")
+            if self.learning_rates:
+                raise self.error("learning_rates", "cannot go with optim.optimizer='schedule_free_adamw'; write ()")
+            if not self.beta1:
+                raise self.error("beta1", "must be larger than 0 for optim.optimizer='schedule_free_adamw'")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Section):
+    """The training loop."""
+
+    path: ClassVar[str] = "train"
+
+    steps: int = setting(10_000, "optimizer steps", low=1)
+    accumulate: int = setting(1, "parts of a batch that are computed one after another, to save memory", low=1)
+    start_from: str | None = setting(None, "run folder whose parameters, where they fit, are the first ones")
+
+    label_smoothing: float = setting(0.0, "probability mass spread over the vocabulary", low=0.0, high=1.0)
+    z_loss: float = setting(0.0, "weight of log(sum of exp(logits))^2 (PaLM, 2022: 1e-4)", low=0.0)
+    loss_chunk: int | None = setting(None, "positions of a row whose logits are held at once; None: all", low=1)
+
+    ema_decay: float | None = setting(None, "decay of the parameters' running mean a step; None: none", low=0, high=1)
+    weights: str = setting(
+        "last",
+        "what is tested at the end and used afterwards: parameters of the last step, their running mean, those of the "
+        "best checkpoint, or the mean of the last or best checkpoints",
+        choices=("last", "ema", "best", "average_last", "average_best"),
+    )
+    average: int = setting(5, "average_*: checkpoints that are averaged", low=1)
+    metric: str = setting("loss", "validation metric by which checkpoints are the best")
+    patience: int = setting(0, "evaluations without a better metric after which training ends; 0: never", low=0)
+
+    log_every: int = setting(50, "steps between two metric records", low=1)
+    eval_every: int = setting(1000, "steps between two evaluations", low=1)
+    checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
+    keep_checkpoints: int = setting(2, "newest checkpoints kept", low=1)
+    keep_best: int = setting(0, "best checkpoints kept besides; they are saved at evaluations", low=0)
+
+    most_skipped: int = setting(
+        5, "steps in a row whose loss or gradient is not finite, and which are skipped, before the run stops", low=1
+    )
+    hang_seconds: int = setting(1800, "a step that takes longer ends the run with a traceback; 0: never", low=0)
+    layer_norms: bool = setting(False, "record the norms of each layer's gradient and parameters")
+    noise_scale: bool = setting(False, "record the gradient noise scale (McCandlish et al., 2018); needs accumulate")
+    wandb: str | None = setting(None, "project of Weights & Biases that gets the metrics, too")
+
+    def check(self) -> None:
+        if self.weights == "ema" and self.ema_decay is None:
+            raise self.error("weights", "needs train.ema_decay, such as 0.999")
+        if self.noise_scale and self.accumulate == 1:
+            raise self.error("noise_scale", "compares parts of a batch: set train.accumulate to 2 or more")
+        if self.weights == "average_last" and self.keep_checkpoints < self.average:
+            raise self.error("keep_checkpoints", f"must be at least train.average={self.average}")
+        needed = {"best": 1, "average_best": self.average}.get(self.weights, 0)
+        if self.keep_best < needed:
+            raise self.error("keep_best", f"must be at least {needed} for train.weights={self.weights!r}")
+
+
+def _is_factor(text: str) -> bool:
+    try:
+        return float(text) >= 0
+    except ValueError:
+        return False

@@ -1,0 +1,62 @@
+"""Fine-tuning: the first parameters of a run, taken from another run as far as they fit."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tformer_jax.config import ConfigError
+from tformer_jax.train.optimizers import parameter_names
+from tformer_jax.train.trained import load_trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What was taken, by parameter."""
+
+    loaded: tuple[str, ...]
+    other_shape: tuple[str, ...]
+    """`NAME (16, 8), not (32, 8)`: there, but of another shape."""
+    missing: tuple[str, ...]
+    """Only in the new model: newly initialised."""
+    unused: tuple[str, ...]
+    """Only in the other run."""
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.loaded)} parameters loaded"]
+        for title, names in (
+            ("of another shape, newly initialised", self.other_shape),
+            ("not there, newly initialised", self.missing),
+            ("not used", self.unused),
+        ):
+            if names:
+                shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+                parts.append(f"{len(names)} {title}: {shown}")
+        return "; ".join(parts)
+
+
+def take(params: Any, run: Path) -> tuple[Any, Report]:
+    """`params` with those of `run` in their place where name and shape are the same.
+
+    Raises:
+        ConfigError: `run` holds no trained model, or none of its parameters fits.
+    """
+    other = load_trained(run).params
+    known = dict(zip(jax.tree.leaves(parameter_names(other)), jax.tree.leaves(other), strict=True))
+    leaves, tree = jax.tree.flatten(params)
+    names = jax.tree.leaves(parameter_names(params))
+    loaded, other_shape, missing = [], [], []
+    for place, (name, leaf) in enumerate(zip(names, leaves, strict=True)):
+        found = known.get(name)
+        if found is None:
+            missing.append(name)
+        elif found.shape != leaf.shape:
+            other_shape.append(f"{name} {found.shape}, not {leaf.shape}")
+        else:
+            loaded.append(name)
+            leaves[place] = jax.device_put(found.astype(leaf.dtype), leaf.sharding)
+    report = Report(tuple(loaded), tuple(other_shape), tuple(missing), tuple(sorted(known.keys() - set(names))))
+    if not loaded:
+        raise ConfigError(f"train.start_from={str(run)!r}: no parameter fits this model ({report})")
+    return jax.tree.unflatten(tree, leaves), report
