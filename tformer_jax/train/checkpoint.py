@@ -53,7 +53,7 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def best_steps(self) -> list[int]:
-        """The steps of the checkpoints that were scored, best first."""
+        """The steps of the checkpoints that were scored, best first; of equals the newest first."""
         scored = [(info.metrics["score"], step) for step in self.steps() if (info := self._info(step)).metrics]
         return [step for _, step in sorted(scored, reverse=True)]
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tformer_jax.data.waiting import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -87,11 +88,9 @@ class Trainer:
         self.spikes, self.best = SpikeDetector(), BestMetric(self.cfg.train)
         if self.experiment.start_from is not None:
             params, report = take(start.params, self.experiment.start_from)
-            ema = (
-                None
-                if start.ema is None
-                else jax.tree.map(lambda mean, leaf: leaf.astype(mean.dtype), start.ema, params)
-            )
+            ema = start.ema
+            if ema is not None:
+                ema = jax.tree.map(lambda mean, leaf: jnp.array(leaf, mean.dtype, copy=True), ema, params)
             self.state = dataclasses.replace(start, params=params, ema=ema)
             run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
             self.view.say(f"From {self.experiment.start_from}: {report}")

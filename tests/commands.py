@@ -1,0 +1,106 @@
+"""Real training commands in processes of their own, small enough to be killed and repeated many times."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tformer_jax import config
+from tformer_jax.models import registry
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import optimizers, run_folder, state
+from tformer_jax.train.checkpoint import Checkpointer
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = {
+    "model.dim": 16,
+    "model.num_heads": 2,
+    "model.ffn_dim": 16,
+    "model.dropout": 0.1,
+    "train.steps": 120,
+    "train.log_every": 7,
+    "train.eval_every": 40,
+    "train.checkpoint_every": 5,
+    "train.ema_decay": 0.9,
+    "train.accumulate": 2,
+    "eval.examples": 8,
+    "eval.samples": 0,
+    "data.heldout_examples": 20,
+    "decode.max_new_tokens": 4,
+}
+LM = {
+    **{name: value for name, value in SMALL.items() if name != "data.heldout_examples"},
+    "model.decoder_layers": 1,
+    "data.batching": "packed",
+    "data.window": 64,
+    "data.batch_size": 4,
+    "data.vocab_size": 400,
+    "eval.examples": 2,
+}
+PAIRS = {**SMALL, "model.encoder_layers": 1, "model.decoder_layers": 1, "data.batch_tokens": 512}
+TEXTS = {**SMALL, "model.encoder_layers": 1, "data.batch_tokens": 1024}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "packed language model": ("configs/lm_stdlib.py", LM),
+    "bucketed translation": ("configs/translate_cldr.py", PAIRS),
+    "classification": ("configs/classify_cldr.py", TEXTS),
+}
+
+
+def command(kind: str, run: Path, *flags: str, **changes: Any) -> list[str]:
+    """`scripts/train.py` on a small config; `changes` are settings with `__` for the dot."""
+    path, settings = KINDS[kind]
+    settings = settings | {name.replace("__", "."): value for name, value in changes.items()}
+    overrides = [f"--config.{name}={value}" for name, value in settings.items()]
+    return [sys.executable, "scripts/train.py", "--config", path, "--run", str(run), *overrides, *flags]
+
+
+def start(arguments: list[str], cache: Path, **options: Any) -> subprocess.Popen:
+    """Starts a command that keeps what it compiled in a folder."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(arguments, cwd=ROOT, env=environment, text=True, **pipes)
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """Everything in metrics.jsonl but what depends on the clock."""
+    clock = ("tokens_per_second", "flops_per_second", "data_wait_percent")
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in clock} for line in lines]
+
+
+def last_state(run: Path) -> state.TrainState:
+    """The newest checkpoint of a run."""
+    cfg = config.load(run / "config.json")
+    model = registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    abstract = state.abstract(model, optimizer, make_mesh(config.ParallelConfig(data=1)), ema=bool(cfg.train.ema_decay))
+    keeper = Checkpointer(run_folder.checkpoints(run))
+    found, _ = keeper.restore(abstract)
+    keeper.close()
+    return found
+
+
+def differences(run: Path, expected: Path) -> list[str]:
+    """In what a run differs from another one, bit for bit."""
+    found = [f"state{jax.tree_util.keystr(path)}" for path in _unequal(last_state(run), last_state(expected))]
+    pairs = zip(records(run), records(expected), strict=False)
+    found += [f"metrics {mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs]
+    if len(records(run)) != len(records(expected)):
+        found.append(f"{len(records(run))} metric records instead of {len(records(expected))}")
+    return found
+
+
+def _unequal(mine: Any, theirs: Any) -> list[Any]:
+    pairs = zip(jax.tree_util.tree_leaves_with_path(mine), jax.tree.leaves(theirs), strict=True)
+    return [path for (path, leaf), other in pairs if not np.array_equal(leaf, other)]

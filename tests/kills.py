@@ -1,0 +1,83 @@
+"""Kills training runs with SIGKILL at random moments, resumes them, and compares with runs that were never stopped.
+
+python -m tests.kills --kills 20 --record tests/kills.json
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests import commands
+from tformer_jax.train import provenance
+from tformer_jax.train.run_folder import write_json
+
+PLACES = ("while starting", "between two steps", "while saving")
+SHARES = (1, 3, 4)
+
+
+def main() -> None:
+    """Prints and records what happened to each kind of run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    found = {}
+    for kind in commands.KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            found[kind] = kill_often(kind, options.kills, random.Random(options.seed), Path(folder))
+        print(f"{kind}: {json.dumps(found[kind])}", flush=True)
+    if options.record:
+        write_json(options.record, {**provenance.collect(), "seed": options.seed, "runs": found})
+
+
+def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict[str, Any]:
+    """Where a run of a kind was killed, and in what it then differs from one that was not."""
+    whole, killed, cache = folder / "whole", folder / "killed", folder / "cache"
+    finish(commands.command(kind, whole), cache)
+    places = dict.fromkeys(PLACES, 0)
+    while sum(places.values()) < kills:
+        process = commands.start(commands.command(kind, killed, "--resume"), cache, stderr=None)
+        place = draw.choices(PLACES, SHARES)[0]
+        if reached(process, place, killed, draw):
+            process.kill()
+            places[place] += 1
+        process.wait()
+        if process.returncode == 0:
+            break  # it was faster than the next kill
+    finish(commands.command(kind, killed, "--resume"), cache)
+    return {"killed": places, "differences": commands.differences(killed, whole)}
+
+
+def reached(process: Any, place: str, run: Path, draw: random.Random) -> bool:
+    """Waits until the process is in some place; whether it still runs then."""
+    if place == "while starting":
+        time.sleep(draw.uniform(0.5, 6))
+        return process.poll() is None
+    for line in process.stdout:
+        if line.startswith("step "):
+            break
+    if place == "between two steps":
+        time.sleep(draw.uniform(0, 0.3))
+    else:
+        checkpoints = run / "checkpoints"
+        while process.poll() is None and not list(checkpoints.glob("*tmp*")):
+            time.sleep(0.0005)
+        time.sleep(draw.uniform(0, 0.02))
+    return process.poll() is None
+
+
+def finish(arguments: list[str], cache: Path) -> None:
+    """Runs a command to its end."""
+    process = commands.start(arguments, cache)
+    output, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{output}{errors}")
+
+
+if __name__ == "__main__":
+    main()

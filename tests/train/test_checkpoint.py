@@ -1,0 +1,168 @@
+"""Checkpoints: what is damaged is noticed, what is kept, and where a state is restored."""
+
+import random
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import tiny
+from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig
+from tformer_jax.models import registry
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.state import TrainState
+
+HOST = {"batches": {"next": 7}, "meter": {"tokens": 12}}
+
+
+def made(step: int) -> TrainState:
+    params = {"a": jnp.arange(4000.0) * step, "b": jnp.full((3, 5), step, jnp.bfloat16)}
+    number = jnp.int32(step)
+    return TrainState(step=number, skipped=number * 0, params=params, opt_state=(jnp.float32(0.5),), ema=None)
+
+
+def abstract() -> TrainState:
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one), made(1))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    keeper = Checkpointer(folder, keep=3)
+    for step in (1, 2, 3):
+        keeper.save(step, made(step), {**HOST, "step": step})
+    keeper.wait()
+    keeper.close()
+    return folder
+
+
+@pytest.fixture
+def copied(original, tmp_path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "checkpoints"))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def assert_is(found: TrainState, step: int) -> None:
+    jax.tree.map(np.testing.assert_array_equal, found, made(step))
+
+
+def test_the_newest_is_restored_with_its_host_data(copied):
+    keeper = Checkpointer(copied, keep=3)
+    found, host = keeper.restore(abstract())
+    assert_is(found, 3)
+    assert host == {**HOST, "step": 3}
+    keeper.close()
+
+
+def test_a_truncated_one_is_set_aside_and_the_one_before_it_used(copied, caplog):
+    largest = max(files(copied / "3"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    keeper = Checkpointer(copied, keep=3)
+    found, host = keeper.restore(abstract(), mend=True)
+    assert_is(found, 2)
+    assert host["step"] == 2
+    assert "checkpoints/3 is damaged" in caplog.text
+    assert "going back to step 2" in caplog.text
+    assert (copied.parent / "damaged" / "3").is_dir()
+    keeper.save(3, made(3), HOST)
+    keeper.wait()
+    assert_is(keeper.restore(abstract())[0], 3)
+    keeper.close()
+
+
+def test_changed_bytes_never_pass_unnoticed(original, tmp_path):
+    """Any byte of any file: what is restored is step 3 as it was saved, or step 2."""
+    draw, outcomes = random.Random(0), set()
+    for number in range(12):
+        folder = Path(shutil.copytree(original, tmp_path / str(number)))
+        path = draw.choice([path for path in files(folder / "3") if path.stat().st_size])
+        content = bytearray(path.read_bytes())
+        for _ in range(3):
+            content[draw.randrange(len(content))] ^= draw.randrange(1, 256)
+        path.write_bytes(content)
+        keeper = Checkpointer(folder)
+        found, _ = keeper.restore(abstract())
+        keeper.close()
+        outcomes.add(int(found.step))
+        assert_is(found, int(found.step))
+    assert outcomes == {2, 3}
+
+
+def test_arrays_that_are_intact_but_not_those_that_were_saved(copied):
+    """A whole other checkpoint's arrays under this one's host data: only the checksums can tell."""
+    shutil.rmtree(copied / "3" / "state")
+    shutil.copytree(copied / "2" / "state", copied / "3" / "state")
+    keeper = Checkpointer(copied)
+    with pytest.raises(ConfigError, match="has another checksum than when it was saved"):
+        keeper.restore_step(3, abstract())
+    keeper.close()
+
+
+def test_all_damaged(copied):
+    for path in files(copied):
+        if "ocdbt" in str(path):
+            path.write_bytes(b"")
+    keeper = Checkpointer(copied)
+    with pytest.raises(ConfigError, match="checkpoints/1 is damaged, or not of this config's model"):
+        keeper.restore(abstract())
+    keeper.close()
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    keeper = Checkpointer(tmp_path / "checkpoints", keep=1, keep_best=2)
+    scores = {1: 0.1, 2: 0.9, 3: 0.5, 4: None, 5: 0.7, 6: float("nan"), 7: None}
+    for step, score in scores.items():
+        keeper.save(step, made(step), HOST, score=score)
+    keeper.wait()
+    assert keeper.steps() == [7, 5, 2]
+    assert keeper.best_steps() == [2, 5]
+    keeper.close()
+    again = Checkpointer(tmp_path / "checkpoints", keep=1, keep_best=2)
+    again.save(8, made(8), HOST, score=0.8)
+    again.wait()
+    assert again.steps() == [8, 2]
+    assert again.best_steps() == [2, 8]
+    again.close()
+
+
+def test_reading_leaves_a_save_that_goes_on_alone(copied):
+    partial = copied / "4.orbax-checkpoint-tmp-0"
+    partial.mkdir()
+    keeper = Checkpointer(copied)
+    assert keeper.latest_step() == 3
+    keeper.close()
+    assert partial.is_dir()
+    Checkpointer(copied, keep=3).close()
+    assert not partial.exists()
+
+
+def test_restored_onto_another_number_of_devices(tmp_path):
+    model = registry.build(tiny("decoder_lm"))
+    cfg = Config(
+        model=model.cfg,
+        data=DataConfig(source="stdlib_text", batching="windows", window=8),
+        optim=OptimConfig(optimizer="muon"),
+    )
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    start = None
+    for number, devices in enumerate((8, 2, 1, 8), start=1):
+        mesh = make_mesh(ParallelConfig(data=devices))
+        keeper = Checkpointer(tmp_path / "checkpoints", keep=9)
+        if start is None:
+            found = start = state.create(model, optimizer, 3, mesh, ema=True)
+        else:
+            found, _ = keeper.restore(state.abstract(model, optimizer, mesh, ema=True))
+        assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(found)} == {devices}
+        jax.tree.map(np.testing.assert_array_equal, found, start)
+        keeper.save(number, found, HOST)
+        keeper.wait()
+        keeper.close()

@@ -1,0 +1,93 @@
+"""Locks, alarms, spikes and patience."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tformer_jax.config import ConfigError, TrainConfig
+from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.guards import HUNG, FolderLock, SpikeDetector
+
+
+def test_one_process_a_folder(tmp_path):
+    run = tmp_path / "run"
+    lock = FolderLock(run)
+    with pytest.raises(ConfigError, match=r"run is in use by process \d+: wait for it to end, or name another --run"):
+        FolderLock(run)
+    lock.release()
+    FolderLock(run).release()
+
+
+def test_a_process_that_is_gone_holds_nothing(tmp_path):
+    program = "import os, sys, pathlib; from tformer_jax.train.guards import FolderLock;"
+    program += "lock = FolderLock(pathlib.Path(sys.argv[1])); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], check=False).returncode == 9
+    FolderLock(tmp_path / "run").release()
+
+
+def test_a_step_that_hangs_ends_the_process():
+    program = "import time; from tformer_jax.train.guards import Watchdog; dog = Watchdog(1); dog.beat();"
+    program += "time.sleep(0.6); dog.beat(); time.sleep(0.6); print('alive', flush=True); time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == HUNG
+    assert done.stdout == "alive\n"
+    assert "no step ended within train.hang_seconds=1" in done.stderr
+    assert 'File "<string>", line 1 in <module>' in done.stderr
+
+
+def test_no_alarm_while_paused():
+    program = "import time; from tformer_jax.train.guards import Watchdog; dog = Watchdog(1); dog.beat()\n"
+    program += "with dog.paused(): time.sleep(1.7)\ntime.sleep(0.5)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=50).returncode == 0
+
+
+def test_spikes_are_noticed_and_slow_changes_are_not():
+    draw = np.random.default_rng(0)
+    losses = 5 * np.exp(-np.arange(400) / 150) + draw.normal(0, 0.05, 400)
+    losses[250] += 2
+    detector = SpikeDetector()
+    remarks = {step: remark for step, loss in enumerate(losses) if (remark := detector.sees(loss))}
+    assert list(remarks) == [250]
+    assert "is far above the" in remarks[250]
+
+
+def test_a_detector_goes_on_where_it_stopped():
+    losses = np.random.default_rng(1).normal(3, 0.1, 120)
+    whole, first = SpikeDetector(), SpikeDetector()
+    for loss in losses[:70]:
+        whole.sees(loss), first.sees(loss)
+    rest = SpikeDetector(**first.state())
+    for loss in losses[70:]:
+        whole.sees(loss), rest.sees(loss)
+    assert rest.state() == whole.state()
+    assert not rest.sees(math.nan)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "stops_at"),
+    [
+        ("loss", [3, 2, 2, 1, 1.5, 1.1, 0.5], 5),
+        ("bleu", [3, 2, 5, 6, 6, 5, 9], 5),
+        ("loss", [math.nan, math.nan, 2, 1, 0.9], None),
+        ("loss", [1, math.nan, math.inf], 2),
+    ],
+)
+def test_patience(metric, values, stops_at):
+    best = BestMetric(TrainConfig(metric=metric, patience=2))
+    stopped = None
+    for number, value in enumerate(values):
+        best = BestMetric(TrainConfig(metric=metric, patience=2), **best.state())
+        best.update({metric: value})
+        if best.exhausted and stopped is None:
+            stopped = number
+    assert stopped == stops_at
+
+
+def test_no_patience_is_endless():
+    best = BestMetric(TrainConfig())
+    for _ in range(100):
+        best.update({"loss": 1.0})
+    assert not best.exhausted

@@ -1,0 +1,137 @@
+"""What a run delivers, when it stops early, and what it begins with."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import assert_close
+from tests.train.conftest import small_config
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.models import registry
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import experiment, loop, optimizers, state, weights
+from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.start_from import take
+from tformer_jax.train.trained import load_trained
+
+
+def run(cfg, folder, data, **options):
+    return loop.run(experiment.build(cfg, folder, data_root=data, **options))
+
+
+def checkpoint(folder, step: int) -> state.TrainState:
+    trained = load_trained(folder)
+    optimizer = optimizers.build(trained.cfg, registry.shapes(trained.model))
+    ema = trained.cfg.train.ema_decay is not None
+    keeper = Checkpointer(folder / "checkpoints")
+    found, _ = keeper.restore_step(
+        step, state.abstract(trained.model, optimizer, make_mesh(trained.cfg.parallel), ema=ema)
+    )
+    keeper.close()
+    return found
+
+
+def test_the_mean_by_hand():
+    trees = [{"a": jnp.float32([1, 2]), "b": jnp.bfloat16(value)} for value in (1.0, 4.0)]
+    found = weights.mean(trees)
+    np.testing.assert_array_equal(found["a"], [1, 2])
+    assert found["b"] == 2.5
+    assert found["b"].dtype == jnp.bfloat16
+
+
+def test_the_last_checkpoints_are_averaged(corpus_folder, tmp_path):
+    folder = tmp_path / "run"
+    cfg = small_config(keep_checkpoints=3, weights="average_last", average=3, ema_decay=0.5)
+    result = run(cfg, folder, corpus_folder)
+    assert result["weights"] == {"kind": "average_last", "steps": [8, 6, 4]}
+    parts = [checkpoint(folder, step).params for step in (4, 6, 8)]
+    hand = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0), *parts)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), load_trained(folder).params, hand)
+    # another choice needs no training: the run is resumed at its end
+    ema = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, weights="ema"))
+    assert run(ema, folder, corpus_folder, resume=True)["weights"] == {"kind": "ema", "steps": [8]}
+    jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, checkpoint(folder, 8).ema)
+
+
+def test_the_best_checkpoint_and_an_early_end(corpus_folder, tmp_path, capsys, monkeypatch):
+    losses, evaluate = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5}, loop.Trainer.evaluate
+
+    def scripted(self, split, evaluators, params):
+        return evaluate(self, split, evaluators, params) | ({"loss": losses[self.step]} if split != "test" else {})
+
+    monkeypatch.setattr(loop.Trainer, "evaluate", scripted)
+    cfg = small_config(steps=20, eval_every=2, patience=2, keep_best=1, keep_checkpoints=1, weights="best")
+    result = run(cfg, tmp_path / "run", corpus_folder)
+    assert result["steps"] == 8
+    assert result["weights"] == {"kind": "best", "steps": [4]}
+    assert "Stopped at step 8: no better loss in 2 evaluations" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "8"]
+    best = checkpoint(tmp_path / "run", 4).params
+    jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, best)
+    assert run(cfg, tmp_path / "run", corpus_folder, resume=True)["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": "ema"}, "train.weights='ema': needs train.ema_decay"),
+        ({"weights": "best"}, "train.keep_best=0: must be at least 1 for train.weights='best'"),
+        ({"weights": "average_best", "keep_best": 3}, "must be at least 5"),
+        ({"weights": "average_last"}, "train.keep_checkpoints=2: must be at least train.average=5"),
+        ({"noise_scale": True}, "set train.accumulate to 2 or more"),
+        ({"metric": "accuracy"}, "train.metric='accuracy': must be one of"),
+        ({"accumulate": 3}, "data.batch_multiple=2: must be a multiple of train.accumulate=3"),
+    ],
+)
+def test_settings_that_contradict_each_other(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        small_config(**changes)
+
+
+def wider(cfg: Config) -> Config:
+    return dataclasses.replace(
+        cfg, model=dataclasses.replace(cfg.model, ffn_dim=24, decoder_layers=2, output_bias=True)
+    )
+
+
+def test_parameters_of_another_run_where_they_fit(corpus_folder, tmp_path):
+    cfg = small_config(steps=2)
+    run(cfg, tmp_path / "first", corpus_folder)
+    first = load_trained(tmp_path / "first").params
+    built = experiment.build(wider(cfg), tmp_path / "second", data_root=corpus_folder)
+    fresh = state.create(built.model, optimizers.build(built.cfg, registry.shapes(built.model)), 5, built.mesh).params
+    params, report = take(fresh, tmp_path / "first")
+    built.close()
+    same = params["decoder"]["layers_0"]["self_attention"], first["decoder"]["layers_0"]["self_attention"]
+    jax.tree.map(np.testing.assert_array_equal, *same)
+    assert "decoder/layers_0/ffn/expand/kernel (16, 16), not (16, 24)" in report.other_shape
+    assert "head/bias" in report.missing
+    assert any(name.startswith("decoder/layers_1/") for name in report.missing)
+    assert not report.unused
+    kernel = params["decoder"]["layers_0"]["ffn"]["expand"]["kernel"]
+    np.testing.assert_array_equal(kernel, fresh["decoder"]["layers_0"]["ffn"]["expand"]["kernel"])
+
+
+def test_fine_tuning_begins_with_them_and_says_so(corpus_folder, tmp_path, capsys):
+    run(small_config(steps=2), tmp_path / "first", corpus_folder)
+    tuned = small_config(steps=1, start_from=str(tmp_path / "first"), ema_decay=0.9)
+    tuned = dataclasses.replace(tuned, optim=dataclasses.replace(tuned.optim, learning_rate=0.0))
+    run(tuned, tmp_path / "second", corpus_folder)
+    jax.tree.map(
+        np.testing.assert_array_equal, load_trained(tmp_path / "second").params, load_trained(tmp_path / "first").params
+    )
+    assert "parameters loaded" in capsys.readouterr().out
+    report = json.loads((tmp_path / "second" / "start_from.json").read_text())
+    assert report["loaded"]
+    assert report["missing"] == report["unused"] == report["other_shape"] == []
+
+
+def test_starting_from_what_is_no_run(corpus_folder, tmp_path):
+    with pytest.raises(ConfigError, match="train.start_from=.*nowhere'.* is no folder of a trained run"):
+        cfg = small_config(start_from=str(tmp_path / "nowhere"))
+        experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    assert list(tmp_path.iterdir()) == []
