@@ -28,7 +28,8 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
-    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what it is told to do
     try:
         main()
         sys.stdout.flush()

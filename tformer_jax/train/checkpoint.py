@@ -32,7 +32,7 @@ class Checkpointer:
         """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read."""
         self.folder = folder.absolute()
         if keep is None:
-            options = ocp.CheckpointManagerOptions(read_only=True, create=False, best_fn=_score)
+            options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
             best = policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
             kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])

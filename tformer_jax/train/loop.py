@@ -182,7 +182,7 @@ class Trainer:
         self.writer.write(self.step, "train", metrics)
         devices = list(self.experiment.mesh.devices.flat)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps
-        next_evaluation = min(self.step + every - self.step % every, steps)
+        next_evaluation = min(self.step + every - self.step % every, steps) if self.step < steps else None
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
         self.view.update(Figures(self.step, metrics, memory, peak, next_evaluation))
 

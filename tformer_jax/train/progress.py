@@ -24,7 +24,7 @@ class Figures:
     memory_bytes: int
     peak_flops: float | None
     """FLOP/s of which the devices are capable, where that is known."""
-    next_evaluation: int
+    next_evaluation: int | None
 
     def __str__(self) -> str:
         found = self.metrics
@@ -38,7 +38,9 @@ class Figures:
             parts.append(f"{found['data_wait_percent']:.0f} % waiting for data")
         if found["skipped_steps"]:
             parts.append(f"{found['skipped_steps']:.0f} steps skipped")
-        return "  ".join([*parts, f"evaluation at {self.next_evaluation:,}"])
+        if self.next_evaluation is not None:
+            parts.append(f"evaluation at {self.next_evaluation:,}")
+        return "  ".join(parts)
 
 
 def with_prefix(number: float) -> str:
