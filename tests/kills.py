@@ -16,7 +16,7 @@ from tformer_jax.train import provenance
 from tformer_jax.train.run_folder import write_json
 
 PLACES = ("while starting", "between two steps", "while saving")
-SHARES = (1, 3, 4)
+SHARES = (0.15, 0.4, 0.45)
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     found = {}
     for kind in commands.KINDS:
         with tempfile.TemporaryDirectory() as folder:
-            found[kind] = kill_often(kind, options.kills, random.Random(options.seed), Path(folder))
+            found[kind] = kill_often(kind, options.kills, random.Random(f"{options.seed} {kind}"), Path(folder))
         print(f"{kind}: {json.dumps(found[kind])}", flush=True)
     if options.record:
         write_json(options.record, {**provenance.collect(), "seed": options.seed, "runs": found})
@@ -40,12 +40,13 @@ def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict
     whole, killed, cache = folder / "whole", folder / "killed", folder / "cache"
     finish(commands.command(kind, whole), cache)
     places = dict.fromkeys(PLACES, 0)
-    while sum(places.values()) < kills:
+    wanted = [place for place, share in zip(PLACES, SHARES, strict=True) for _ in range(round(share * kills))]
+    draw.shuffle(wanted)
+    while wanted:
         process = commands.start(commands.command(kind, killed, "--resume"), cache, stderr=None)
-        place = draw.choices(PLACES, SHARES)[0]
-        if reached(process, place, killed, draw):
+        if reached(process, wanted[-1], killed, draw):
             process.kill()
-            places[place] += 1
+            places[wanted.pop()] += 1
         process.wait()
         if process.returncode == 0:
             break  # it was faster than the next kill

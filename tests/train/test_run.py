@@ -34,11 +34,26 @@ def records(folder: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
 
 
+COMPILED: list[int] = []
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    run(small_config(), folder, corpus_folder)
+    finish = loop.Trainer.finish
+
+    def counted(self):
+        COMPILED.append(self.train_step._cache_size())
+        return finish(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "finish", counted)
+        run(small_config(), folder, corpus_folder)
     return folder
+
+
+def test_each_shape_is_compiled_once(uninterrupted):
+    assert COMPILED == [len(small_config().data.bucket_lengths)]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
@@ -91,6 +106,32 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
     monkeypatch.undo()
     assert run(small_config(), folder, corpus_folder, resume=True) is not None
     assert_same_run(folder, uninterrupted)
+
+
+def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
+    """Accumulated, with a running mean and records every three steps: the waiting metrics are part of the state."""
+    cfg = small_config(steps=7, log_every=3, eval_every=7, checkpoint_every=4, accumulate=2, ema_decay=0.5)
+    run(cfg, tmp_path / "whole", corpus_folder)
+    advance = loop.Trainer.advance
+
+    def advance_and_break(self):
+        advance(self)
+        if self.step == 5:
+            self.checkpointer.wait()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Trainer, "advance", advance_and_break)
+    with pytest.raises(KeyboardInterrupt):
+        run(cfg, tmp_path / "stopped", corpus_folder)
+    monkeypatch.undo()
+    run(cfg, tmp_path / "stopped", corpus_folder, resume=True)
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_a_trace_is_written(corpus_folder, tmp_path):
+    built = experiment.build(small_config(steps=12, eval_every=12), tmp_path / "run", data_root=corpus_folder)
+    loop.run(built, profile=True)
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
 def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):

@@ -274,3 +274,19 @@ def test_overfits_one_batch(family):
     for _ in range(400):
         current, metrics = step(current, data)
     assert float(metrics["loss"]) < 0.01
+
+
+@pytest.mark.parametrize(("dtype", "param_dtype"), [("bfloat16", "float32"), ("bfloat16", "bfloat16")])
+def test_low_precision_learns_and_keeps_its_statistics_in_float32(dtype, param_dtype):
+    """Parameters in bfloat16 are rounded after each step, which is computed in float32."""
+    changes = {"dtype": dtype, "param_dtype": param_dtype, "train": {"ema_decay": 0.9, "label_smoothing": 0.0}}
+    model, optimizer, step = experiment(**changes)
+    current = start(model, optimizer, ema=True)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(current.params)} == {param_dtype}
+    data = {"tokens": np.arange(4, 10)[None].astype(np.int32), "targets": np.array([[7, 5, 9, 4, 6, 8]])}
+    for _ in range(150):
+        current, metrics = step(current, data)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(current.params)} == {param_dtype}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((current.opt_state, current.ema))} <= {"float32", "int32"}
+    assert {value.dtype.name for value in metrics.values()} == {"float32"}
+    assert float(metrics["loss"]) < 0.1

@@ -1,0 +1,73 @@
+"""Sweeps: which runs they make, that they go on where they stopped, and what they tell."""
+
+import json
+
+import pytest
+
+from tformer_jax.cli import sweep
+from tformer_jax.config import ConfigError
+from tformer_jax.train.errors import RunError
+
+CONFIG = """
+from tests.train.conftest import small_config
+from tformer_jax.config import to_config_dict
+
+def get_config():
+    return to_config_dict(small_config(steps=2, eval_every=2))
+"""
+
+
+@pytest.fixture
+def corpus_folder(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in ("ab", "cd", "ef", "abc") * 8))
+    return tmp_path
+
+
+def test_every_combination_the_last_name_fastest():
+    assert sweep.expand("optim.learning_rate=1e-3,3e-3; seed=0,1") == [
+        ("optim.learning_rate=1e-3", "seed=0"),
+        ("optim.learning_rate=1e-3", "seed=1"),
+        ("optim.learning_rate=3e-3", "seed=0"),
+        ("optim.learning_rate=3e-3", "seed=1"),
+    ]
+    assert sweep.expand("data.bucket_lengths=(8,16),(12,)") == [
+        ("data.bucket_lengths=(8,16)",),
+        ("data.bucket_lengths=(12,)",),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", " ; ", "seed", "seed=", "seed=1,,2", "=3"])
+def test_what_does_not_read_like_a_sweep(text):
+    with pytest.raises(ConfigError, match="--sweep"):
+        sweep.expand(text)
+
+
+def test_runs_are_made_once_and_compared(corpus_folder, tmp_path, capfd):
+    path, folder = tmp_path / "small.py", tmp_path / "sweep"
+    path.write_text(CONFIG)
+    arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
+    with pytest.raises(ConfigError, match="unknown setting 'steeps'"):
+        sweep.main([*arguments, "--sweep", "train.steeps=1"])
+    assert not folder.exists()
+    sweep.main([*arguments, "--sweep", "seed=0,1"])
+    output = capfd.readouterr().out
+    assert output.count("training") == 2
+    assert "2 seeds" in output
+    assert "±" in output
+    (folder / "seed=1" / "result.json").unlink()
+    sweep.main([*arguments, "--sweep", "seed=1,0"])
+    output = capfd.readouterr().out
+    assert output.count("training") == 1
+    found = json.loads((folder / "results.json").read_text())
+    assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
+    with pytest.raises(ConfigError, match="is a sweep of another config; name another folder with --output"):
+        sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):
+    path = tmp_path / "small.py"
+    path.write_text(CONFIG)
+    with pytest.raises(RunError, match="1 of 1 runs failed; the first: .*seed=0: error: .*pairs.tsv"):
+        folders = ["--output", str(tmp_path / "sweep"), "--data", str(tmp_path)]
+        sweep.main(["--config", str(path), *folders, "--sweep", "seed=0"])
+    assert "seed=0: failed: error:" in capfd.readouterr().out

@@ -1,0 +1,88 @@
+"""Where metrics go, and what a resumed run drops."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from tests.train.conftest import small_config
+from tformer_jax.config import ConfigError
+from tformer_jax.train import metrics
+from tformer_jax.train.errors import RunError
+from tformer_jax.train.metrics import MetricsWriter
+
+
+def lines(run) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_run_reads_as_if_it_had_never_stopped(tmp_path):
+    first = MetricsWriter(tmp_path, small_config())
+    for step in (1, 2, 3):
+        first.write(step, "train", {"loss": 1.0 / step})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    second = MetricsWriter(tmp_path, small_config(), resume_step=2)
+    second.write(3, "train", {"loss": 0.5})
+    second.close()
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
+
+
+def test_what_is_no_number_is_null(tmp_path):
+    writer = MetricsWriter(tmp_path, small_config())
+    writer.write(1, "train", {"loss": float("nan"), "noise_scale": float("inf")})
+    writer.close()
+    assert lines(tmp_path) == [{"step": 1, "group": "train", "loss": None, "noise_scale": None}]
+
+
+def test_a_full_disk_is_said_with_what_to_do(tmp_path, monkeypatch):
+    writer = MetricsWriter(tmp_path, small_config())
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(metrics.JsonLines, "write", full)
+    with pytest.raises(RunError, match=r"\(No space left on device\): make room .* --resume goes on from the last"):
+        writer.write(1, "train", {"loss": 1.0})
+
+
+class Recorder(types.ModuleType):
+    """Stands in for the package wandb."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.begun, self.logged, self.ended = [], [], 0
+
+    def init(self, **options):
+        self.begun.append(options)
+        return self
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.ended += 1
+
+
+def test_weights_and_biases_gets_the_same_and_is_continued(tmp_path, monkeypatch):
+    wandb = Recorder()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for step in (1, 2):
+        writer = MetricsWriter(tmp_path, small_config(wandb="cards"), resume_step=step - 1)
+        writer.write(step, "train", {"loss": 2.0})
+        writer.close()
+    assert wandb.logged == [(1, {"train/loss": 2.0}), (2, {"train/loss": 2.0})]
+    assert wandb.ended == 2
+    first, second = wandb.begun
+    assert first["project"] == "cards"
+    assert first["config"]["train"]["steps"] == 8
+    assert (first["id"], first["resume"]) == (second["id"], "allow")
+
+
+def test_a_missing_package_is_said_before_anything_runs(monkeypatch):
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train.wandb='cards': needs the package wandb: pip install"):
+        metrics.check_installed(small_config(wandb="cards"))
+    metrics.check_installed(small_config())
