@@ -1,8 +1,11 @@
 """Settings that every test shares, and the record of what equals what."""
 
+import atexit
 import importlib.util
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,10 @@ import pytest
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # eight devices, fast compilation
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what one test compiled serves all workers of this test run
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="tformer_jax_tests_")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]
 seen: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ def corpus_folder(tmp_path_factory) -> Path:
     return folder
 
 
-def small_config(**train: int) -> Config:
-    """A seq2seq model of one small layer, with dropout."""
+def small_config(*, bucket_lengths: tuple[int, ...] = (12,), **train: Any) -> Config:
+    """A seq2seq model of one small layer, with dropout; a batch has one shape a bucket."""
     return Config(
         name="small",
         model=ModelConfig(
@@ -38,7 +39,7 @@ def small_config(**train: int) -> Config:
             source="tsv",
             train="pairs.tsv",
             tokenizer="characters",
-            bucket_lengths=(6, 12),
+            bucket_lengths=bucket_lengths,
             batch_tokens=48,
             batch_multiple=2,
         ),

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -142,6 +143,10 @@ def test_reading_leaves_a_save_that_goes_on_alone(copied):
     keeper.close()
     assert partial.is_dir()
     Checkpointer(copied, keep=3).close()
+    for _ in range(1000):  # it is removed in the background
+        if not partial.exists():
+            break
+        time.sleep(0.01)
     assert not partial.exists()
 
 

@@ -37,6 +37,10 @@ def records(folder: Path) -> list[dict]:
 COMPILED: list[int] = []
 
 
+def two_shapes(**train: int) -> Config:
+    return small_config(bucket_lengths=(6, 12), **train)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
@@ -48,12 +52,12 @@ def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.Trainer, "finish", counted)
-        run(small_config(), folder, corpus_folder)
+        run(two_shapes(), folder, corpus_folder)
     return folder
 
 
 def test_each_shape_is_compiled_once(uninterrupted):
-    assert COMPILED == [len(small_config().data.bucket_lengths)]
+    assert COMPILED == [2]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
@@ -101,10 +105,10 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(loop.Trainer, "advance", advance_and_interrupt)
-    assert run(small_config(), folder, corpus_folder) is None
+    assert run(two_shapes(), folder, corpus_folder) is None
     assert "Stopped at step 3; the same command with --resume goes on from there." in capsys.readouterr().out
     monkeypatch.undo()
-    assert run(small_config(), folder, corpus_folder, resume=True) is not None
+    assert run(two_shapes(), folder, corpus_folder, resume=True) is not None
     assert_same_run(folder, uninterrupted)
 
 
@@ -139,7 +143,8 @@ def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
     program = (
         "import sys; from pathlib import Path; from tests.train.conftest import small_config;"
         "from tformer_jax.train import experiment, loop;"
-        "loop.run(experiment.build(small_config(), Path(sys.argv[1]), data_root=Path(sys.argv[2])))"
+        "cfg = small_config(bucket_lengths=(6, 12));"
+        "loop.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2])))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(folder), str(corpus_folder)], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -148,14 +153,14 @@ def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
         time.sleep(0.01)
     process.kill()
     process.wait()
-    run(small_config(), folder, corpus_folder, resume=True)
+    run(two_shapes(), folder, corpus_folder, resume=True)
     assert_same_run(folder, uninterrupted)
 
 
 def test_resuming_a_finished_run_trains_on_when_there_are_more_steps(uninterrupted, corpus_folder, tmp_path):
     folder = tmp_path / "longer"
-    run(small_config(steps=4), folder, corpus_folder)
-    run(small_config(steps=8), folder, corpus_folder, resume=True)
+    run(two_shapes(steps=4), folder, corpus_folder)
+    run(two_shapes(steps=8), folder, corpus_folder, resume=True)
     jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, load_trained(uninterrupted).params)
 
 
@@ -176,7 +181,7 @@ def test_overwrite_starts_anew(corpus_folder, tmp_path):
 
 
 def test_another_config_cannot_resume(uninterrupted, corpus_folder):
-    changed = config.from_dict({**config.to_dict(small_config()), "seed": 5})
+    changed = config.from_dict({**config.to_dict(two_shapes()), "seed": 5})
     with pytest.raises(ConfigError, match=r"is a run of another config \(seed: 0 -> 5\); restore these settings"):
         experiment.build(changed, uninterrupted, data_root=corpus_folder, resume=True)
 

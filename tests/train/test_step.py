@@ -177,8 +177,9 @@ def test_z_loss_is_the_mean_square_of_the_normalizer():
         losses = normalizer - jnp.take_along_axis(logits, np.maximum(data["targets"], 0)[..., None], -1)[..., 0]
         return jnp.where(counted, losses + 0.5 * normalizer**2, 0).sum() / counted.sum()
 
-    wanted = jax.grad(objective)(begun.params)
-    sums, grads, _ = accumulated_gradients(model, begun.params, data, jax.random.key(0), cfg)
+    wanted = jax.jit(jax.grad(objective))(begun.params)
+    key = jax.random.key(0)
+    sums, grads, _ = jax.jit(lambda params: accumulated_gradients(model, params, data, key, cfg))(begun.params)
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), grads, wanted)
     assert float(sums.loss / sums.labels) < float(objective(begun.params))
 
@@ -228,7 +229,7 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
         def loss(params):
             return masked_cross_entropy(*registry.forward(model, params, part)[:2]).loss / (len(rows) * 6)
 
-        return jax.grad(loss)(begun.params)
+        return jax.jit(jax.grad(loss))(begun.params)
 
     def square(tree):
         return sum(float((np.float64(leaf) ** 2).sum()) for leaf in jax.tree.leaves(tree))
