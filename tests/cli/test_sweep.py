@@ -1,6 +1,7 @@
 """Sweeps: which runs they make, that they go on where they stopped, and what they tell."""
 
 import json
+import shutil
 
 import pytest
 
@@ -23,6 +24,17 @@ def corpus_folder(tmp_path):
     return tmp_path
 
 
+TRAINER = """
+import json, pathlib, sys
+run = pathlib.Path(next(flag for flag in sys.argv if flag.startswith("--run=")).removeprefix("--run="))
+assert "--resume" in sys.argv
+run.mkdir()
+seed = int(run.name.removeprefix("seed="))
+(run / "result.json").write_text(json.dumps({"test": {"loss": 1.5 + seed, "bleu": 10.0 * seed}}))
+"""
+"""Stands in for the training of a run."""
+
+
 def test_every_combination_the_last_name_fastest():
     assert sweep.expand("optim.learning_rate=1e-3,3e-3; seed=0,1") == [
         ("optim.learning_rate=1e-3", "seed=0"),
@@ -42,7 +54,9 @@ def test_what_does_not_read_like_a_sweep(text):
         sweep.expand(text)
 
 
-def test_runs_are_made_once_and_compared(corpus_folder, tmp_path, capfd):
+def test_runs_are_made_once_and_compared(corpus_folder, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    monkeypatch.setenv("COLUMNS", "200")
     path, folder = tmp_path / "small.py", tmp_path / "sweep"
     path.write_text(CONFIG)
     arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
@@ -52,9 +66,13 @@ def test_runs_are_made_once_and_compared(corpus_folder, tmp_path, capfd):
     sweep.main([*arguments, "--sweep", "seed=0,1"])
     output = capfd.readouterr().out
     assert output.count("training") == 2
-    assert "2 seeds" in output
-    assert "±" in output
-    (folder / "seed=1" / "result.json").unlink()
+    rows = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["seed=0", "1.5", "0"],
+        ["seed=1", "2.5", "10"],
+        ["2 seeds", "2 ± 0.71", "5 ± 7.1"],
+    ]
+    shutil.rmtree(folder / "seed=1")
     sweep.main([*arguments, "--sweep", "seed=1,0"])
     output = capfd.readouterr().out
     assert output.count("training") == 1

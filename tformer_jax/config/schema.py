@@ -167,7 +167,19 @@ class DecodeConfig(Section):
 
     path: ClassVar[str] = "decode"
 
-    strategy: str = setting("greedy", "how the next token is chosen", choices=("greedy", "sample"))
+    strategy: str = setting("greedy", "how tokens are chosen", choices=("greedy", "sample", "beam"))
+    beams: int = setting(4, "beam: beginnings that are followed at once", low=1)
+    length_penalty: str = setting(
+        "average",
+        "beam: sums of log-probabilities are divided by length^alpha, or by ((5 + length) / 6)^alpha",
+        choices=("average", "gnmt"),
+    )
+    length_alpha: float = setting(1.0, "beam: the alpha; 0: no penalty", low=0.0)
+    early_stopping: str = setting(
+        "heuristic",
+        "beam: done with as many outputs as beams; when no better one is likely; or only when none is possible",
+        choices=("first", "heuristic", "never"),
+    )
     temperature: float = setting(1.0, "sample: logits are divided by it", low=1e-4)
     top_k: int | None = setting(None, "sample: only the k most probable tokens", low=1)
     top_p: float | None = setting(None, "sample: only the most probable tokens that hold this mass", low=0.0, high=1.0)

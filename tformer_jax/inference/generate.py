@@ -1,6 +1,6 @@
 """Generation with a KV cache: what has been read is never read again.
 
-Both functions are compiled once for each model, shape of the input, `length` and decoding strategy. A row that is
+All functions are compiled once for each model, shape of the input, `length` and decoding strategy. A row that is
 all PAD only fills up a batch: nothing is generated for it, and no step waits for it.
 """
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.inference import beam
 from tformer_jax.inference.sampling import choose
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
@@ -35,13 +36,7 @@ def translate(
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    model, variables = _as_loop(model, params)
-    real = source != PAD
-    memory = model.apply(variables, source, real, method="encode")
-    cache: Any = model.apply(variables, memory, real, length, method="init_cache")
-    first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
-    room = jnp.where(real.any(axis=1), length, 0)
-    return _generate(model, variables, first, cache, room, keys, length, cfg)
+    return _decode(_begin_translation(model, params, source, length), keys, length, cfg)
 
 
 @_compiled
@@ -58,13 +53,64 @@ def continue_text(
     Returns:
         int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
+    return _decode(_begin_continuation(model, params, prompt, length), keys, length, cfg)
+
+
+@_compiled
+def best_translations(
+    model: Seq2Seq, params: Any, source: jax.Array, *, length: int, cfg: DecodeConfig
+) -> beam.Hypotheses:
+    """The `cfg.beams` best targets of each source that beam search finds; arguments as of `translate`."""
+    begun = _begin_translation(model, params, source, length)
+    return beam.search(begun.read, begun.prompt, begun.cache, begun.room, length, cfg)
+
+
+@_compiled
+def best_continuations(
+    model: DecoderLM, params: Any, prompt: jax.Array, *, length: int, cfg: DecodeConfig
+) -> beam.Hypotheses:
+    """The `cfg.beams` best continuations of each prompt that beam search finds; arguments as of `continue_text`."""
+    begun = _begin_continuation(model, params, prompt, length)
+    return beam.search(begun.read, begun.prompt, begun.cache, begun.room, length, cfg)
+
+
+class _Begun(NamedTuple):
+    """What decoding starts from."""
+
+    read: beam.Read
+    prompt: jax.Array
+    """int [B, T]."""
+    cache: DecoderCache
+    room: jax.Array
+    """int [B]: the most tokens of each row."""
+
+
+def _begin_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int) -> _Begun:
     model, variables = _as_loop(model, params)
-    real = prompt != PAD
+    real = source != PAD
+    memory = model.apply(variables, source, real, method="encode")
+    cache: Any = model.apply(variables, memory, real, length, method="init_cache")
+    first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
+    return _Begun(_reader(model, variables), first, cache, jnp.where(real.any(axis=1), length, 0))
+
+
+def _begin_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int) -> _Begun:
+    model, variables = _as_loop(model, params)
     B, T = prompt.shape
     cache: Any = model.apply(variables, B, T + length, T, method="init_cache")
-    lengths = real.sum(axis=1)
+    lengths = (prompt != PAD).sum(axis=1)
     room = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
-    return _generate(model, variables, prompt, cache, room, keys, length, cfg)
+    return _Begun(_reader(model, variables), prompt, cache, room)
+
+
+def _reader(model: Seq2Seq | DecoderLM, variables: Any) -> beam.Read:
+    def read(tokens: jax.Array, cache: DecoderCache) -> tuple[jax.Array, DecoderCache]:
+        result: Any = model.apply(
+            variables, tokens, cache, token_mask=tokens != PAD, last_only=True, method="decode_step"
+        )
+        return result
+
+    return read
 
 
 def _as_loop(model: Any, params: Any) -> tuple[Any, Any]:
@@ -85,41 +131,33 @@ class _State(NamedTuple):
     cache: DecoderCache
 
 
-def _generate(
-    model: Seq2Seq | DecoderLM,
-    variables: Any,
-    prompt: jax.Array,
-    cache: DecoderCache,
-    room: jax.Array,
-    keys: jax.Array,
-    length: int,
-    cfg: DecodeConfig,
-) -> jax.Array:
-    """Reads the prompt at once, then one token a step, until each row has chosen EOS or `room` (int [B]) tokens."""
+def _decode(begun: _Begun, keys: jax.Array, length: int, cfg: DecodeConfig) -> jax.Array:
+    """int32 [B, length], as `cfg.strategy` says."""
+    if cfg.strategy == "beam":
+        return beam.search(begun.read, begun.prompt, begun.cache, begun.room, length, cfg).tokens[:, 0]
+    return _generate(begun, keys, length, cfg)
 
-    def read(tokens: jax.Array, cache: DecoderCache) -> tuple[jax.Array, DecoderCache]:
-        result: Any = model.apply(
-            variables, tokens, cache, token_mask=tokens != PAD, last_only=True, method="decode_step"
-        )
-        return result
+
+def _generate(begun: _Begun, keys: jax.Array, length: int, cfg: DecodeConfig) -> jax.Array:
+    """Reads the prompt at once, then one token a step, until each row has chosen EOS or `room` tokens."""
 
     def write(state: _State, logits: jax.Array, cache: DecoderCache) -> _State:
         step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, state.step)
         token = jnp.where(state.done, PAD, choose(logits[:, 0], cfg, step_keys))
         output = jax.lax.dynamic_update_slice(state.output, token[:, None], (0, state.step))
-        done = state.done | (token == EOS) | (state.step + 1 >= room)
+        done = state.done | (token == EOS) | (state.step + 1 >= begun.room)
         return _State(state.step + 1, output, done, token, cache)
 
     def advance(state: _State) -> _State:
-        return write(state, *read(state.last[:, None], state.cache))
+        return write(state, *begun.read(state.last[:, None], state.cache))
 
-    B = prompt.shape[0]
+    B = begun.prompt.shape[0]
     start = _State(
         step=jnp.zeros((), jnp.int32),
         output=jnp.full((B, length), PAD, jnp.int32),
-        done=room <= 0,
+        done=begun.room <= 0,
         last=jnp.full((B,), PAD, jnp.int32),
-        cache=cache,
+        cache=begun.cache,
     )
-    begun = write(start, *read(prompt, cache))
-    return jax.lax.while_loop(lambda state: ~state.done.all(), advance, begun).output
+    first = write(start, *begun.read(begun.prompt, begun.cache))
+    return jax.lax.while_loop(lambda state: ~state.done.all(), advance, first).output

@@ -20,10 +20,15 @@ def choose(logits: jax.Array, cfg: DecodeConfig, keys: jax.Array) -> jax.Array:
     Returns:
         int32 [B].
     """
-    logits = jnp.where(jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(NEVER_GENERATED)), -jnp.inf, logits)
+    logits = forbid(logits)
     if cfg.strategy == "greedy":
         return most_probable(logits)
     return jax.vmap(jax.random.categorical)(keys, restrict(logits, cfg)).astype(jnp.int32)
+
+
+def forbid(logits: jax.Array) -> jax.Array:
+    """Excludes (-inf) what is never generated: [..., V] -> [..., V]."""
+    return jnp.where(jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(NEVER_GENERATED)), -jnp.inf, logits)
 
 
 def most_probable(logits: jax.Array) -> jax.Array:

@@ -1,0 +1,105 @@
+"""Beam search against exhaustive search, greedy decoding and the length penalties' formulas."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import assert_close, build, tiny
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference import beam, generate
+from tformer_jax.special_tokens import BOS, EOS, PAD
+
+SOURCES = np.array([[5, 4, 5, EOS], [4, EOS, PAD, PAD], [3, 3, 4, EOS]], np.int32)
+VOCAB, LENGTH = 6, 4
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def seq2seq(request):
+    return build(tiny("seq2seq", vocab_size=VOCAB, source_vocab_size=VOCAB), seed=request.param)
+
+
+def best(model, params, source, *, length: int = LENGTH, **decode) -> beam.Hypotheses:
+    cfg = DecodeConfig(strategy="beam", **decode)
+    return jax.device_get(generate.best_translations(model, params, source, length=length, cfg=cfg))
+
+
+def penalty(length: int, kind: str, alpha: float) -> float:
+    return ((5 + length) / 6 if kind == "gnmt" else length) ** alpha
+
+
+def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], float]:
+    """The summed log-probability of every output of at most LENGTH tokens, by float64 full passes."""
+    allowed = [token for token in range(VOCAB) if token not in (PAD, BOS)]
+    others = [token for token in allowed if token != EOS]
+    outputs = [
+        (*begin, last)
+        for length in range(1, LENGTH + 1)
+        for begin in itertools.product(others, repeat=length - 1)
+        for last in (allowed if length == LENGTH else [EOS])
+    ]
+    rows = np.full((len(outputs), LENGTH), PAD)
+    for row, output in zip(rows, outputs, strict=True):
+        row[: len(output)] = output
+    prefix = np.concatenate([np.full((len(rows), 1), BOS), rows[:, :-1]], axis=1)
+    sources = np.repeat(source[None], len(rows), axis=0)
+    logits = oracles.seq2seq(oracles.f64(params), model.cfg, sources, prefix, sources != PAD, prefix != PAD)
+    log_p = np.take_along_axis(np.log(oracles.softmax(logits)), rows[..., None], axis=-1)[..., 0]
+    return {output: log_p[number, : len(output)].sum() for number, output in enumerate(outputs)}
+
+
+@pytest.mark.parametrize(("kind", "alpha"), [("average", 0.0), ("average", 1.0), ("gnmt", 0.6), ("gnmt", 2.0)])
+def test_enough_beams_find_the_best_of_all_outputs(seq2seq, kind, alpha):
+    model, params = seq2seq
+    beams = 64  # more than the 3^3 beginnings that can go on
+    found = best(model, params, SOURCES, beams=beams, length_penalty=kind, length_alpha=alpha, early_stopping="never")
+    for row, source in enumerate(SOURCES):
+        sums = every_output(model, params, source)
+        scores = {output: value / penalty(len(output), kind, alpha) for output, value in sums.items()}
+        wanted = sorted(scores, key=scores.get, reverse=True)[:20]
+        for output, tokens, score in zip(wanted, found.tokens[row], found.scores[row], strict=False):
+            np.testing.assert_array_equal(tokens, [*output, *[PAD] * (LENGTH - len(output))])
+            proves = (f"decode.strategy=beam, {kind} length penalty", "exhaustive search")
+            assert_close(score, scores[output], 1e-5, proves=proves)
+
+
+def test_one_beam_is_greedy(seq2seq):
+    model, params = seq2seq
+    keys = jax.random.split(jax.random.key(0), 3)
+    greedy = generate.translate(model, params, SOURCES, keys, length=8, cfg=DecodeConfig())
+    one = best(model, params, SOURCES, length=8, beams=1)
+    np.testing.assert_array_equal(one.tokens[:, 0], greedy)
+
+
+def test_no_row_depends_on_another(seq2seq):
+    model, params = seq2seq
+    together = best(model, params, SOURCES, beams=3)
+    padded = np.pad(SOURCES[::-1], ((0, 1), (0, 2)), constant_values=PAD)
+    others = best(model, params, padded, beams=3)
+    np.testing.assert_array_equal(others.tokens[:3], together.tokens[::-1])
+    assert_close(others.scores[:3], together.scores[::-1], 1e-6)
+    assert (others.tokens[3] == PAD).all()
+
+
+def test_continuations_of_prompts_of_different_length():
+    model, params = build(tiny("decoder_lm", vocab_size=VOCAB))
+    prompts = np.array([[PAD, PAD, 4, 5], [3, 4, 5, 3]], np.int32)
+    cfg = DecodeConfig(strategy="beam", beams=3)
+    together = generate.best_continuations(model, params, prompts, length=5, cfg=cfg)
+    for row, prompt in enumerate(([4, 5], [3, 4, 5, 3])):
+        alone = generate.best_continuations(model, params, np.array([prompt], np.int32), length=5, cfg=cfg)
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
+        assert_close(together.scores[row], alone.scores[0], 1e-5)
+
+
+def test_the_early_end_is_no_worse_with_more_patience(seq2seq):
+    """The k-th scores: `never` waits for what `heuristic` may miss, and that for what `first` may."""
+    model, params = seq2seq
+    worst = [
+        best(model, params, SOURCES, beams=3, length=7, early_stopping=kind).scores.min(axis=1)
+        for kind in ("first", "heuristic", "never")
+    ]
+    assert (worst[0] <= worst[1] + 1e-6).all()
+    assert (worst[1] <= worst[2] + 1e-6).all()
