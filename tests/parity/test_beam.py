@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.helpers import assert_close
-from tests.parity.test_huggingface import MODELS, SOURCE, SOURCE_REAL, their_model
+from tests.parity.test_huggingface import MODELS, V, their_model
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import generate
 from tformer_jax.interop import hf
@@ -14,16 +14,25 @@ from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 LENGTH = 9
+DRAW = np.random.default_rng(0)
+REAL = np.arange(6) < DRAW.integers(1, 7, (16, 1))
+SOURCE = np.where(REAL, DRAW.integers(3, V, (16, 6)), PAD).astype(np.int32)
 EARLY = {"first": True, "heuristic": False, "never": "never"}
 
 
 @pytest.fixture(scope="module", params=["marian", "t5 1.1"])
 def models(request, tmp_path_factory):
-    """Theirs, ours and our parameters; small enough weights that outputs are of different length."""
+    """Theirs, ours and our parameters; sources matter so much that outputs differ, and end at different lengths."""
     theirs = their_model(request.param)
     with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.mul_(0.9)
+        for parameter_name, parameter in theirs.named_parameters():
+            if parameter_name.endswith("bias"):
+                parameter.zero_()
+            if "EncDecAttention.o" in parameter_name:
+                parameter.mul_(3)
+        theirs.get_output_embeddings().weight.mul_(2)
+        if hasattr(theirs, "final_logits_bias"):
+            theirs.final_logits_bias.zero_()[0, EOS] = 1.5
     folder = tmp_path_factory.mktemp("model")
     theirs.save_pretrained(folder)
     cfg, params = hf.load(folder)
@@ -36,7 +45,7 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
     name, theirs, ours, params = models
     expected = theirs.generate(
         input_ids=torch.tensor(SOURCE, dtype=torch.long),
-        attention_mask=torch.tensor(SOURCE_REAL, dtype=torch.long),
+        attention_mask=torch.tensor(REAL, dtype=torch.long),
         decoder_start_token_id=BOS,
         pad_token_id=PAD,
         eos_token_id=EOS,
@@ -47,6 +56,7 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
         length_penalty=alpha,
         early_stopping=EARLY[early],
         max_new_tokens=LENGTH,
+        use_cache=False,  # theirs has room for as many decoder as encoder layers only
         do_sample=False,
         return_dict_in_generate=True,
         output_scores=True,
@@ -54,6 +64,10 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
     cfg = DecodeConfig(strategy="beam", beams=beams, length_alpha=alpha, early_stopping=early)
     found = jax.device_get(generate.best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
     wanted = expected.sequences.numpy()[:, 1:].reshape(len(SOURCE), beams, -1)
+    ended = np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0
+    wanted = np.where(ended, PAD, wanted)  # theirs repeats EOS where PAD is 0
+    lengths = (wanted != PAD).sum(axis=-1)
+    assert alpha > 1 or len(np.unique(lengths)) > 1  # a strong penalty makes all outputs as long as can be
     np.testing.assert_array_equal(found.tokens[..., : wanted.shape[-1]], wanted)
     assert (found.tokens[..., wanted.shape[-1] :] == PAD).all()
     scores = expected.sequences_scores.numpy().reshape(len(SOURCE), beams)
