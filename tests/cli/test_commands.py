@@ -79,6 +79,20 @@ def test_translate_a_file_into_a_file(runs, tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out.txt"])
 
 
+def test_translate_with_several_outputs_and_their_scores(runs, capsys):
+    run = runs["seq2seq"]
+    translate.main(["--run", str(run), "--n-best", "3", "--scores", "abc", "", "b"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3:6] == [""] * 3
+    found = [line.split("\t") for line in (*lines[:3], *lines[6:])]
+    for scores in ([float(score) for score, _ in part] for part in (found[:3], found[3:])):
+        assert scores == sorted(scores, reverse=True)
+    translate.main(["--run", str(run), "--beams", "3", "abc", "b"])
+    assert capsys.readouterr().out.splitlines() == [found[0][1], found[3][1]]
+    translate.main(["--run", str(run), "--beams", "1", "abc", "b"])
+    assert capsys.readouterr().out.splitlines() == translated(run, ["abc", "b"])
+
+
 def test_translate_standard_input(runs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\r\nb")))
     translate.main(["--run", str(runs["seq2seq"])])
@@ -119,6 +133,7 @@ def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
         (generate, "decoder_lm", ["--prompt", "a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
         (generate, "decoder_lm", ["--prompt", ""], "the prompt is empty"),
         (generate, "decoder_lm", ["--prompt", "a", "--temperature", "0"], "decode.temperature=0.0: must be at least"),
+        (translate, "seq2seq", ["x", "--beams", "2", "--n-best", "3"], "--n-best 3 needs at least as many beams"),
         (translate, "seq2seq", ["--input", "nowhere.txt"], "nowhere.txt does not exist"),
         (translate, "seq2seq", ["x", "--output", "nowhere/out.txt"], "folder nowhere does not exist"),
         (translate, "seq2seq", ["x", "--input", "in.txt"], "on the command line or with --input, not both"),

@@ -75,6 +75,18 @@ def lines_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return result
 
 
+def whole(lowest: int) -> Callable[[str], int]:
+    """An argparse type: a number from `lowest` to 2^31 - 1."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if not lowest <= value < 2**31:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {lowest} on")
+        return value
+
+    return number
+
+
 def read_texts(options: argparse.Namespace) -> list[str]:
     """The texts that the flags of `lines_parser` name.
 

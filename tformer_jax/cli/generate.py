@@ -48,18 +48,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--temperature", type=float, metavar="T", help="logits are divided by it")
     result.add_argument("--top-k", type=int, metavar="K", help="sample from the K most probable tokens")
     result.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens that hold mass P")
-    result.add_argument("--samples", type=_whole(1), default=1, metavar="N", help="number of continuations")
-    result.add_argument("--seed", type=_whole(0), default=0, metavar="S", help="of sampling")
+    result.add_argument("--samples", type=common.whole(1), default=1, metavar="N", help="number of continuations")
+    result.add_argument("--seed", type=common.whole(0), default=0, metavar="S", help="of sampling")
     return result
-
-
-def _whole(lowest: int):
-    """An argparse type: a number from `lowest` to 2^31 - 1."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if not lowest <= value < 2**31:
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {lowest} on")
-        return value
-
-    return number

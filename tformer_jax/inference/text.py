@@ -1,7 +1,7 @@
 """Models that take and give strings. Results come in the order of the inputs, however those were batched."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,16 +27,37 @@ class Translator:
         Raises:
             ConfigError: a text is longer than the model reads.
         """
-        max_length = self.cfg.model.max_length
-        encoded = encode(self.tokenizers.source, texts, max_length - 1, "source", cut=self.cut)
-        rows = [[*ids, EOS] if text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
-        length = min(self.cfg.decode.max_new_tokens, max_length)
 
         def run(source: np.ndarray, places: np.ndarray) -> list[str]:
             keys = row_keys(seed, places)
-            output = generate.translate(self.model, params, source, keys, length=length, cfg=self.cfg.decode)
+            output = generate.translate(self.model, params, source, keys, length=self._length, cfg=self.cfg.decode)
             return [self.tokenizers.target.decode(ids) for ids in np.asarray(output)]
 
+        return self._in_batches(texts, run)
+
+    def n_best(self, params: Any, texts: Sequence[str]) -> list[list[tuple[str, float]]]:
+        """The `cfg.decode.beams` best translations of each text that beam search finds, with their scores.
+
+        Raises:
+            ConfigError: a text is longer than the model reads.
+        """
+
+        def run(source: np.ndarray, _: np.ndarray) -> list[list[tuple[str, float]]]:
+            found = generate.best_translations(self.model, params, source, length=self._length, cfg=self.cfg.decode)
+            decoded = [[self.tokenizers.target.decode(ids) for ids in row] for row in np.asarray(found.tokens)]
+            pairs = zip(decoded, np.asarray(found.scores).tolist(), strict=True)
+            return [list(zip(row, scores, strict=True)) for row, scores in pairs]
+
+        return self._in_batches(texts, run)
+
+    @property
+    def _length(self) -> int:
+        return min(self.cfg.decode.max_new_tokens, self.cfg.model.max_length)
+
+    def _in_batches(self, texts: Sequence[str], run: Callable[[np.ndarray, np.ndarray], list[Any]]) -> list[Any]:
+        max_length = self.cfg.model.max_length
+        encoded = encode(self.tokenizers.source, texts, max_length - 1, "source", cut=self.cut)
+        rows = [[*ids, EOS] if text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
         return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=max_length)
 
 
