@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,10 @@ class Checkpointer:
         return ocp.checkpoint_manager.CheckpointInfo(step=step, time=None, metrics=self._manager.metrics(step))
 
     def _not_saved(self, error: Exception) -> RunError:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        known = re.search(
+            "No space left on device|Disk quota exceeded|Permission denied|Read-only file system", str(error)
+        )
+        reason = known[0] if known else (str(error).splitlines() or [type(error).__name__])[0][:300]
         whole = [path.name for path in self.folder.iterdir() if path.name.isdecimal()] if self.folder.is_dir() else []
         last = f"that of step {max(map(int, whole))} is untouched" if whole else "there is none before it"
         return RunError(
