@@ -111,7 +111,7 @@ class Checkpointer:
         try:
             restored = self._manager.restore(step, args=args)
         except Exception as error:  # whatever Orbax and TensorStore raise for broken files
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
             raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
         sealed = restored.host
         if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
