@@ -7,16 +7,7 @@ python scripts/train.py --config configs/translate_multi30k.py:t5_v1_1_small --d
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
-from tformer_jax.config import (
-    Config,
-    DataConfig,
-    DecodeConfig,
-    EvalConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-    to_config_dict,
-)
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 SMALL = {
     "family": "seq2seq",
@@ -51,7 +42,6 @@ def get_config(variant: str = "") -> ConfigDict:
             ),
             optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
             train=TrainConfig(steps=1200, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
-            decode=DecodeConfig(strategy="beam", beams=4),
             eval=EvalConfig(examples=500),
         )
     )
