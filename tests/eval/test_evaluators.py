@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import build, tiny
+from tests.helpers import apply, build, tiny
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.tokenizers import Tokenizers
@@ -55,7 +55,7 @@ def test_translation(batch_size):
     for pair in PAIRS:
         source = np.array([[*LETTERS.encode(pair["source"]), EOS]], np.int32)
         target = LETTERS.encode(pair["target"])
-        logits = model.apply({"params": params}, source, np.array([[BOS, *target]], np.int32))
+        logits = apply(model, params, source, np.array([[BOS, *target]], np.int32))
         found = log_probabilities(logits[0])
         labels = [*target, EOS]
         total -= found[np.arange(len(labels)), labels].sum()
@@ -77,7 +77,7 @@ def test_language_model(batch_size):
     total = 0.0
     for start in range(0, len(stream) - 1, 4):
         window, targets = stream[start : start + 4], stream[start + 1 : start + 5]
-        found = log_probabilities(model.apply({"params": params}, np.array([window], np.int32))[0])
+        found = log_probabilities(apply(model, params, np.array([window], np.int32))[0])
         total -= found[np.arange(len(targets)), targets].sum()
     metrics, samples = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
@@ -90,7 +90,7 @@ def test_classification(batch_size):
     losses, hits = [], []
     for example in LABELLED:
         tokens = np.array([LETTERS.encode(example["text"])], np.int32)
-        found = log_probabilities(model.apply({"params": params}, tokens, mask=tokens != PAD))[0]
+        found = log_probabilities(apply(model, params, tokens, mask=tokens != PAD))[0]
         label = "xyz".index(example["label"])
         losses.append(-found[label])
         hits.append(found.argmax() == label)
