@@ -109,6 +109,13 @@ def test_records_with_fields(tmp_path, name):
     assert load_corpus(labelled, tmp_path).train[1] == {"text": "two", "label": "2"}
 
 
+def test_a_row_without_text_is_named_by_its_number(tmp_path):
+    table = pa.table({"source": ["a", "b", None], "target": ["A", "B", "C"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet, line 3: field 'source' is NoneType, not text"):
+        load_corpus(config("parquet", "a.parquet"), tmp_path)
+
+
 def test_streams_can_be_read_again_and_equal_what_is_loaded(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"{i}\t-{i}\n" for i in range(10)))
     cfg = config("tsv", "pairs.tsv")

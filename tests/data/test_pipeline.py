@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
+from tformer_jax.data import pipeline
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.tokenizers import train_tokenizers
@@ -160,7 +161,10 @@ def test_each_epoch_has_every_example_once_and_another_order():
     counts = collections.Counter(seen)
     assert set(counts) == set(WORDS)
     assert max(counts.values()) - min(counts.values()) <= 2
-    assert seen[: len(WORDS)] != seen[len(WORDS) : 2 * len(WORDS)]
+    places = pipeline._shuffled([len(WORDS)], cfg, len(WORDS))
+    epochs = [tuple(places[number].tolist()) for number in range(3)]
+    assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(range(len(WORDS)))}
+    assert len(set(epochs)) == 3
 
 
 def test_shapes_are_those_of_the_buckets_and_multiples_are_kept():

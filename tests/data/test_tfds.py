@@ -80,6 +80,11 @@ def test_what_tfds_prepared_is_read_as_it_stands(data_dir):
     assert classified.labels == ("even", "odd")
 
 
+def test_several_splits_follow_each_other(data_dir):
+    corpus = load_corpus(config("tiny_pairs", train=("train[:3]", "train[5:7]"), validation="train[7:8]"), data_dir)
+    assert [(e["source"], e["target"]) for e in corpus.train[:]] == [*PAIRS[:3], *PAIRS[5:7]]
+
+
 def test_restored_exactly(data_dir):
     cfg = config("tiny_pairs", bucket_lengths=(12,), batch_tokens=48, batch_multiple=4)
     corpus = load_corpus(cfg, data_dir)

@@ -1,5 +1,7 @@
 """The decoder-only language model (GPT)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -23,22 +25,9 @@ class DecoderLM(nn.Module):
         self.decoder = Decoder(cfg, cfg.decoder_layers)
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        mask: jax.Array | None = None,
-        prefix: jax.Array | None = None,
-        segments: jax.Array | None = None,
-        train: bool = False,
-    ) -> jax.Array:
-        """tokens int [B, T], real tokens bool [B, T] (None: all) -> float32 logits [B, T, V].
-
-        Args:
-            prefix: int [B], the number of first tokens of a row that all its tokens see (`cfg.prefix_lm`).
-            segments: int [B, T], the documents that are packed into a row; each is read as if it stood alone.
-        """
-        return self.logits(self.features(tokens, mask=mask, prefix=prefix, segments=segments, train=train))
+    def __call__(self, *arguments: Any, **options: Any) -> jax.Array:
+        """The arguments of `features` -> float32 logits [B, T, V]."""
+        return self.logits(self.features(*arguments, **options))
 
     def features(
         self,
@@ -49,7 +38,12 @@ class DecoderLM(nn.Module):
         segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """What `logits` reads, [B, T, D], for the arguments of a call."""
+        """tokens int [B, T], real tokens bool [B, T] (None: all) -> [B, T, D], for `logits`.
+
+        Args:
+            prefix: int [B], the number of first tokens of a row that all its tokens see (`cfg.prefix_lm`).
+            segments: int [B, T], the documents that are packed into a row; each is read as if it stood alone.
+        """
         x = self.input(self.embedding(tokens), token_positions(tokens.shape[1], segments), train=train)
         return self.decoder(x, mask, prefix=prefix, segments=segments, train=train)
 

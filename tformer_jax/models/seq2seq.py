@@ -1,5 +1,7 @@
 """The encoder-decoder of "Attention Is All You Need" (2017) and its relatives."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -32,33 +34,9 @@ class Seq2Seq(nn.Module):
         self.decoder = Decoder(cfg, cfg.decoder_layers, cross=True)
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
-    def __call__(
-        self,
-        source: jax.Array,
-        target: jax.Array,
-        *,
-        source_mask: jax.Array | None = None,
-        target_mask: jax.Array | None = None,
-        source_segments: jax.Array | None = None,
-        target_segments: jax.Array | None = None,
-        train: bool = False,
-    ) -> jax.Array:
-        """source int [B, S], target int [B, T], their real tokens bool (None: all) -> float32 logits [B, T, V].
-
-        The segments (int, like the tokens) number the pairs that are packed into a row; each is read as if it stood
-        alone.
-        """
-        return self.logits(
-            self.features(
-                source,
-                target,
-                source_mask=source_mask,
-                target_mask=target_mask,
-                source_segments=source_segments,
-                target_segments=target_segments,
-                train=train,
-            )
-        )
+    def __call__(self, *arguments: Any, **options: Any) -> jax.Array:
+        """The arguments of `features` -> float32 logits [B, T, V]."""
+        return self.logits(self.features(*arguments, **options))
 
     def features(
         self,
@@ -71,7 +49,11 @@ class Seq2Seq(nn.Module):
         target_segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """What `logits` reads, [B, T, D], for the arguments of a call."""
+        """source int [B, S], target int [B, T], their real tokens bool (None: all) -> [B, T, D], for `logits`.
+
+        The segments (int, like the tokens) number the pairs that are packed into a row; each is read as if it stood
+        alone.
+        """
         return self.decode(
             target,
             self.encode(source, source_mask, source_segments, train=train),
