@@ -1,11 +1,15 @@
 """Decoding with a cache gives the logits of the full pass."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.helpers import apply, assert_close, build, tiny
 from tformer_jax.config import ConfigError
+from tformer_jax.nn.kv_cache import empty_cache, paged_cache
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9, 4], [4, 10, 4, 6, 8, 7]], np.int32)
@@ -41,14 +45,21 @@ def read_in_chunks(model, params, cache, tokens, chunks, mask=None):
     return np.concatenate(logits, axis=1), cache
 
 
+def paged(cfg, table=((3, 1, 6, 5), (2, 7, 4, 8)), **options):
+    """Pages of two tokens, handed out in no order."""
+    cache = paged_cache(cfg, 2, pages=9, page_size=2, pages_a_row=4, **options)
+    slots = {kind: dataclasses.replace(of, table=jnp.array(table)) for kind, of in cache.slots.items()}
+    return dataclasses.replace(cache, slots=slots)
+
+
 @pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
-def test_decoder_lm(changes, chunks):
+@pytest.mark.parametrize("kind", ["dense", "paged"])
+def test_decoder_lm(changes, chunks, kind):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
-    cache = model.apply({}, 2, 8, method="init_cache")
+    cache = paged(model.cfg) if kind == "paged" else empty_cache(model.cfg, 2, 8)
     logits, cache = read_in_chunks(model, params, cache, TOKENS, chunks)
     assert_close(logits, apply(model, params, TOKENS))
-    assert cache.index == 6
     np.testing.assert_array_equal(cache.lengths, [6, 6])
 
 
@@ -62,11 +73,23 @@ def test_seq2seq(changes):
     assert_close(logits, apply(model, params, SOURCE, TOKENS, source_mask=mask))
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.02), ("int8", 0.02)])
+@pytest.mark.parametrize("make", [empty_cache, paged], ids=["dense", "paged"])
+def test_smaller_storage_costs_little(make, dtype, tolerance):
+    model, params = build(tiny("decoder_lm", decoder_layers=2, window=3, layer_pattern=("window", "full")))
+    cache = make(model.cfg, **({"batch": 2, "length": 8} if make is empty_cache else {}), dtype=dtype)
+    logits, _ = read_in_chunks(model, params, cache, TOKENS, CHUNKS["chunked prefill"])
+    exact = apply(model, params, TOKENS)
+    assert_close(logits, exact, tolerance)
+    assert np.abs(logits - exact).max() > 1e-5
+
+
 @pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
-def test_left_padding_changes_nothing(changes):
+@pytest.mark.parametrize("kind", ["dense", "paged"])
+def test_left_padding_changes_nothing(changes, kind):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)
-    cache = model.apply({}, 2, 8, method="init_cache")
+    cache = paged(model.cfg) if kind == "paged" else empty_cache(model.cfg, 2, 8)
     logits, cache = read_in_chunks(model, params, cache, padded, [1, 3, 1, 1], padded != PAD)
     assert_close(logits[:1, 2:], apply(model, params, padded[:1, 2:]))
     assert_close(logits[1:], apply(model, params, padded[1:]))
@@ -76,7 +99,7 @@ def test_left_padding_changes_nothing(changes):
 def test_the_prompt_of_a_prefix_lm_sees_itself_in_both_directions():
     model, params = build(tiny("decoder_lm", decoder_layers=2, prefix_lm=True))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)
-    cache = model.apply({}, 2, 8, 4, method="init_cache")
+    cache = model.apply({}, 2, 8, np.array([2, 4], np.int32), method="init_cache")
     logits, _ = read_in_chunks(model, params, cache, padded, [4, 1, 1], padded != PAD)
     assert_close(logits[:1, 2:], apply(model, params, padded[:1, 2:], prefix=np.array([2])))
     assert_close(logits[1:], apply(model, params, padded[1:], prefix=np.array([4])))

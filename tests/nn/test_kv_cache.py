@@ -1,10 +1,13 @@
 """The cache's bookkeeping, by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from tests.helpers import normal, tiny
-from tformer_jax.nn.kv_cache import KeyValues, empty_cache
+from tests.helpers import assert_close, normal, tiny
+from tformer_jax.nn.kv_cache import KeyValues, Lineage, Quantized, empty_cache
+from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Tokens
 
 
 def test_an_empty_cache_has_one_entry_a_layer():
@@ -14,29 +17,94 @@ def test_an_empty_cache_has_one_entry_a_layer():
         assert layer.self_attention.k.shape == layer.self_attention.v.shape == (2, 2, 5, 2)
         assert layer.self_attention.k.dtype == jnp.bfloat16
         assert layer.cross_attention is None
-    assert not cache.valid.any()
-    assert cache.index == 0
+    assert (cache.slots["full"].tokens.positions == EMPTY).all()
+    assert not cache.lengths.any()
+
+
+@pytest.mark.parametrize("window", [2, 5, 9])
+def test_layers_that_see_a_window_keep_a_window(window):
+    cfg = tiny("decoder_lm", decoder_layers=2, window=window, layer_pattern=("window", "full"))
+    cache = empty_cache(cfg, batch=1, length=6, width=3)
+    assert [layer.self_attention.k.shape[2] for layer in cache.layers] == [3 * min(window, 6), 18]
 
 
 def test_new_keys_fill_the_slots_from_the_index_on():
-    old = jnp.zeros((1, 5, 2, 3)), jnp.ones((1, 5, 2, 3))
+    old = KeyValues.pack(jnp.zeros((1, 5, 2, 3)), jnp.ones((1, 5, 2, 3)))
     new = normal(1, 2, 2, 3), normal(1, 2, 2, 3, seed=1)
-    written = KeyValues.pack(*old).write(KeyValues.pack(*new), 2).unpack()
-    for before, added, now in zip(old, new, written, strict=True):
+    kept, seen = old.extend(KeyValues.pack(*new), DenseSlots(Tokens.none(1, 5), jnp.int32(4)))
+    for before, added, now in zip(old.unpack("float32"), new, kept.unpack("float32"), strict=True):
         np.testing.assert_array_equal(now[:, 2:4], added)
         np.testing.assert_array_equal(now[:, [0, 1, 4]], before[:, [0, 1, 4]])
+    np.testing.assert_array_equal(seen.k, kept.k)
+
+
+@pytest.mark.parametrize("calls", [[1] * 7, [3, 1, 1, 1, 1], [5, 2, 1], [2, 7, 1]])
+def test_a_ring_keeps_the_newest(calls):
+    """What is seen is a superset of the window; what is kept are the last tokens, each once, at its position."""
+    slots, ring = RingSlots.empty(1, window=3, width=1), jnp.full((1, 1, 3, 1), -7.0)
+    read = 0
+    for T in calls:
+        positions = jnp.arange(read, read + T)[None]
+        slots, seen = slots.admit(Tokens.of_call(positions))
+        ring, attended = slots.extend(ring, positions[:, None, :, None].astype(jnp.float32))
+        read += T
+        real = np.asarray(seen.positions[0]) != EMPTY
+        np.testing.assert_array_equal(np.asarray(attended[0, 0, :, 0])[real], np.asarray(seen.positions[0])[real])
+        assert set(range(max(read - T - 2, 0), read)) <= set(np.asarray(seen.positions[0])[real].tolist())
+        kept = np.asarray(slots.tokens.positions[0])
+        assert sorted(kept[kept != EMPTY]) == list(range(max(read - 3, 0), read))
+        np.testing.assert_array_equal(np.asarray(ring[0, 0, :, 0])[kept != EMPTY], kept[kept != EMPTY])
 
 
 def test_positions_count_real_tokens_only():
     cache = empty_cache(tiny("decoder_lm"), batch=2, length=6)
-    cache, positions, mask = cache.admit(jnp.array([[False, True, True], [True, True, True]]))
+    cache, positions, seen = cache.admit(jnp.array([[False, True, True], [True, True, True]]))
     np.testing.assert_array_equal(positions, [[0, 0, 1], [0, 1, 2]])
-    np.testing.assert_array_equal(mask.dense(3, 6)[0, 0, 2], [False, True, True, False, False, False])
-    cache, positions, mask = cache.admit(jnp.ones((2, 2), bool))
+    np.testing.assert_array_equal(seen["full"].positions, [[-1, 0, 1, -1, -1, -1], [0, 1, 2, -1, -1, -1]])
+    cache, positions, seen = cache.admit(jnp.ones((2, 2), bool))
     np.testing.assert_array_equal(positions, [[2, 3], [3, 4]])
-    np.testing.assert_array_equal(
-        mask.dense(2, 6)[0, 0], [[False, True, True, True, False, False], [False, *[True] * 4, False]]
-    )
-    np.testing.assert_array_equal(cache.valid, [[False, *[True] * 4, False], [*[True] * 5, False]])
+    np.testing.assert_array_equal(seen["full"].positions, [[-1, 0, 1, 2, 3, -1], [0, 1, 2, 3, 4, -1]])
     np.testing.assert_array_equal(cache.lengths, [4, 5])
-    assert cache.index == 5
+
+
+def test_tokens_side_by_side_share_a_position():
+    cache = empty_cache(tiny("decoder_lm"), batch=2, length=4, width=2)
+    cache, _, _ = cache.admit(jnp.array([[False, True], [True, True]]))
+    cache, positions, seen = cache.admit(jnp.ones((2, 2), bool), side_by_side=True)
+    np.testing.assert_array_equal(positions, [[1, 1], [2, 2]])
+    np.testing.assert_array_equal(seen["full"].positions[:, :4], [[-1, 0, 1, 1], [0, 1, 2, 2]])
+    np.testing.assert_array_equal(seen["full"].columns[:, :4], [[0, 1, 0, 1]] * 2)
+    np.testing.assert_array_equal(cache.lengths, [2, 3])
+
+
+def test_a_beam_sees_its_ancestors():
+    """After a prompt of one token, two beams: both of the second step go on from beam 1 of the first."""
+    keys = Tokens(jnp.array([[0, 1, 1, 2, 2]]), jnp.array([[0, 0, 1, 0, 1]]))
+    lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]]]), start=jnp.array([1]))
+    np.testing.assert_array_equal(
+        lineage.may_attend(keys)[0, 0], [[True, False, True, True, False], [True, False, True, False, True]]
+    )
+
+
+def test_int8_is_within_half_a_step():
+    x = normal(2, 3, 4, 8) * jnp.array([1.0, 1e-3, 1e3, 0.0])[:, None]
+    stored = Quantized.of(x)
+    assert stored.values.dtype == jnp.int8
+    step = np.abs(np.asarray(x, np.float64)).max(axis=-1, keepdims=True) / 127
+    assert (np.abs(np.asarray(stored.astype("float32"), np.float64) - x) <= step * 0.5001).all()
+    np.testing.assert_allclose(stored.scale, step, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "bytes_a_number"), [("float32", 4), ("bfloat16", 2), ("int8", 1 + 4 / 2)])
+def test_what_a_cache_weighs(dtype, bytes_a_number):
+    cache = empty_cache(tiny("decoder_lm"), batch=3, length=5, dtype=dtype)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers)) == 2 * 3 * 5 * 4 * 2 * bytes_a_number
+
+
+def test_storage_rounds_what_is_read():
+    old = KeyValues.pack(jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))).stored("int8")
+    k, v = normal(1, 2, 2, 8), normal(1, 2, 2, 8, seed=1)
+    kept, _ = old.extend(KeyValues.pack(k, v), DenseSlots(Tokens.none(1, 4), jnp.int32(2)))
+    for read, written in zip(kept.unpack("float32"), (k, v), strict=True):
+        assert_close(read[:, :2], written, 0.5 / 127)
+        assert not read[:, 2:].any()

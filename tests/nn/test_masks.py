@@ -1,5 +1,7 @@
 """Masks against matrices written by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,11 +64,15 @@ def test_segments_see_themselves():
     )
 
 
-def test_start_moves_the_queries():
-    valid = jnp.array([[False, True, True, True, False], [True, True, True, True, True]])
-    mask = Mask(real=valid, causal=True, start=jnp.int32(2))
+def test_positions_say_where_queries_and_keys_stand():
+    keys = jnp.array([[-1, 0, 1, 2, -1], [3, 4, 0, 1, 2]])
+    mask = Mask(causal=True, positions=(jnp.array([[1, 2], [2, 3]]), keys))
     np.testing.assert_array_equal(dense(mask, 2, 5), rows(".xx..", ".xxx."))
-    np.testing.assert_array_equal(dense(mask, 2, 5, row=1), rows("xxx..", "xxxx."))
+    np.testing.assert_array_equal(dense(mask, 2, 5, row=1), rows("..xxx", "x.xxx"))
+    near = dataclasses.replace(mask, window=2, prefix=jnp.array([0, 5]))
+    np.testing.assert_array_equal(dense(near, 2, 5), rows(".xx..", "..xx."))
+    np.testing.assert_array_equal(dense(near, 2, 5, row=1), rows("x..xx", "xx..x"))
+    np.testing.assert_array_equal(dense(dataclasses.replace(mask, causal=False), 2, 5), rows(".xxx.", ".xxx."))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
         real=st.none() | array((2, S), st.booleans()),
         segments=st.none() | st.tuples(rising((2, T)), rising((2, S))),
         prefix=st.none() | array((2,), st.integers(0, S)),
-        start=st.none() | st.integers(0, S - T).map(jnp.int32),
+        positions=st.none() | st.tuples(array((2, T), st.integers(0, S)), array((2, S), st.integers(-1, S))),
         causal=st.booleans(),
         window=st.none() | st.integers(1, S),
     )

@@ -198,7 +198,7 @@ def test_decoder_layer(placement, activation):
     layer = TransformerLayer(cfg, cross=True)
 
     def ours(params, x, memory):
-        around = Surroundings(mask=Mask(causal=True), memory=memory, memory_mask=Mask(real=REAL))
+        around = Surroundings(masks={"full": Mask(causal=True)}, memory=memory, memory_mask=Mask(real=REAL))
         return layer.apply({"params": params}, x, around)[0]
 
     def theirs(x, memory):

@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from tformer_jax.config.fields import Section, setting
-from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.model import DTYPES, ModelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 MADE = ("cldr_translation", "cldr_language", "stdlib_text")
@@ -184,6 +184,14 @@ class DecodeConfig(Section):
     top_k: int | None = setting(None, "sample: only the k most probable tokens", low=1)
     top_p: float | None = setting(None, "sample: only the most probable tokens that hold this mass", low=0.0, high=1.0)
     max_new_tokens: int = setting(128, "longest output, in tokens", low=1)
+    cache_dtype: str | None = setting(
+        None, "how keys and values are kept; None: as model.dtype", choices=(*DTYPES, "int8")
+    )
+
+    @property
+    def width(self) -> int:
+        """Tokens of one row that are read side by side."""
+        return self.beams if self.strategy == "beam" else 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,19 +1,28 @@
 """Beam search with a KV cache: the most probable outputs instead of the most probable next tokens."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.sampling import forbid
-from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache
+from tformer_jax.inference import sampling
+from tformer_jax.nn.kv_cache import DecoderCache, Lineage
 from tformer_jax.special_tokens import EOS, PAD
 
-Read = Callable[[jax.Array, DecoderCache], tuple[jax.Array, DecoderCache]]
-"""Reads tokens int [B, T]: float32 logits [B, 1, V] of the last one, and the cache that holds them."""
+
+class Read(Protocol):
+    """The model: what it makes of tokens and of a cache of those before them."""
+
+    def __call__(
+        self, tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None
+    ) -> tuple[jax.Array, DecoderCache]:
+        """tokens int [B, T] -> the cache that holds them, and float32 logits [B, 1, V] of the last one.
+
+        With a `lineage`, the tokens are beams: logits [B, T, V].
+        """
+
+
 WORST = -1e9
 """The score of no hypothesis."""
 
@@ -37,6 +46,8 @@ class _State(NamedTuple):
     finished: Hypotheses
     open: jax.Array
     """bool [B]: rows whose finished hypotheses may still change."""
+    lineage: Lineage
+    """Of `running`."""
     cache: DecoderCache
 
 
@@ -54,7 +65,9 @@ def search(
     Args:
         read: the model.
         prompt: int [B, T], read before the first choice.
-        cache: of B rows.
+        cache: of B rows, with room for k tokens at each position. The beams of a row are k tokens of one call that see
+            their ancestors only; nothing is copied where beams go on from one another, and what they share (the prompt,
+            the encoder's output) is there once.
         room: int [B], the most tokens of each row; 0 for a row that only fills up the batch.
     """
     B, k = prompt.shape[0], cfg.beams
@@ -66,14 +79,15 @@ def search(
         sums=jnp.full((B, k), WORST).at[:, 0].set(0),
         finished=Hypotheses(nothing, jnp.full((B, k), WORST)),
         open=room > 0,
-        cache=_repeated(cache, k),
+        lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), cache.lengths),
+        cache=cache,
     )
 
     def advance(state: _State) -> _State:
-        last = state.running[:, :, state.step - 1].reshape(B * k, 1)
-        return _extend(state, *read(last, state.cache), room, cfg)
+        logits, cache = read(state.running[:, :, state.step - 1], state.cache, state.lineage)
+        return _extend(state._replace(cache=cache), logits, room, cfg)
 
-    begun = _extend(start, jnp.repeat(logits, k, axis=0), start.cache, room, cfg)
+    begun = _extend(start, jnp.broadcast_to(logits, (B, k, logits.shape[-1])), room, cfg)
     return jax.lax.while_loop(lambda state: state.open.any(), advance, begun).finished
 
 
@@ -83,12 +97,10 @@ def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:
     return jnp.asarray(base, jnp.float32) ** cfg.length_alpha
 
 
-def _extend(state: _State, logits: jax.Array, cache: DecoderCache, room: jax.Array, cfg: DecodeConfig) -> _State:
-    """Chooses one more token: logits float32 [B * k, 1, V]."""
-    (B, k), V = state.sums.shape, logits.shape[-1]
-    log_p = forbid(jax.nn.log_softmax(logits[:, 0], axis=-1)).reshape(B, k, V)
-    sums, found = jax.lax.top_k((state.sums[:, :, None] + log_p).reshape(B, k * V), 2 * k)
-    parents, tokens = found // V, (found % V).astype(jnp.int32)
+def _extend(state: _State, logits: jax.Array, room: jax.Array, cfg: DecodeConfig) -> _State:
+    """Chooses one more token: logits float32 [B, k, V]."""
+    k = cfg.beams
+    sums, parents, tokens = _candidates(state.sums, logits)
     grown = _take(state.running, parents).at[:, :, state.step].set(tokens)
     made = state.step + 1
     ends = (tokens == EOS) | (made >= room)[:, None]
@@ -101,8 +113,25 @@ def _extend(state: _State, logits: jax.Array, cache: DecoderCache, room: jax.Arr
         sums=going,
         finished=finished,
         open=state.open & (made < room) & _can_improve(going[:, 0], finished.scores, made, room, cfg),
-        cache=_reordered(cache, _take(parents, order)),
+        lineage=_descend(state.lineage, _take(parents, order), state.step),
+        cache=state.cache,
     )
+
+
+def _candidates(sums: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The 2 k best ways to go on from sums [B, k], best first: new sums, the beam that goes on, and its token."""
+    k = sums.shape[1]
+    values, tokens = sampling.top_k(sampling.forbid(logits), 2 * k)
+    log_p = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    B, width = sums.shape[0], tokens.shape[2]
+    best, found = jax.lax.top_k((sums[:, :, None] + log_p).reshape(B, k * width), 2 * k)
+    return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
+
+
+def _descend(lineage: Lineage, parents: jax.Array, step: jax.Array) -> Lineage:
+    """The lineage of beams that go on from those of `parents`, int [B, k], and are read side by side next."""
+    ancestors = _take(lineage.ancestors, parents).at[:, :, step].set(jnp.arange(parents.shape[1]))
+    return Lineage(ancestors, lineage.start)
 
 
 def _finish(
@@ -130,20 +159,3 @@ def _can_improve(
 def _take(values: jax.Array, places: jax.Array) -> jax.Array:
     """values [B, n, ...] at places int [B, m] -> [B, m, ...]."""
     return jnp.take_along_axis(values, places.reshape(*places.shape, *[1] * (values.ndim - 2)), axis=1)
-
-
-def _repeated(cache: DecoderCache, k: int) -> DecoderCache:
-    """A cache of B rows as one of B * k, each row k times."""
-    rows = cache.lengths.shape[0]
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf, k, axis=0) if leaf.shape[:1] == (rows,) else leaf, cache)
-
-
-def _reordered(cache: DecoderCache, parents: jax.Array) -> DecoderCache:
-    """The cache whose rows go on from those of `parents`, int [B, k]. Beams of a row share all but what they wrote."""
-    B, k = parents.shape
-    rows = (jnp.arange(B)[:, None] * k + parents).reshape(B * k)
-    layers = tuple(
-        LayerCache(KeyValues(layer.self_attention.k[rows], layer.self_attention.v[rows]), layer.cross_attention)
-        for layer in cache.layers
-    )
-    return dataclasses.replace(cache, layers=layers)

@@ -16,7 +16,7 @@ from tformer_jax.inference.sampling import choose
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn import layouts
-from tformer_jax.nn.kv_cache import DecoderCache
+from tformer_jax.nn.kv_cache import DecoderCache, Lineage
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 _compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg"))
@@ -36,7 +36,7 @@ def translate(
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    return _decode(_begin_translation(model, params, source, length), keys, length, cfg)
+    return _decode(_begin_translation(model, params, source, length, cfg), keys, length, cfg)
 
 
 @_compiled
@@ -53,7 +53,7 @@ def continue_text(
     Returns:
         int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
-    return _decode(_begin_continuation(model, params, prompt, length), keys, length, cfg)
+    return _decode(_begin_continuation(model, params, prompt, length, cfg), keys, length, cfg)
 
 
 @_compiled
@@ -61,7 +61,7 @@ def best_translations(
     model: Seq2Seq, params: Any, source: jax.Array, *, length: int, cfg: DecodeConfig
 ) -> beam.Hypotheses:
     """The `cfg.beams` best targets of each source that beam search finds; arguments as of `translate`."""
-    begun = _begin_translation(model, params, source, length)
+    begun = _begin_translation(model, params, source, length, cfg)
     return beam.search(begun.read, begun.prompt, begun.cache, begun.room, length, cfg)
 
 
@@ -70,7 +70,7 @@ def best_continuations(
     model: DecoderLM, params: Any, prompt: jax.Array, *, length: int, cfg: DecodeConfig
 ) -> beam.Hypotheses:
     """The `cfg.beams` best continuations of each prompt that beam search finds; arguments as of `continue_text`."""
-    begun = _begin_continuation(model, params, prompt, length)
+    begun = _begin_continuation(model, params, prompt, length, cfg)
     return beam.search(begun.read, begun.prompt, begun.cache, begun.room, length, cfg)
 
 
@@ -85,29 +85,30 @@ class _Begun(NamedTuple):
     """int [B]: the most tokens of each row."""
 
 
-def _begin_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int) -> _Begun:
+def _begin_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:
     model, variables = _as_loop(model, params)
     real = source != PAD
     memory = model.apply(variables, source, real, method="encode")
-    cache: Any = model.apply(variables, memory, real, length, method="init_cache")
+    options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
+    cache: Any = model.apply(variables, memory, real, length, **options, method="init_cache")
     first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
     return _Begun(_reader(model, variables), first, cache, jnp.where(real.any(axis=1), length, 0))
 
 
-def _begin_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int) -> _Begun:
+def _begin_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:
     model, variables = _as_loop(model, params)
     B, T = prompt.shape
-    cache: Any = model.apply(variables, B, T + length, T, method="init_cache")
-    lengths = (prompt != PAD).sum(axis=1)
+    lengths = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
+    options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
+    cache: Any = model.apply(variables, B, T + length, lengths, **options, method="init_cache")
     room = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
     return _Begun(_reader(model, variables), prompt, cache, room)
 
 
 def _reader(model: Seq2Seq | DecoderLM, variables: Any) -> beam.Read:
-    def read(tokens: jax.Array, cache: DecoderCache) -> tuple[jax.Array, DecoderCache]:
-        result: Any = model.apply(
-            variables, tokens, cache, token_mask=tokens != PAD, last_only=True, method="decode_step"
-        )
+    def read(tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None) -> tuple[jax.Array, DecoderCache]:
+        options: Any = {"token_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}
+        result: Any = model.apply(variables, tokens, cache, **options, method="decode_step")
         return result
 
     return read

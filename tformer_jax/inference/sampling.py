@@ -39,6 +39,11 @@ def most_probable(logits: jax.Array) -> jax.Array:
     return jax.lax.top_k(logits, 1)[1][..., 0]
 
 
+def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k largest of the last axis, largest first, and their places; k may exceed the axis."""
+    return jax.lax.top_k(values, min(k, values.shape[-1]))
+
+
 def restrict(logits: jax.Array, cfg: DecodeConfig) -> jax.Array:
     """Logits of the distribution that is sampled from: temperature first, then top-k, then top-p; [B, V] -> [B, V]."""
     logits = logits / cfg.temperature

@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
-from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
+from tformer_jax.nn.kv_cache import DecoderCache, Lineage, empty_cache
 from tformer_jax.nn.stacks import Decoder, token_positions
 
 
@@ -47,25 +47,45 @@ class DecoderLM(nn.Module):
         x = self.input(self.embedding(tokens), token_positions(tokens.shape[1], segments), train=train)
         return self.decoder(x, mask, prefix=prefix, segments=segments, train=train)
 
-    def init_cache(self, batch: int, length: int, prompt: int = 0) -> DecoderCache:
+    def init_cache(
+        self,
+        batch: int,
+        length: int,
+        prompt: jax.Array | None = None,
+        *,
+        width: int = 1,
+        dtype: str | None = None,
+    ) -> DecoderCache:
         """An empty cache for `length` tokens in each of `batch` rows.
 
-        `prompt` counts the first slots, those of the prompt; with `cfg.prefix_lm`, all tokens see them.
+        Args:
+            prompt: int32 [B], the real tokens of each prompt; with `cfg.prefix_lm`, all tokens see them.
+            width: tokens that may stand side by side at each position.
+            dtype: of storage, a floating dtype or `int8`; None: `cfg.dtype`.
         """
-        return empty_cache(self.cfg, batch, length, prefix=prompt if self.cfg.prefix_lm else None)
+        prefix = prompt if self.cfg.prefix_lm else None
+        return empty_cache(self.cfg, batch, length, width=width, dtype=dtype, prefix=prefix)
 
     def decode_step(
-        self, tokens: jax.Array, cache: DecoderCache, *, token_mask: jax.Array | None = None, last_only: bool = False
+        self,
+        tokens: jax.Array,
+        cache: DecoderCache,
+        *,
+        token_mask: jax.Array | None = None,
+        lineage: Lineage | None = None,
+        last_only: bool = False,
     ) -> tuple[jax.Array, DecoderCache]:
         """Reads T more tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
+
+        With a `lineage` they are T beams at one position instead, of which each sees its ancestors.
 
         Returns:
             float32 logits [B, T, V], or [B, 1, V] of the last token where `last_only`, and the cache that holds them.
         """
         real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
-        admitted, positions, mask = cache.admit(real)
+        admitted, positions, seen = cache.admit(real, side_by_side=lineage is not None)
         x = self.input(self.embedding(tokens), positions)
-        x, admitted = self.decoder.step(x, admitted, mask=mask, real=real, positions=positions)
+        x, admitted = self.decoder.step(x, admitted, real=real, positions=positions, seen=seen, lineage=lineage)
         return self.logits(x[:, -1:] if last_only else x), admitted
 
     def logits(self, x: jax.Array) -> jax.Array:

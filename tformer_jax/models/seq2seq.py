@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
-from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
+from tformer_jax.nn.kv_cache import DecoderCache, Lineage, empty_cache
 from tformer_jax.nn.stacks import Decoder, Encoder, token_positions
 
 
@@ -97,22 +97,44 @@ class Seq2Seq(nn.Module):
             x, target_mask, memory, memory_mask, segments=segments, memory_segments=memory_segments, train=train
         )
 
-    def init_cache(self, memory: jax.Array, memory_mask: jax.Array | None, length: int) -> DecoderCache:
-        """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once."""
-        return empty_cache(self.cfg, memory.shape[0], length, self.decoder.cross_keys_values(memory), memory_mask)
+    def init_cache(
+        self, memory: jax.Array, memory_mask: jax.Array | None, length: int, *, width: int = 1, dtype: str | None = None
+    ) -> DecoderCache:
+        """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once.
+
+        `width` tokens may stand side by side at each position; `dtype` is that of storage (None: `cfg.dtype`).
+        """
+        crosses = self.decoder.cross_keys_values(memory)
+        return empty_cache(
+            self.cfg,
+            memory.shape[0],
+            length,
+            width=width,
+            dtype=dtype,
+            cross_attention=crosses,
+            memory_mask=memory_mask,
+        )
 
     def decode_step(
-        self, tokens: jax.Array, cache: DecoderCache, *, token_mask: jax.Array | None = None, last_only: bool = False
+        self,
+        tokens: jax.Array,
+        cache: DecoderCache,
+        *,
+        token_mask: jax.Array | None = None,
+        lineage: Lineage | None = None,
+        last_only: bool = False,
     ) -> tuple[jax.Array, DecoderCache]:
         """Reads T more target tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
+
+        With a `lineage` they are T beams at one position instead, of which each sees its ancestors.
 
         Returns:
             float32 logits [B, T, V], or [B, 1, V] of the last token where `last_only`, and the cache that holds them.
         """
         real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
-        admitted, positions, mask = cache.admit(real)
+        admitted, positions, seen = cache.admit(real, side_by_side=lineage is not None)
         x = self.target_input(self.target_embedding(tokens), positions)
-        x, admitted = self.decoder.step(x, admitted, mask=mask, real=real, positions=positions)
+        x, admitted = self.decoder.step(x, admitted, real=real, positions=positions, seen=seen, lineage=lineage)
         return self.logits(x[:, -1:] if last_only else x), admitted
 
     def logits(self, x: jax.Array) -> jax.Array:

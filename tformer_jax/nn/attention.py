@@ -11,6 +11,7 @@ from tformer_jax.nn.linear import Linear
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
+from tformer_jax.nn.slots import Slots
 
 
 class Attention(nn.Module):
@@ -51,7 +52,7 @@ class Attention(nn.Module):
         mask: jax.Array | Mask | None = None,
         position: AttentionPosition | None = None,
         cache: KeyValues | None = None,
-        index: jax.Array | int = 0,
+        slots: Slots | None = None,
         train: bool = False,
     ) -> tuple[jax.Array, KeyValues]:
         """Attends from `query` to `key` and `value`.
@@ -62,12 +63,12 @@ class Attention(nn.Module):
             value: [B, S, D]; None: `key`.
             mask: a `Mask`, or bool, broadcastable to [B, N, T, S]; True = may attend.
             position: turns queries and keys (self-attention only), or biases their scores.
-            cache: earlier keys and values. Those of this call are written at slot `index` (self-attention), or the
-                cache is used as it is (cross-attention).
+            cache: earlier keys and values, used as they are where `slots` is None (cross-attention).
+            slots: where those of this call are put (self-attention).
             train: drop attention weights.
 
         Returns:
-            [B, T, D], and the keys and values that were attended to, as a cache for the next call.
+            [B, T, D], and the keys and values as a cache for the next call.
 
         Raises:
             ConfigError: inputs differ that share one fused projection.
@@ -83,12 +84,13 @@ class Attention(nn.Module):
             q = self.query_norm(q)
         if position is not None and position.rotation is not None:
             q = position.rotation(q)
-        if cache is not None and not self.cross:
-            keys_values = cache.write(keys_values, index)
+        seen = keys_values
+        if cache is not None and slots is not None:
+            keys_values, seen = cache.extend(keys_values, slots)
         drop = train and self.cfg.attention_dropout > 0
         out = attend(
             q,
-            *keys_values.unpack(),
+            *seen.unpack(self.cfg.dtype),
             mask,
             bias=None if position is None else position.bias,
             scale=self.cfg.attention_scale,
@@ -153,7 +155,7 @@ class BasicAttention(nn.Module):
         mask: jax.Array | Mask | None = None,
         position: AttentionPosition | None = None,
         cache: KeyValues | None = None,
-        index: jax.Array | int = 0,
+        slots: Slots | None = None,
         train: bool = False,
     ) -> tuple[jax.Array, KeyValues]:
         """As `Attention.__call__`; rotations are not applied."""
@@ -161,10 +163,11 @@ class BasicAttention(nn.Module):
             keys_values = cache
         else:
             keys_values = self.keys_values(query if key is None else key, value)
-        if cache is not None and not self.cross:
-            keys_values = cache.write(keys_values, index)
+        seen = keys_values
+        if cache is not None and slots is not None:
+            keys_values, seen = cache.extend(keys_values, slots)
         bias = None if position is None else position.bias
-        out = attend(query[:, :, None], *keys_values.unpack(), mask, bias=bias, scale=1.0)
+        out = attend(query[:, :, None], *seen.unpack(self.cfg.dtype), mask, bias=bias, scale=1.0)
         return out[:, :, 0], keys_values
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:

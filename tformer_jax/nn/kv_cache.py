@@ -7,33 +7,64 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.nn.masks import Mask
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, Slots, Tokens
+
+
+@flax.struct.dataclass
+class Quantized:
+    """Numbers as `values * scale`, with one scale a token and head: a quarter of float32's size, and a little more."""
+
+    values: jax.Array
+    """int8 [..., H]."""
+    scale: jax.Array
+    """float32 [..., 1]: a 127th of the largest of the H numbers."""
+
+    @classmethod
+    def of(cls, x: jax.Array) -> "Quantized":
+        """[..., H], rounded to the nearest."""
+        scale = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32) / 127
+        values = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
+        return cls(values, scale)
+
+    def astype(self, dtype: str) -> jax.Array:
+        """[..., H] in a floating dtype."""
+        return (self.values * self.scale).astype(dtype)
+
+
+Stored = jax.Array | Quantized
 
 
 @flax.struct.dataclass
 class KeyValues:
     """Keys and values of one attention layer, each [B, K, S, H]: a decoding step reads this order without a copy."""
 
-    k: jax.Array
-    v: jax.Array
+    k: Stored
+    v: Stored
 
     @classmethod
     def pack(cls, k: jax.Array, v: jax.Array) -> "KeyValues":
         """From keys and values [B, S, K, H]."""
         return cls(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
 
-    def unpack(self) -> tuple[jax.Array, jax.Array]:
+    def unpack(self, dtype: str) -> tuple[jax.Array, jax.Array]:
         """Keys and values [B, S, K, H]."""
-        return jnp.swapaxes(self.k, 1, 2), jnp.swapaxes(self.v, 1, 2)
+        return jnp.swapaxes(self.k.astype(dtype), 1, 2), jnp.swapaxes(self.v.astype(dtype), 1, 2)
 
-    def write(self, new: "KeyValues", index: jax.Array | int) -> "KeyValues":
-        """Puts the T tokens of `new` into slots `index`, ..., `index + T - 1`."""
-        start = (0, 0, index, 0)
-        return KeyValues(
-            jax.lax.dynamic_update_slice(self.k, new.k.astype(self.k.dtype), start),
-            jax.lax.dynamic_update_slice(self.v, new.v.astype(self.v.dtype), start),
-        )
+    def stored(self, dtype: str) -> "KeyValues":
+        """The same in a storage dtype: a floating one, or `int8`."""
+
+        def convert(x: Stored) -> Stored:
+            return Quantized.of(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
+
+        return KeyValues(convert(self.k), convert(self.v))
+
+    def extend(self, new: "KeyValues", slots: Slots) -> tuple["KeyValues", "KeyValues"]:
+        """Puts `new` [B, K, T, H] where `slots` says: what to keep, and what to attend to."""
+        dtype = "int8" if isinstance(self.k, Quantized) else str(self.k.dtype)
+        pairs = jax.tree.map(slots.extend, self, new.stored(dtype))
+        kept, seen = jax.tree.transpose(jax.tree.structure(self), jax.tree.structure((0, 0)), pairs)
+        return kept, seen
 
 
 @flax.struct.dataclass
@@ -46,70 +77,124 @@ class LayerCache:
 
 
 @flax.struct.dataclass
-class DecoderCache:
-    """Everything a decoder remembers of the tokens it has read. All rows fill the same slots.
+class Lineage:
+    """What tells beams apart that are the T tokens of one call: token t sees its ancestors only."""
 
-    Rows of different length are padded on the left: such slots stay invalid, and positions count real tokens only.
-    The caller stops before `index` passes the number of slots.
+    ancestors: jax.Array
+    """int32 [B, T, L]: the column at which the ancestor at position `start + l` was read; of itself, its own."""
+    start: jax.Array
+    """int32 [B]: tokens before this position are seen by all."""
+
+    def may_attend(self, keys: Tokens) -> jax.Array:
+        """bool [B, 1, T, S] for keys [B, S]."""
+        places = jnp.clip(keys.positions - self.start[:, None], 0, self.ancestors.shape[2] - 1)
+        ancestors = jnp.take_along_axis(self.ancestors, places[:, None], axis=2)
+        common = keys.positions < self.start[:, None]
+        return (common[:, None] | (ancestors == keys.columns[:, None]))[:, None]
+
+
+@flax.struct.dataclass
+class DecoderCache:
+    """Everything a decoder remembers of the tokens it has read.
+
+    Positions count real tokens only, so that rows may be padded on the left.
     """
 
     layers: tuple[LayerCache, ...]
+    slots: dict[str, Slots]
+    """For each kind of layer, "full" and "window"."""
     memory_mask: jax.Array | None
     """bool [B, S]: the real tokens of the encoder's input."""
-    valid: jax.Array
-    """bool [B, S]: slots that hold a real token."""
     lengths: jax.Array
-    """int32 [B]: real tokens so far."""
-    index: jax.Array
-    """int32 scalar: slots filled so far."""
+    """int32 [B]: the position of the next token."""
     prefix: jax.Array | None = None
-    """int32 scalar: so many first slots are seen by every token of the row; None: 0."""
+    """int32 [B]: so many first tokens of the row are seen by all its tokens; None: 0."""
 
-    def admit(self, token_mask: jax.Array) -> tuple["DecoderCache", jax.Array, Mask]:
+    def admit(
+        self, token_mask: jax.Array, *, side_by_side: bool = False
+    ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
         """Takes T new tokens, of which those in `token_mask` (bool [B, T]) are real.
+
+        They follow each other, or stand `side_by_side` at one position.
 
         Returns:
             The cache with its bookkeeping moved on (keys and values are the layers' to write), the tokens' positions
-            (int32 [B, T]) and their self-attention mask.
+            (int32 [B, T]; 0 for padding before the first token), and what each kind of layer may attend to.
 
         Raises:
             ConfigError: T exceeds the number of slots.
         """
-        T, slots = token_mask.shape[1], self.valid.shape[1]
-        if T > slots:
-            raise ConfigError(f"{T} tokens do not fit a cache of {slots} slots; give `init_cache` a larger length")
-        positions = self.lengths[:, None] + jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1
-        valid = jax.lax.dynamic_update_slice(self.valid, token_mask, (0, self.index))
-        prefix = None if self.prefix is None else jnp.broadcast_to(self.prefix, self.lengths.shape)
-        mask = Mask(real=valid, causal=True, start=self.index, prefix=prefix)
+        if side_by_side:
+            after, counts = jnp.zeros(token_mask.shape, jnp.int32), token_mask.any(axis=1).astype(jnp.int32)
+        else:
+            after, counts = jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1, token_mask.sum(axis=1, dtype=jnp.int32)
+        positions = self.lengths[:, None] + after
+        new = Tokens.of_call(jnp.where(token_mask, positions, EMPTY))
+        admitted = {kind: slots.admit(new) for kind, slots in self.slots.items()}
         moved = dataclasses.replace(
-            self,
-            valid=valid,
-            lengths=self.lengths + token_mask.sum(axis=1, dtype=jnp.int32),
-            index=self.index + T,
+            self, slots={kind: slots for kind, (slots, _) in admitted.items()}, lengths=self.lengths + counts
         )
-        return moved, jnp.maximum(positions, 0), mask
+        return moved, jnp.maximum(positions, 0), {kind: seen for kind, (_, seen) in admitted.items()}
 
 
 def empty_cache(
     cfg: ModelConfig,
     batch: int,
     length: int,
+    *,
+    width: int = 1,
+    dtype: str | None = None,
     cross_attention: Sequence[KeyValues] | None = None,
     memory_mask: jax.Array | None = None,
-    prefix: int | None = None,
+    prefix: jax.Array | None = None,
 ) -> DecoderCache:
-    """A cache with room for `length` tokens in each row, holding none; `cross_attention` has one entry a layer.
+    """A cache with room for `length` positions in each row, holding none.
 
-    The first `prefix` slots are seen by every token.
+    Args:
+        width: tokens that stand side by side at one position.
+        dtype: of what is stored, a floating dtype or `int8`; None: `cfg.dtype`.
+        cross_attention: one entry a layer.
+        prefix: int32 [B], see `DecoderCache`.
     """
-    room = jnp.zeros((batch, cfg.kv_heads, length, cfg.head_size), cfg.dtype)
-    crosses: Sequence[KeyValues | None] = cross_attention or [None] * cfg.decoder_layers
-    return DecoderCache(
-        layers=tuple(LayerCache(KeyValues(room, room), cross) for cross in crosses),
-        memory_mask=memory_mask,
-        valid=jnp.zeros((batch, length), bool),
-        lengths=jnp.zeros((batch,), jnp.int32),
-        index=jnp.zeros((), jnp.int32),
-        prefix=None if prefix is None else jnp.asarray(prefix, jnp.int32),
-    )
+    slots: dict[str, Slots] = {}
+    for kind in set(cfg.layer_pattern):
+        if kind == "window" and cfg.window is not None and cfg.window < length:
+            slots[kind] = RingSlots.empty(batch, cfg.window, width)
+        else:
+            slots[kind] = DenseSlots.empty(batch, length * width)
+    shapes = {kind: (batch, cfg.kv_heads, of.tokens.positions.shape[1], cfg.head_size) for kind, of in slots.items()}
+    return _cache(cfg, slots, shapes, dtype, cross_attention, memory_mask, prefix)
+
+
+def paged_cache(
+    cfg: ModelConfig,
+    batch: int,
+    *,
+    pages: int,
+    page_size: int,
+    pages_a_row: int,
+    dtype: str | None = None,
+    cross_attention: Sequence[KeyValues] | None = None,
+    memory_mask: jax.Array | None = None,
+) -> DecoderCache:
+    """A cache whose rows share `pages` pages, each of `page_size` tokens; page 0 is nobody's.
+
+    The other arguments are those of `empty_cache`.
+    """
+    slots: dict[str, Slots] = {kind: PagedSlots.empty(batch, pages_a_row, page_size) for kind in set(cfg.layer_pattern)}
+    shapes = dict.fromkeys(slots, (pages, cfg.kv_heads, page_size, cfg.head_size))
+    prefix = jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None
+    return _cache(cfg, slots, shapes, dtype, cross_attention, memory_mask, prefix)
+
+
+def _cache(cfg, slots, shapes, dtype, cross_attention, memory_mask, prefix) -> DecoderCache:
+    dtype = dtype or cfg.dtype
+
+    def layer(number: int) -> LayerCache:
+        room = jnp.zeros(shapes[cfg.layer_pattern[number % len(cfg.layer_pattern)]], cfg.dtype)
+        cross = None if cross_attention is None else cross_attention[number].stored(dtype)
+        return LayerCache(KeyValues(room, room).stored(dtype), cross)
+
+    (batch, _) = next(iter(slots.values())).tokens.positions.shape
+    layers = tuple(layer(number) for number in range(cfg.decoder_layers))
+    return DecoderCache(layers, slots, memory_mask, jnp.zeros((batch,), jnp.int32), prefix)

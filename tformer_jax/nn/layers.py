@@ -14,24 +14,25 @@ from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
+from tformer_jax.nn.slots import Slots
 
 
 @flax.struct.dataclass
 class Surroundings:
     """What all layers of a stack read besides x [B, T, D]."""
 
-    mask: Mask = Mask()
-    """Of self-attention."""
+    masks: dict[str, Mask]
+    """Of self-attention, for each kind of layer, "full" and "window"."""
     real: jax.Array | None = None
     """bool [B, T]: tokens of x that are no padding; None: all."""
     positions: dict[str, AttentionPosition] = dataclasses.field(default_factory=dict)
-    """For each kind of layer, "full" and "window", that uses positions in attention."""
+    """For each kind of layer that uses positions in attention."""
     memory: jax.Array | None = None
     """[B, S, D]: the encoder's output; not needed where a cache holds its keys and values."""
     memory_mask: Mask = Mask()
     """Of cross-attention."""
-    index: jax.Array | int = 0
-    """The slot of the cache at which the keys and values of x are written."""
+    slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
+    """For each kind of layer, where the keys and values of x are put, where there is a cache."""
 
 
 class Residual(nn.Module):
@@ -84,17 +85,17 @@ class TransformerLayer(nn.Module):
         Args:
             x: [B, T, D].
             around: masks, positions and memory.
-            cache: earlier keys and values; those of x are written from slot `around.index` on.
+            cache: earlier keys and values; those of x are put where `around.slots` says.
 
         Returns:
             [B, T, D], and the cache that holds x, where there is one.
         """
         h, keys_values = self.self_attention(
             self.self_attention_residual.enter(x),
-            mask=dataclasses.replace(around.mask, window=self.cfg.window) if self.kind == "window" else around.mask,
+            mask=around.masks[self.kind],
             position=around.positions.get(self.kind),
             cache=cache.self_attention if cache else None,
-            index=around.index,
+            slots=around.slots.get(self.kind),
             train=train,
         )
         x = self.self_attention_residual.leave(x, h, train=train)

@@ -1,5 +1,8 @@
 """Which keys a query may attend to."""
 
+import functools
+import operator
+
 import flax
 import jax
 import jax.numpy as jnp
@@ -7,9 +10,9 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class Mask:
-    """May query t, at index `start + t`, attend to key s, at index s? Every rule that is set must say yes.
+    """May query t attend to key s? Every rule that is set must say yes.
 
-    A rule over indices rather than an array, so that a backend may evaluate it whole or block by block.
+    A rule over positions rather than an array, so that a backend may evaluate it whole or block by block.
     """
 
     real: jax.Array | None = None
@@ -20,16 +23,19 @@ class Mask:
     """int32 [B]: so many first keys are seen by all queries of a causal row."""
     explicit: jax.Array | None = None
     """bool with four axes, broadcastable to [B, N, T, S]."""
-    start: jax.Array | None = None
-    """int32 scalar: the first query's index; None: 0."""
+    positions: tuple[jax.Array, jax.Array] | None = None
+    """int32 [B, T] and [B, S]: places of queries and keys, where -1 is no key at all; None: 0, 1, ... for both."""
     causal: bool = flax.struct.field(pytree_node=False, default=False)
-    """A query sees its own index and those before."""
+    """A query sees its own position and those before."""
     window: int | None = flax.struct.field(pytree_node=False, default=None)
-    """A query sees indices less than `window` away."""
+    """A query sees positions less than `window` away."""
 
-    def query_indices(self, first: jax.Array | int, count: int) -> jax.Array:
-        """The indices of queries `first`, ..., `first + count - 1`: int32 [count]."""
-        return first + jnp.arange(count) + (0 if self.start is None else self.start)
+    def places(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> tuple[jax.Array, jax.Array]:
+        """The positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1: int32 [T], [S] or [B, T], [B, S]."""
+        if self.positions is None:
+            return t + jnp.arange(T), s + jnp.arange(S)
+        queries, keys = self.positions
+        return _part(queries, t, T, 1), _part(keys, s, S, 1)
 
     def dense(self, T: int, S: int) -> jax.Array | None:
         """The whole mask: bool, broadcastable to [B, N, T, S]; None hides nothing."""
@@ -55,11 +61,11 @@ class Mask:
 
         `explicit` is not looked at.
         """
-        queries = self.query_indices(t, T)
-        after, before = s - queries[-1], queries[0] - (s + S - 1)
+        queries, keys = self.places(t, T, s, S)
+        after, before = keys.min() - queries.max(), queries.min() - keys.max()
         hidden = jnp.zeros((), bool)
         if self.causal:
-            beyond_prefix = True if self.prefix is None else s >= self.prefix.max()
+            beyond_prefix = True if self.prefix is None else keys.min() >= self.prefix.max()
             hidden |= (after > 0) & beyond_prefix
         if self.window is not None:
             hidden |= (before >= self.window) | (after >= self.window)
@@ -72,17 +78,16 @@ class Mask:
         return hidden
 
     def _by_distance(self, t, T, s, S) -> jax.Array | None:
-        """What `causal`, `prefix` and `window` allow: bool [B or 1, 1, T, S]."""
-        queries, keys = self.query_indices(t, T)[:, None], s + jnp.arange(S)[None, :]
-        allowed = None
+        """What `positions`, `causal`, `prefix` and `window` allow: bool [B or 1, 1, T, S]."""
+        queries, keys = map(jnp.atleast_2d, self.places(t, T, s, S))
+        queries, keys = queries[:, None, :, None], keys[:, None, None, :]
+        rules = [] if self.positions is None else [keys >= 0]
         if self.causal:
-            allowed = (keys <= queries)[None, None]
-            if self.prefix is not None:
-                allowed = allowed | (keys < self.prefix[:, None, None])[:, None]
+            seen = keys <= queries
+            rules.append(seen if self.prefix is None else seen | (keys < self.prefix[:, None, None, None]))
         if self.window is not None:
-            near = (abs(queries - keys) < self.window)[None, None]
-            allowed = near if allowed is None else allowed & near
-        return allowed
+            rules.append(abs(queries - keys) < self.window)
+        return functools.reduce(operator.and_, rules) if rules else None
 
 
 def as_mask(mask: jax.Array | Mask | None) -> Mask:

@@ -106,8 +106,8 @@ class AlibiBias:
     """float32 [N]."""
 
     def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """int [T] and [S] -> float32 [N, T, S]."""
-        distances = abs(queries[:, None] - keys[None, :]).astype(jnp.float32)
+        """int [..., T] and [..., S] -> float32 [..., N, T, S]."""
+        distances = abs(queries[..., None, :, None] - keys[..., None, None, :]).astype(jnp.float32)
         return -self.slopes[:, None, None] * distances
 
 
@@ -139,11 +139,10 @@ class BucketBias:
     farthest: int = flax.struct.field(pytree_node=False)
 
     def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """int [T] and [S] -> float32 [N, T, S]."""
-        buckets = relative_bucket(
-            keys[None, :] - queries[:, None], self.table.shape[0], self.farthest, bidirectional=self.bidirectional
-        )
-        return jnp.moveaxis(self.table.astype(jnp.float32)[buckets], -1, 0)
+        """int [..., T] and [..., S] -> float32 [..., N, T, S]."""
+        offsets = keys[..., None, :] - queries[..., :, None]
+        buckets = relative_bucket(offsets, self.table.shape[0], self.farthest, bidirectional=self.bidirectional)
+        return jnp.moveaxis(self.table.astype(jnp.float32)[buckets], -1, -3)
 
 
 def relative_bucket(offset: jax.Array, buckets: int, farthest: int, *, bidirectional: bool) -> jax.Array:

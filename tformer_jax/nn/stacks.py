@@ -9,11 +9,12 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.nn.kv_cache import DecoderCache, KeyValues
+from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, Lineage
 from tformer_jax.nn.layers import Surroundings, TransformerLayer
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition, make_attention_positions
+from tformer_jax.nn.slots import Tokens
 
 
 def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
@@ -64,6 +65,10 @@ class Stack(nn.Module):
         kinds = sorted(set(self.cfg.layer_pattern))
         return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
 
+    def masks(self, mask: Mask) -> dict[str, Mask]:
+        """The mask of each kind of layer: "window" layers see the last `cfg.window` tokens of what others see."""
+        return {"full": mask, "window": dataclasses.replace(mask, window=self.cfg.window)}
+
     def full_pass(self, x: jax.Array, around: Surroundings, *, train: bool) -> jax.Array:
         """[B, T, D] -> [B, T, D], keeping for the backward pass what `cfg.remat` says."""
 
@@ -113,7 +118,7 @@ class Encoder(Stack):
         `segments` (int [B, S]) numbers the documents that are packed into a row; each sees itself only.
         """
         around = Surroundings(
-            mask=Mask(real=real, segments=None if segments is None else (segments, segments)),
+            masks=self.masks(Mask(real=real, segments=None if segments is None else (segments, segments))),
             real=real,
             positions=self.positions(token_positions(x.shape[1], segments)),
         )
@@ -148,7 +153,7 @@ class Decoder(Stack):
             memory_mask = Mask(real=memory_real, segments=(segments, memory_segments))
         own = None if segments is None else (segments, segments)
         around = Surroundings(
-            mask=Mask(real=real, causal=True, prefix=prefix, segments=own),
+            masks=self.masks(Mask(real=real, causal=True, prefix=prefix, segments=own)),
             real=real,
             positions=self.positions(token_positions(x.shape[1], segments)),
             memory=memory,
@@ -157,25 +162,39 @@ class Decoder(Stack):
         return self.full_pass(x, around, train=train)
 
     def step(
-        self, x: jax.Array, cache: DecoderCache, *, mask: Mask, real: jax.Array, positions: jax.Array
+        self,
+        x: jax.Array,
+        cache: DecoderCache,
+        *,
+        real: jax.Array,
+        positions: jax.Array,
+        seen: dict[str, Tokens],
+        lineage: Lineage | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
         """Continues from `cache`, which has admitted the tokens: x [B, T, D] -> [B, T, D].
 
         Args:
-            mask: from `cache.admit`, like the tokens' positions (int [B, T]).
             real: bool [B, T].
+            positions, seen: from `cache.admit`.
+            lineage: which of `seen` each token may attend to, where the tokens are beams.
 
         Raises:
             ConfigError: the layers are scanned.
         """
         if self.repetitions:
             raise ConfigError("model.scan_layers=True: decoding wants a loop; convert with `layouts.unrolled` first")
+
+        def mask(keys: Tokens) -> Mask:
+            explicit = None if lineage is None else lineage.may_attend(keys)
+            places = (positions, keys.positions)
+            return Mask(explicit=explicit, prefix=cache.prefix, positions=places, causal=True)
+
         around = Surroundings(
-            mask=mask,
+            masks={kind: self.masks(mask(keys))[kind] for kind, keys in seen.items()},
             real=real,
             positions=self.positions(positions),
             memory_mask=Mask(real=cache.memory_mask),
-            index=0 if mask.start is None else mask.start,
+            slots=cache.slots,
         )
         layer_caches: list[Any] = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
@@ -185,5 +204,11 @@ class Decoder(Stack):
         return x, dataclasses.replace(cache, layers=tuple(layer_caches))
 
     def cross_keys_values(self, memory: jax.Array) -> tuple[KeyValues, ...]:
-        """What each layer's cross-attention reads of memory [B, S, D]."""
-        return tuple(layer.cross_attention.keys_values(memory) for layer in self.layers)
+        """What each layer's cross-attention reads of memory [B, S, D].
+
+        The barrier lays them out here, once: XLA would do it again in every step of a decoding loop.
+        """
+        result: tuple[KeyValues, ...] = jax.lax.optimization_barrier(
+            tuple(layer.cross_attention.keys_values(memory) for layer in self.layers)
+        )
+        return result

@@ -151,8 +151,7 @@ def _visible(mask: Mask, grid: _Grid, i, body, j, carry):
 def _scores(q, k, bias: Bias | None, mask: Mask, grid: _Grid, i, j) -> jax.Array:
     added = None
     if bias is not None:
-        indices = mask.query_indices(i * grid.rows, grid.rows), j * grid.columns + jnp.arange(grid.columns)
-        added = bias.block(*indices)
+        added = bias.block(*mask.places(i * grid.rows, grid.rows, j * grid.columns, grid.columns))
     return scores(q, k, added, grid.scoring)
 
 
@@ -204,11 +203,15 @@ def _pad_mask(mask: Mask, B: int, T: int, S: int, padded_T: int, padded_S: int) 
     segments = mask.segments
     if segments is not None:
         segments = (_pad(segments[0], padded_T, 1), _pad(segments[1], padded_S, 1))
+    positions = mask.positions
+    if positions is not None:
+        positions = (_pad(positions[0], padded_T, 1), _pad(positions[1], padded_S, 1))
     explicit = mask.explicit
     if explicit is not None:
         full = jnp.broadcast_to(explicit, (*explicit.shape[:2], T, S))
         explicit = _pad(_pad(full, padded_T, 2), padded_S, 3)
-    return dataclasses.replace(mask, real=_pad(real, padded_S, 1), segments=segments, explicit=explicit)
+    real = _pad(real, padded_S, 1)
+    return dataclasses.replace(mask, real=real, segments=segments, positions=positions, explicit=explicit)
 
 
 BLOCKWISE = Backend(blockwise)

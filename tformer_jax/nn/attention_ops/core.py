@@ -12,10 +12,10 @@ from tformer_jax.nn.masks import Mask, as_mask
 
 
 class Bias(Protocol):
-    """A pytree of float32 arrays that is added to the scaled scores, a function of the indices of query and key."""
+    """A pytree of float32 arrays that is added to the scaled scores, a function of the positions of query and key."""
 
     def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """int [T] and [S] -> float32 [N, T, S]."""
+        """int [..., T] and [..., S] -> float32 [..., N, T, S]."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ def dot_product(
         q,
         k,
         v,
-        bias=None if added is None else added[None].astype(q.dtype),
+        bias=None if added is None else added.astype(q.dtype),
         mask=may_attend,
         scale=scoring.scale,
         implementation=implementation,

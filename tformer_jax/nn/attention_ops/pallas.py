@@ -36,7 +36,7 @@ def pallas(
         ConfigError: the mask is not one that the kernels know.
     """
     T, S, G = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
-    unknown_rules = (mask.explicit, mask.prefix, mask.window, mask.start)
+    unknown_rules = (mask.explicit, mask.prefix, mask.window, mask.positions)
     if T != S or any(rule is not None for rule in unknown_rules):
         raise ConfigError(
             "model.attention_backend='pallas' knows self-attention with causal, padding and segment masks only; "

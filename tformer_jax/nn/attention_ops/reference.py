@@ -12,7 +12,7 @@ HIDDEN = jnp.finfo(jnp.float32).min
 
 
 def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring) -> jax.Array:
-    """`softcap(scale * q k^T) + bias`: q [B, T, N, H], k [B, S, K, H], bias [N, T, S] -> float32 [B, N, T, S]."""
+    """`softcap(scale * q k^T) + bias`: q [B, T, N, H], k [B, S, K, H], bias [..., N, T, S] -> float32 [B, N, T, S]."""
     B, T, N, H = q.shape
     S, K = k.shape[1:3]
     grouped = q.reshape(B, T, K, N // K, H)
@@ -51,8 +51,11 @@ def reference(
 
 
 def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | None:
-    """The whole bias, float32 [N, T, S]."""
-    return None if bias is None else bias.block(mask.query_indices(0, T), jnp.arange(S))
+    """The whole bias, float32 [B or 1, N, T, S]."""
+    if bias is None:
+        return None
+    whole = bias.block(*mask.places(0, T, 0, S))
+    return whole if whole.ndim == 4 else whole[None]
 
 
 def zero_hidden_rows(out: jax.Array, may_attend: jax.Array | None) -> jax.Array:

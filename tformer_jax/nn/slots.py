@@ -1,0 +1,166 @@
+"""Where a cache keeps tokens: which slots a call writes and which it attends to.
+
+Each slot knows the position of its token, so that masks and position biases need not know how a cache is laid out.
+All arrays that `extend` takes have slots on their third axis: [B, K, S, ...], or [pages, K, size, ...].
+"""
+
+import dataclasses
+from typing import Protocol, Self
+
+import flax
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.config import ConfigError
+
+EMPTY = -1
+"""The position of no token: of padding, and of a slot that holds nothing."""
+
+
+@flax.struct.dataclass
+class Tokens:
+    """What is known of tokens besides their keys and values."""
+
+    positions: jax.Array
+    """int32 [B, S]: places in the row; `EMPTY` for none."""
+    columns: jax.Array
+    """int32 [B, S]: places within the call that read them; beams are told apart by it."""
+
+    @classmethod
+    def of_call(cls, positions: jax.Array) -> "Tokens":
+        """The tokens of one call: positions int32 [B, T]."""
+        return cls(positions, jnp.broadcast_to(jnp.arange(positions.shape[1]), positions.shape))
+
+    @classmethod
+    def none(cls, batch: int, slots: int) -> "Tokens":
+        """Empty slots."""
+        return cls(jnp.full((batch, slots), EMPTY), jnp.zeros((batch, slots), jnp.int32))
+
+
+class Slots(Protocol):
+    """A layout. `admit` first takes note of a call's tokens; then `extend` puts their keys and values in."""
+
+    tokens: Tokens
+
+    def admit(self, new: Tokens) -> tuple[Self, Tokens]:
+        """Takes T tokens: the layout that has room for them, and the tokens [B, S] that they may attend to."""
+
+    def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Puts the tokens of `new` ([B, K, T, ...], admitted before) into `old`.
+
+        Returns:
+            What to keep, like `old`, and what this call attends to, [B, K, S, ...], in the order of `admit`'s tokens.
+        """
+
+
+@flax.struct.dataclass
+class DenseSlots:
+    """One slot after the other; all rows write the same ones."""
+
+    tokens: Tokens
+    index: jax.Array
+    """int32 scalar: slots written so far."""
+
+    @classmethod
+    def empty(cls, batch: int, slots: int) -> "DenseSlots":
+        """Room for `slots` tokens in each row."""
+        return cls(Tokens.none(batch, slots), jnp.zeros((), jnp.int32))
+
+    def admit(self, new: Tokens) -> tuple["DenseSlots", Tokens]:
+        """Raises `ConfigError` where a call has more tokens than there are slots; see `Slots`."""
+        T, slots = new.positions.shape[1], self.tokens.positions.shape[1]
+        if T > slots:
+            raise ConfigError(f"{T} tokens do not fit a cache of {slots} slots; give `init_cache` a larger length")
+        tokens = jax.tree.map(lambda old, new: _put(old, new, self.index, axis=1), self.tokens, new)
+        return DenseSlots(tokens, self.index + T), tokens
+
+    def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Slots`."""
+        kept = _put(old, new, self.index - new.shape[2], axis=2)
+        return kept, kept
+
+
+@flax.struct.dataclass
+class RingSlots:
+    """The newest tokens only, for layers that see a window: a token takes the slot of the one that it pushes out.
+
+    A call of more than `width` tokens attends to the ring before it and to its own tokens, and is put in afterwards.
+    """
+
+    tokens: Tokens
+    index: jax.Array
+    """int32 scalar: tokens written so far."""
+    width: int = flax.struct.field(pytree_node=False, default=1)
+    """Tokens of one position: what so many push out is out of every window."""
+
+    @classmethod
+    def empty(cls, batch: int, window: int, width: int) -> "RingSlots":
+        """Room for `window` positions."""
+        return cls(Tokens.none(batch, window * width), jnp.zeros((), jnp.int32), width)
+
+    def admit(self, new: Tokens) -> tuple["RingSlots", Tokens]:
+        """See `Slots`."""
+        after = dataclasses.replace(self, index=self.index + new.positions.shape[1])
+        positions, seen_positions = after._turn(self.tokens.positions, new.positions, axis=1)
+        columns, seen_columns = after._turn(self.tokens.columns, new.columns, axis=1)
+        return dataclasses.replace(after, tokens=Tokens(positions, columns)), Tokens(seen_positions, seen_columns)
+
+    def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Slots`."""
+        return self._turn(old, new, axis=2)
+
+    def _turn(self, old: jax.Array, new: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+        """What is kept and seen, once `index` counts the tokens of `new`."""
+        size, T = old.shape[axis], new.shape[axis]
+        if T == self.width:
+            kept = _put(old, new, (self.index - T) % size, axis)
+            return kept, kept
+        seen = jnp.concatenate([old, new.astype(old.dtype)], axis)
+        in_order = jnp.concatenate([jnp.roll(old, T - self.index, axis), new.astype(old.dtype)], axis)
+        newest = jax.lax.slice_in_dim(in_order, T, T + size, axis=axis)
+        return jnp.roll(newest, self.index, axis), seen
+
+
+@flax.struct.dataclass
+class PagedSlots:
+    """Pages of one pool, given to rows by a table ("PagedAttention", 2023). Rows are of any length; page 0 is nobody's.
+
+    Padding is not kept: a call's real tokens take the next slots of their row.
+    """
+
+    tokens: Tokens
+    table: jax.Array
+    """int32 [B, P]: the pages of each row; 0 where it has none."""
+    index: jax.Array
+    """int32 [B]: slots written so far."""
+    added: jax.Array
+    """int32 [B, T]: the slots of the last call's tokens, or S for padding."""
+
+    @classmethod
+    def empty(cls, batch: int, pages: int, size: int) -> "PagedSlots":
+        """Rows that have no page yet, and may get so many of this size."""
+        tokens, nothing = Tokens.none(batch, pages * size), jnp.zeros((batch,), jnp.int32)
+        return cls(tokens, jnp.zeros((batch, pages), jnp.int32), nothing, jnp.zeros((batch, 0), jnp.int32))
+
+    def admit(self, new: Tokens) -> tuple["PagedSlots", Tokens]:
+        """See `Slots`."""
+        real = new.positions != EMPTY
+        S = self.tokens.positions.shape[1]
+        added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
+        rows = jnp.arange(added.shape[0])[:, None]
+        tokens = jax.tree.map(lambda old, new: old.at[rows, added].set(new, mode="drop"), self.tokens, new)
+        moved = PagedSlots(tokens, self.table, self.index + real.sum(axis=1, dtype=jnp.int32), added)
+        return moved, tokens
+
+    def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Slots`; `old` is the pool [pages, K, size, ...]."""
+        size, (B, P) = old.shape[2], self.table.shape
+        own = jnp.take_along_axis(self.table, jnp.minimum(self.added // size, P - 1), axis=1)
+        pages = jnp.where(self.added < P * size, own, 0)
+        kept = old.at[pages, :, self.added % size].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
+        seen = jnp.swapaxes(kept[self.table], 1, 2)
+        return kept, seen.reshape(B, old.shape[1], P * size, *old.shape[3:])
+
+
+def _put(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), index, axis)
