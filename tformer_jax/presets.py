@@ -307,6 +307,17 @@ PRESETS: dict[str, Settings] = {
     # "Attention Is All You Need" (2017)
     "vaswani2017_base": _vaswani(512, 8, 2048, 0.1),
     "vaswani2017_big": _vaswani(1024, 16, 4096, 0.3),
+    # "OPUS-MT: Building open translation services for the World" (2020), English to German, in Marian's architecture
+    "opus_mt": _vaswani(512, 8, 2048, 0.1)
+    | {
+        "vocab_size": 58_101,
+        "source_vocab_size": 58_101,
+        "attention_bias": ("query", "key", "value", "output"),
+        "activation": "silu",
+        "position": "sinusoidal_halves",
+        "output_bias": True,
+        "initializer": "normal",
+    },
     # "The Annotated Transformer" (2018): norms before the sub-layers, biases, three embeddings
     "annotated_transformer": _vaswani(512, 8, 2048, 0.1)
     | {

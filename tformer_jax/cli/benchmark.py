@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.cli.benchmark_data import data_cases
+from tformer_jax.cli.benchmark_decode import add_flags, measure_decoding
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn.attention_ops import attend
@@ -30,9 +31,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"unexpected argument {overrides[0]!r}")
     if options.record:
         check_writable(options.record)
-    cases = data_cases(options, overrides) if options.benchmark == "data" else attention_cases(options)
+    found = measured(options, overrides)
     if options.record:
-        run_folder.write_json(options.record, provenance.collect() | {"cases": cases})
+        run_folder.write_json(options.record, provenance.collect() | found)
+
+
+def measured(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the chosen benchmark finds."""
+    if options.benchmark == "decode":
+        return measure_decoding(options)
+    return {"cases": data_cases(options, overrides) if options.benchmark == "data" else attention_cases(options)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +59,9 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--workers", type=int, default=2, metavar="N", help="loader processes to compare with a thread")
     data.add_argument("--seconds", type=float, default=5, metavar="S", help="of each measurement (default: 5)")
     data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
-    for command in (attention, data):
+    decode = commands.add_parser("decode", help="speed of decoding, beside Hugging Face's and CTranslate2's")
+    add_flags(decode)
+    for command in (attention, data, decode):
         command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
     return result
 

@@ -1,0 +1,182 @@
+"""The systems that `scripts/benchmark.py decode` compares: this library, Hugging Face on PyTorch, CTranslate2.
+
+Each decodes the same rows with the same weights. What a system wants its input to be is made before the clock runs,
+and what it gives is read after it has stopped.
+"""
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference import generate
+from tformer_jax.inference.batching import in_batches, pad_rows
+from tformer_jax.inference.text import row_keys
+from tformer_jax.models.seq2seq import Seq2Seq
+from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
+
+Rows = Sequence[Sequence[int]]
+
+
+class System(Protocol):
+    """Something that decodes."""
+
+    packages: tuple[str, ...]
+    """What its speed depends on, as pip names it."""
+
+    def prepare(self, rows: Rows, beams: int) -> Callable[[], Any]:
+        """What the clock measures: decodes rows of token ids, each ended by EOS; greedy where `beams` is 1."""
+
+    def tokens(self, output: Any) -> np.ndarray:
+        """What the prepared call gave, as int [rows, length]."""
+
+
+class Ours:
+    """This library, by the call that `scripts/translate.py` makes."""
+
+    packages: tuple[str, ...] = ("jax", "jaxlib")
+
+    def __init__(self, model: Seq2Seq, params: Any, batch: int, length: int):
+        self._model, self._params, self._batch, self._length = model, params, batch, length
+
+    def prepare(self, rows: Rows, beams: int) -> Callable[[], list[np.ndarray]]:
+        cfg = DecodeConfig(strategy="beam" if beams > 1 else "greedy", beams=beams)
+        return lambda: self._decode(rows, cfg)
+
+    def _decode(self, rows: Rows, cfg: DecodeConfig) -> list[np.ndarray]:
+        def run(source: np.ndarray, places: np.ndarray) -> np.ndarray:
+            keys = row_keys(0, places)
+            found = generate.translate(self._model, self._params, source, keys, length=self._length, cfg=cfg)
+            return np.asarray(found)
+
+        return in_batches(rows, run, size=self._batch, max_length=self._model.cfg.max_length)
+
+    def tokens(self, output: list[np.ndarray]) -> np.ndarray:
+        return np.stack(output)
+
+
+class HuggingFace:
+    """`MarianMTModel.generate` with PyTorch, over rows sorted by length."""
+
+    packages: tuple[str, ...] = ("torch", "transformers")
+
+    def __init__(self, folder: Path, batch: int, length: int, threads: int):
+        import torch
+        from transformers import MarianMTModel
+
+        torch.set_num_threads(threads)
+        self._model = MarianMTModel.from_pretrained(folder).eval()
+        self._batch, self._length = batch, length
+
+    def prepare(self, rows: Rows, beams: int) -> Callable[[], list[tuple[list[int], Any]]]:
+        import torch
+
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        batches = []
+        for start in range(0, len(order), self._batch):
+            places = order[start : start + self._batch]
+            padded = pad_rows([rows[place] for place in places], len(places), len(rows[places[-1]]))
+            batches.append((places, torch.tensor(padded, dtype=torch.long)))
+        settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": self._length, "use_cache": True}
+
+        def run() -> list[tuple[list[int], Any]]:
+            return [
+                (
+                    places,
+                    self._model.generate(
+                        input_ids=source, attention_mask=(source != PAD).long(), forced_eos_token_id=None, **settings
+                    ),
+                )
+                for places, source in batches
+            ]
+
+        return run
+
+    def tokens(self, output: list[tuple[list[int], Any]]) -> np.ndarray:
+        found = {place: row[1:] for places, rows in output for place, row in zip(places, rows.numpy(), strict=True)}
+        return pad_rows([found[place] for place in range(len(found))], len(found), self._length)
+
+
+class CTranslate2:
+    """`ctranslate2.Translator` on the CPU in float32, which sorts rows by length itself."""
+
+    packages: tuple[str, ...] = ("ctranslate2",)
+
+    def __init__(self, folder: Path, batch: int, length: int, threads: int):
+        import ctranslate2
+
+        self._batch, self._length = batch, length
+        with tempfile.TemporaryDirectory() as scratch:
+            self._names = _convert(folder, Path(scratch) / "model")
+            self._translator = ctranslate2.Translator(
+                str(Path(scratch) / "model"),
+                device="cpu",
+                compute_type="float32",
+                inter_threads=1,
+                intra_threads=threads,
+            )
+        self._ids = {name: place for place, name in enumerate(self._names)}
+
+    def prepare(self, rows: Rows, beams: int) -> Callable[[], list[Any]]:
+        named = [[self._names[token] for token in row] for row in rows]
+        settings = {"beam_size": beams, "max_batch_size": self._batch, "max_decoding_length": self._length}
+        return lambda: self._translator.translate_batch(named, **settings)
+
+    def tokens(self, output: list[Any]) -> np.ndarray:
+        rows = [[self._ids[name] for name in result.hypotheses[0]] for result in output]
+        return pad_rows(rows, len(rows), self._length)
+
+
+def _convert(folder: Path, output: Path) -> list[str]:
+    """Writes a Marian checkpoint of Hugging Face's in CTranslate2's format; the names of its tokens.
+
+    Marian's last token is padding, which the converter takes out.
+    """
+    import torch
+    from ctranslate2.converters.transformers import MarianMTLoader
+    from transformers import MarianMTModel
+
+    model = MarianMTModel.from_pretrained(folder)
+    numbers = range(len(SPECIAL_TOKENS), model.config.vocab_size - 1)
+    names = ["<nothing>", *SPECIAL_TOKENS[1:], *map(str, numbers), SPECIAL_TOKENS[PAD]]
+    with torch.no_grad():
+        spec = MarianMTLoader()(model, _Vocabulary(names))
+    spec.validate()
+    spec.optimize(quantization="float32")
+    output.mkdir()
+    spec.save(str(output))
+    return names
+
+
+class _Vocabulary:
+    """What the converter asks a tokenizer for."""
+
+    _, bos_token, eos_token, unk_token = SPECIAL_TOKENS
+
+    def __init__(self, names: list[str]):
+        self._names = names
+
+    def get_vocab(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self._names)}
+
+
+PEERS: dict[str, tuple[type[HuggingFace] | type[CTranslate2], tuple[str, ...]]] = {
+    "Hugging Face": (HuggingFace, ("safetensors", "torch", "transformers")),
+    "CTranslate2": (CTranslate2, ("safetensors", "torch", "transformers", "ctranslate2")),
+}
+"""Each with the modules that it needs."""
+
+
+def missing(modules: Sequence[str]) -> list[str]:
+    """Those that are not installed."""
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
+def versions(system: System) -> dict[str, str]:
+    """Of the packages that a system's speed depends on."""
+    return {name: metadata.version(name) for name in system.packages}
