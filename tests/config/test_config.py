@@ -69,6 +69,23 @@ def test_unset_settings_take_values_of_their_type():
         ({"data": {"source": "tsv"}}, r"data.train=\(\): must say what data.source='tsv' reads"),
         ({"optim": {"schedule": "cosine"}}, "optim.learning_rate=None: must be a number"),
         ({"parallel": {"data": 0}}, "parallel.data=0: must be -1 or at least 1"),
+        ({"decode": {"min_p": 1.5}}, "decode.min_p=1.5: must be at most 1.0"),
+        ({"decode": {"repetition_penalty": 0}}, "decode.repetition_penalty=0.0: must be at least 0.01"),
+        ({"decode": {"no_repeat_ngram": -1}}, "decode.no_repeat_ngram=-1: must be at least 0"),
+        (
+            {"decode": {"min_new_tokens": 9, "max_new_tokens": 8}},
+            "decode.min_new_tokens=9: must not exceed decode.max_new_tokens=8",
+        ),
+        ({"decode": {"forbidden": ["a", ""]}}, r"decode.forbidden=\('a', ''\): must not contain an empty text"),
+        ({"decode": {"stop": ""}}, r"decode.stop=\('',\): must not contain an empty text"),
+        (
+            {"decode": {"stop": ["x", "\n"], "prefix": "a\nb"}},
+            r"decode.stop=\('x', '\\n'\): '\\n' stands in decode.prefix='a\\nb'",
+        ),
+        (
+            {"decode": {"forbidden": "b", "prefix": "abc"}},
+            r"decode.forbidden=\('b',\): 'b' stands in decode.prefix='abc'",
+        ),
         (
             {"model": {"tie_embeddings": "all"}, "data": {"shared_vocab": False}},
             "data.shared_vocab=False: must be True for model.tie_embeddings='all'",

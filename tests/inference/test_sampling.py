@@ -1,93 +1,244 @@
 """Choosing tokens, against probabilities worked out in NumPy."""
 
+import dataclasses
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from tests import oracles
 from tests.helpers import normal
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
+from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.special_tokens import BOS, PAD
 
 LOGITS = normal(3, 12, seed=4)
+NEVER = np.isin(np.arange(12), (PAD, BOS))
+CHI_SQUARE = (0.0, 10.8, 13.8, 16.3, 18.5, 20.5, 22.5, 24.3, 26.1, 27.9)
+"""What is exceeded with p = 0.001, by degrees of freedom."""
 
 
 def keys(count: int, seed: int = 0) -> jax.Array:
     return jax.random.split(jax.random.key(seed), count)
 
 
+def rows(count: int, **changes) -> RowSettings:
+    """Rows that sample, with settings that are given for all rows or for each."""
+    given = {name: jnp.asarray(value) for name, value in changes.items()}
+    usual = RowSettings.of(DecodeConfig(strategy="sample"), count)
+    return usual.replace(
+        **{name: jnp.broadcast_to(value, count).astype(getattr(usual, name).dtype) for name, value in given.items()}
+    )
+
+
 def test_greedy_takes_the_most_probable():
-    chosen = sampling.choose(LOGITS, DecodeConfig(), keys(3))
-    expected = np.where(np.isin(np.arange(12), (PAD, BOS)), -np.inf, LOGITS).argmax(-1)
+    chosen = sampling.choose(LOGITS, RowSettings.of(DecodeConfig(), 3), keys(3))
+    expected = np.where(NEVER, -np.inf, LOGITS).argmax(-1)
     np.testing.assert_array_equal(chosen, expected)
     assert chosen.dtype == jnp.int32
 
 
 def test_the_first_of_equals_is_most_probable():
-    logits = np.zeros((2, 3, 5), np.float32)
-    logits[0, 1, 2:] = 4
+    logits = np.zeros((2, 3, 500), np.float32)
+    logits[0, 1, 200:] = 4
     np.testing.assert_array_equal(sampling.most_probable(jnp.asarray(logits)), logits.argmax(-1))
+
+
+@pytest.mark.parametrize(("size", "k"), [(1, 1), (31, 31), (600, 1), (1300, 30), (5000, 5), (40_000, 2)])
+def test_top_k_is_the_beginning_of_a_stable_sort(size, k):
+    values_of = st.sampled_from([-np.inf, -1.5, 0.0, 2.0, np.inf])
+    search = jax.jit(functools.partial(sampling.top_k, k=k))
+
+    @settings(deadline=None)
+    @given(
+        st.sampled_from([-np.inf, -3.0]).flatmap(
+            lambda rest: arrays(np.float32, (2, size), elements=values_of, fill=st.just(rest))
+        )
+    )
+    def check(values):
+        expected = np.argsort(-values, axis=-1, kind="stable")[:, :k]
+        found, places = search(values[:, None])
+        np.testing.assert_array_equal(places[:, 0], expected)
+        np.testing.assert_array_equal(found[:, 0], np.take_along_axis(values, expected, axis=1))
+        assert places.dtype == jnp.int32
+
+    check()
+
+
+@pytest.mark.parametrize("k", [1, 5, 70, 100])
+def test_top_k_inside_a_loop(k):
+    values = np.random.default_rng(k).permutation(4 * 5000).reshape(4, 5000).astype(np.float32)
+    found, places = jax.jit(
+        lambda x: jax.lax.fori_loop(0, 2, lambda i, _: sampling.top_k(x + i, k), sampling.top_k(x, k))
+    )(values)
+    np.testing.assert_array_equal(found, -np.sort(-values, axis=-1)[:, :k] + 1)
+    np.testing.assert_array_equal(np.take_along_axis(values, np.asarray(places), axis=1) + 1, found)
+
+
+def test_top_k_never_sorts_all_values():
+    used_in_part = jax.jit(lambda x: sampling.top_k(x, 4)[0][:, :2])
+    for size in (400, 5000):
+        program = used_in_part.lower(jax.ShapeDtypeStruct((2, size), jnp.float32)).compile().as_text()
+        sorted_sizes = [int(size) for size in re.findall(r"\[2,(\d+)\]\S* sort\(", program)]
+        assert all(size <= 4 for size in sorted_sizes), sorted_sizes
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample"])
 def test_pad_and_bos_are_never_chosen(strategy):
     logits = jnp.zeros((200, 5)).at[:, jnp.array([PAD, BOS])].set(50.0)
-    chosen = sampling.choose(logits, DecodeConfig(strategy=strategy), keys(200))
+    chosen = sampling.choose(logits, RowSettings.of(DecodeConfig(strategy=strategy), 200), keys(200))
     assert not np.isin(chosen, (PAD, BOS)).any()
 
 
 def test_temperature_divides_the_logits():
-    np.testing.assert_allclose(sampling.restrict(LOGITS, DecodeConfig(temperature=0.5)), LOGITS / 0.5, rtol=1e-6)
+    restricted = sampling.restrict(LOGITS, rows(3, temperature=[0.5, 1.0, 2.0]))
+    np.testing.assert_allclose(restricted, LOGITS / np.array([[0.5], [1.0], [2.0]]), rtol=1e-6)
+
+
+def test_a_temperature_of_zero_takes_the_most_probable():
+    expected = np.where(NEVER, -np.inf, LOGITS).argmax(-1)
+    np.testing.assert_array_equal(sampling.choose(LOGITS, rows(3, temperature=0.0), keys(3)), expected)
 
 
 @pytest.mark.parametrize("k", [1, 3, 12, 40])
 def test_top_k_keeps_k(k):
-    kept = np.isfinite(sampling.keep_top_k(LOGITS, k))
+    kept = np.isfinite(sampling.keep_top_k(LOGITS, jnp.array([k, 0, 2])))
     ranks = np.argsort(np.argsort(-np.asarray(LOGITS), axis=-1), axis=-1)
-    np.testing.assert_array_equal(kept, ranks < k)
+    np.testing.assert_array_equal(kept, ranks < np.array([[k], [12], [2]]))
+
+
+def test_top_k_keeps_what_is_as_probable_as_the_last():
+    logits = jnp.array([[-0.0, 0.0, -1.0, 5.0, -jnp.inf], [-2.0, -2.0, -2.0, -3.0, -3.0]])
+    kept = sampling.keep_top_k(logits, jnp.array([2, 4])) > -jnp.inf
+    np.testing.assert_array_equal(kept, [[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9, 1.0])
 def test_top_p_keeps_the_smallest_set_of_that_mass(p):
-    kept = np.isfinite(sampling.keep_top_p(LOGITS, p))
-    for row, probabilities in zip(kept, oracles.softmax(np.float64(LOGITS)), strict=True):
+    masses = (p, 1.0, 0.6)
+    kept = np.isfinite(sampling.keep_top_p(LOGITS, jnp.array(masses)))
+    for row, probabilities, mass_wanted in zip(kept, oracles.softmax(np.float64(LOGITS)), masses, strict=True):
         order = np.argsort(-probabilities)
         expected, mass = {int(order[0])}, probabilities[order[0]]
         for token in order[1:]:
-            if mass >= p:
+            if mass >= mass_wanted:
                 break
             expected.add(int(token))
             mass += probabilities[token]
         assert set(np.flatnonzero(row)) == expected
 
 
-def test_top_p_counts_the_mass_that_temperature_and_top_k_leave():
+def test_min_p_keeps_what_is_probable_enough():
+    wanted = np.array([[0.0], [0.3], [1.0]])
+    probabilities = oracles.softmax(np.float64(LOGITS))
+    kept = np.isfinite(sampling.keep_min_p(LOGITS, jnp.asarray(wanted[:, 0], jnp.float32)))
+    np.testing.assert_array_equal(kept, probabilities >= wanted * probabilities.max(-1, keepdims=True))
+    assert kept.sum(-1).tolist()[0] == 12 > kept.sum(-1)[1] > 1 == kept.sum(-1)[2]
+
+
+def test_each_restriction_counts_the_mass_that_those_before_leave():
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
     # top-k leaves 4/7 and 3/7; squared by the temperature and normalised again they are 16/25 and 9/25
-    for p, kept in ((0.63, [1, 0, 0, 0]), (0.65, [1, 1, 0, 0])):
-        restricted = sampling.restrict(logits, DecodeConfig(temperature=0.5, top_k=2, top_p=p))
+    for changes, kept in (
+        ({"top_p": 0.63}, [1, 0, 0, 0]),
+        ({"top_p": 0.65}, [1, 1, 0, 0]),
+        ({"min_p": 0.57}, [1, 0, 0, 0]),
+        ({"min_p": 0.56}, [1, 1, 0, 0]),
+    ):
+        restricted = sampling.restrict(logits, rows(1, temperature=0.5, top_k=2, **changes))
         np.testing.assert_array_equal(np.isfinite(restricted)[0], kept)
 
 
-def test_samples_follow_the_restricted_distribution():
-    cfg = DecodeConfig(strategy="sample", temperature=0.7, top_k=4)
-    logits = jnp.tile(LOGITS[:1], (20_000, 1))
-    chosen = np.asarray(sampling.choose(logits, cfg, keys(20_000)))
-    row = np.where(np.isin(np.arange(12), (PAD, BOS)), -np.inf, np.float64(LOGITS[0])) / 0.7
-    row[np.argsort(row)[:-4]] = -np.inf
-    expected = oracles.softmax(row) * len(chosen)
-    observed = np.bincount(chosen, minlength=12)
-    possible = expected > 0
-    assert observed[~possible].sum() == 0
-    chi_square = ((observed - expected)[possible] ** 2 / expected[possible]).sum()
-    assert chi_square < 16.3  # three degrees of freedom, p = 0.001
+@settings(deadline=None)
+@given(
+    arrays(np.float32, (3, 40), elements=st.floats(-30, 30, width=32, allow_subnormal=False)),
+    st.integers(1, 45),
+    st.floats(0, 1),
+)
+def test_a_threshold_is_exact(logits, k, p):
+    keep_top_k, keep_top_p = jax.jit(sampling.keep_top_k), jax.jit(sampling.keep_top_p)
+    kept = np.asarray(keep_top_k(logits, jnp.full(3, k)) > -jnp.inf)
+    np.testing.assert_array_equal(kept, logits >= -np.sort(-logits, axis=-1)[:, min(k, 40) - 1][:, None])
+    kept = np.asarray(keep_top_p(logits, jnp.full(3, p, jnp.float32)) > -jnp.inf)
+    for row, those, probabilities in zip(logits, kept, oracles.softmax(np.float64(logits)), strict=True):
+        assert those[row.argmax()]
+        assert probabilities[those].sum() >= p - 1e-5
+        without_last = those & (row > row[those].min())
+        assert p == 1 or not without_last.any() or probabilities[without_last].sum() < p + 1e-5
 
 
-def test_a_row_is_sampled_by_its_own_key():
-    cfg = DecodeConfig(strategy="sample", temperature=3.0)
+def distribution(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+    """The probabilities in float64, worked out by sorting."""
+    row = np.where(NEVER, -np.inf, np.float64(logits)) / temperature
+    if top_k:
+        row[np.argsort(row)[:-top_k]] = -np.inf
+    order = np.argsort(-row)
+    probabilities = oracles.softmax(row)
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    row[order[1:][before[1:] >= top_p]] = -np.inf
+    row[oracles.softmax(row) < min_p * oracles.softmax(row).max()] = -np.inf
+    return oracles.softmax(row)
+
+
+def test_samples_follow_the_restricted_distribution_of_their_row():
+    wanted = [
+        {"temperature": 0.7, "top_k": 4},
+        {"temperature": 1.5},
+        {"top_p": 0.8},
+        {"temperature": 2.0, "min_p": 0.4},
+        {"temperature": 1.3, "top_k": 7, "top_p": 0.9, "min_p": 0.1},
+    ]
+    each, names = 20_000, ("temperature", "top_k", "top_p", "min_p")
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    given = {name: np.tile([{**off, **row}[name] for row in wanted], each) for name in names}
+    logits = jnp.tile(LOGITS[:1], (each * len(wanted), 1))
+    chosen = np.asarray(jax.jit(sampling.choose)(logits, rows(len(logits), **given), keys(len(logits))))
+    for number, row in enumerate(wanted):
+        expected = distribution(LOGITS[0], **row) * each
+        observed = np.bincount(chosen[number :: len(wanted)], minlength=12)
+        possible = expected > 0
+        assert observed[~possible].sum() == 0
+        chi_square = ((observed - expected)[possible] ** 2 / expected[possible]).sum()
+        assert chi_square < CHI_SQUARE[possible.sum() - 1], row
+
+
+def test_a_row_is_chosen_by_its_own_key_and_settings():
+    each = rows(
+        40,
+        temperature=np.tile([3.0, 0.5, 1.0, 0.0], 10),
+        top_k=np.arange(40) % 3,
+        top_p=np.where(np.arange(40) % 5, 1.0, 0.5),
+        sample=np.arange(40) % 7 > 0,
+    )
     logits, row_keys = normal(40, 12), keys(40)
-    chosen = np.asarray(sampling.choose(logits, cfg, row_keys))
-    np.testing.assert_array_equal(sampling.choose(logits[7:9], cfg, row_keys[7:9]), chosen[7:9])
+    choose = jax.jit(sampling.choose)
+    chosen = np.asarray(choose(logits, each, row_keys))
+    for row in range(40):
+        alone = jax.tree.map(lambda leaf: leaf[row : row + 1], each)  # noqa: B023
+        assert choose(logits[row : row + 1], alone, row_keys[row : row + 1])[0] == chosen[row]
     assert len(np.unique(chosen)) > 5
+
+
+def test_rows_of_a_config():
+    cfg = DecodeConfig(
+        strategy="sample", temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.2, min_new_tokens=4
+    )
+    found = jax.tree.map(lambda leaf: leaf.tolist(), RowSettings.of(cfg, 2))
+    assert dataclasses.asdict(found) == {
+        "sample": [True] * 2,
+        "temperature": [0.5] * 2,
+        "top_k": [3] * 2,
+        "top_p": [pytest.approx(0.9)] * 2,
+        "min_p": [pytest.approx(0.1)] * 2,
+        "repetition": [pytest.approx(1.2)] * 2,
+        "min_tokens": [4] * 2,
+    }
+    for strategy in ("greedy", "beam"):
+        assert not RowSettings.of(DecodeConfig(strategy=strategy, temperature=0.5), 2).sample.any()

@@ -183,10 +183,33 @@ class DecodeConfig(Section):
     temperature: float = setting(1.0, "sample: logits are divided by it", low=1e-4)
     top_k: int | None = setting(None, "sample: only the k most probable tokens", low=1)
     top_p: float | None = setting(None, "sample: only the most probable tokens that hold this mass", low=0.0, high=1.0)
+    min_p: float = setting(
+        0.0, "sample: only tokens at least this many times as probable as the likeliest; 0: all", low=0.0, high=1.0
+    )
     max_new_tokens: int = setting(128, "longest output, in tokens", low=1)
     cache_dtype: str | None = setting(
         None, "how keys and values are kept; None: as model.dtype", choices=(*DTYPES, "int8")
     )
+    min_new_tokens: int = setting(0, "shortest output, in tokens", low=0)
+    repetition_penalty: float = setting(
+        1.0, "logits of tokens that occurred are divided by it (negative ones multiplied); 1: no penalty", low=0.01
+    )
+    no_repeat_ngram: int = setting(0, "no so many tokens in a row occur a second time; 0: they may", low=0)
+    forbidden: tuple[str, ...] = setting(
+        (), "texts whose tokens, as they are alone and after a space, are never completed"
+    )
+    prefix: str = setting("", "text that each output begins with")
+    stop: tuple[str, ...] = setting((), "an output ends before the first of these texts")
+
+    def check(self) -> None:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
+        for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):
+            if "" in texts:
+                raise self.error(name, "must not contain an empty text; write () for none")
+            for text in texts:
+                if text in self.prefix:
+                    raise self.error(name, f"{text!r} stands in decode.prefix={self.prefix!r}")
 
     @property
     def width(self) -> int:

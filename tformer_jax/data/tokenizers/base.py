@@ -17,6 +17,11 @@ class Tokenizer(Protocol):
         """V: ids are 0 ... V - 1."""
         ...
 
+    @property
+    def fallback_bytes(self) -> frozenset[int]:
+        """Ids of single bytes in a vocabulary of texts ("byte fallback"): a run of them becomes text as a whole."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens; text that looks like a special token is ordinary text."""
         ...

@@ -24,7 +24,9 @@ class SentencePieceTokenizer:
         sentencepiece = _library("sentencepiece")
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._unknown = self._model.unk_id()
-        self.vocab_size = FIRST + self._model.get_piece_size()
+        size = self._model.get_piece_size()
+        self.vocab_size = FIRST + size
+        self.fallback_bytes = frozenset(FIRST + i for i in range(size) if self._model.is_byte(i))
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces."""
@@ -50,6 +52,8 @@ class SentencePieceTokenizer:
 
 class TiktokenTokenizer:
     """Byte-level BPE by ranks, with GPT-2's way to cut words; ids are moved up past the special tokens."""
+
+    fallback_bytes: frozenset[int] = frozenset()
 
     def __init__(self, ranks: dict[bytes, int]):
         tiktoken = _library("tiktoken")

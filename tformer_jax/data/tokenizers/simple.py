@@ -12,6 +12,7 @@ class ByteTokenizer:
     """One token a UTF-8 byte; every text has a round trip."""
 
     vocab_size = FIRST + 256
+    fallback_bytes: frozenset[int] = frozenset()
 
     def encode(self, text: str) -> list[int]:
         """The bytes of the text, each moved up past the special tokens."""
@@ -40,6 +41,7 @@ class CharacterTokenizer:
 
     kind = "characters"
     joint = ""
+    fallback_bytes: frozenset[int] = frozenset()
 
     def __init__(self, pieces: Sequence[str]):
         self.pieces = list(pieces)

@@ -25,6 +25,8 @@ class SubwordTokenizer:
         own = [tokenizer.token_to_id(name) for name in SPECIAL_TOKENS] == list(range(FIRST))
         self._shift = 0 if own else FIRST
         self.vocab_size = self._shift + max(tokenizer.get_vocab().values()) + 1
+        found = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        self.fallback_bytes = frozenset(self._shift + i for i in found if i is not None)
 
     @classmethod
     def train(cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool) -> "SubwordTokenizer":

@@ -1,0 +1,153 @@
+"""Rules about the next token, worked out by hand. Hugging Face's are in tests/parity/test_decoding_rules.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import normal
+from tformer_jax.config import ConfigError, DataConfig, DecodeConfig
+from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
+from tformer_jax.inference import constraints, sampling
+from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.special_tokens import EOS, UNK
+
+V = 10
+LOGITS = normal(3, V, seed=1)
+
+
+def constrained(rules: Rules, histories: list[list[int]], made: list[int] | None = None, **cfg) -> np.ndarray:
+    """`constrain` on LOGITS; what stands after a history is rubbish."""
+    counts = np.array(list(map(len, histories)))
+    history = np.full((3, counts.max() + 2), 7, np.int32)
+    for row, ids in enumerate(histories):
+        history[row, : len(ids)] = ids
+    run = jax.jit(constraints.constrain, static_argnames="rules")
+    settings = RowSettings.of(DecodeConfig(**cfg), 3)
+    return np.asarray(run(LOGITS, history, counts, np.array(made or counts), settings, rules=rules))
+
+
+def excluded(*arguments, **options) -> list[list[int]]:
+    """The tokens that `constrain` excludes, all others being as they were."""
+    found = constrained(*arguments, **options)
+    gone = found == -np.inf
+    np.testing.assert_array_equal(found[~gone], LOGITS[~gone])
+    return [np.flatnonzero(row).tolist() for row in gone]
+
+
+def test_without_rules_nothing_changes():
+    assert not Rules().need_history
+    settings = RowSettings.of(DecodeConfig(), 3)
+    nothing = jnp.zeros((3, 0), jnp.int32)
+    found = constraints.constrain(LOGITS, nothing, jnp.zeros(3, int), jnp.zeros(3, int), settings, Rules())
+    np.testing.assert_array_equal(found, LOGITS)
+
+
+def test_repetition_is_penalised_by_the_strength_of_the_row():
+    logits = jnp.tile(jnp.array([[2.0, -2.0, 0.0, 1.0, -jnp.inf]]), (3, 1))
+    history = jnp.array([[0, 1, 1, 4], [0, 0, 1, 2], [3, 1, 0, 2]])
+    strength = jnp.array([2.0, 1.0, 0.5])
+    found = constraints.penalise(logits, history, jnp.array([4, 3, 1]), strength)
+    same = [2.0, -2.0, 0.0, 1.0, -np.inf]
+    np.testing.assert_array_equal(found, [[1.0, -4.0, 0.0, 1.0, -np.inf], same, [2.0, -2.0, 0.0, 2.0, -np.inf]])
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (1, [[4, 5, 6], [], [4]]),
+        (2, [[5, 6], [], [4]]),  # 4 was followed by 5 and 6
+        (3, [[6], [], [4]]),  # 5 4 was followed by 6
+        (5, [[], [], []]),
+    ],
+)
+def test_no_ngram_occurs_again(n, expected):
+    histories = [[4, 5, 4, 6, 5, 4], [], [4, 4, 4, 4]]
+    assert excluded(Rules(no_repeat_ngram=n), histories) == expected
+
+
+def test_forbidden_sequences_are_not_completed():
+    rules = Rules(forbidden=((9,), (4, 5), (4, 6), (8, 4, 7), (4, 4, 4, 4, 4, 6)))
+    assert rules.need_history
+    assert excluded(rules, [[8, 4], [4, 8], []]) == [[5, 6, 7, 9], [9], [9]]
+    single = Rules(forbidden=((9,), (5,)))
+    assert not single.need_history
+    assert excluded(single, [[8, 4], [4, 8], []]) == [[5, 9]] * 3
+
+
+def test_an_output_is_not_shorter_than_asked():
+    assert excluded(Rules(), [[4], [4] * 5, [4] * 9], [0, 1, 2], min_new_tokens=2) == [[EOS], [EOS], []]
+
+
+def test_the_first_tokens_are_forced():
+    found = constrained(Rules(forced=(7, 5), forbidden=((7,), (5,))), [[], [7], [7, 5]], min_new_tokens=3)
+    for row, token in enumerate((7, 5)):
+        assert np.flatnonzero(found[row] > -np.inf).tolist() == [token]
+        assert found[row, token] == 0
+    assert set(np.flatnonzero(found[2] == -np.inf)) == {EOS, 5, 7}
+
+
+def test_a_row_without_any_token_ends():
+    everything = tuple((token,) for token in range(3, V))
+    found = constrained(Rules(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
+    settings = RowSettings.of(DecodeConfig(), 3)
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert sampling.choose(jnp.asarray(found), settings, keys).tolist() == [EOS] * 3
+
+
+def test_rows_do_not_see_each_other():
+    rules = Rules(repetition=True, no_repeat_ngram=2, forbidden=((4, 5),), forced=(6,))
+    histories = [[6, 4, 5, 4], [4], [6, 5, 5]]
+    together = constrained(rules, histories, repetition_penalty=1.5, min_new_tokens=4)
+    for row in range(3):
+        others = [[6, 9, 8] if other != row else histories[row] for other in range(3)]
+        alone = constrained(rules, others, repetition_penalty=1.5, min_new_tokens=4)
+        np.testing.assert_array_equal(alone[row], together[row])
+
+
+class TestRulesOfAConfig:
+    letters = CharacterTokenizer(" abc")
+    words = WordTokenizer(["a", "b", "the"])
+
+    def test_what_is_off_is_not_compiled(self):
+        assert Rules.of(DecodeConfig(), self.letters) == Rules()
+        assert hash(Rules()) == hash(Rules.of(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
+
+    def test_settings(self):
+        cfg = DecodeConfig(repetition_penalty=1.1, no_repeat_ngram=3, forbidden=("ab", "c"), prefix="ba")
+        expected = Rules(repetition=True, no_repeat_ngram=3, forbidden=((5, 6), (7,)), forced=(6, 5))
+        found = Rules.of(cfg, self.letters)
+        assert found == expected  # " ab" ends in "ab", which is forbidden already
+        assert found.need_history
+        assert Rules.of(DecodeConfig(repetition_penalty=1.1), self.letters).need_history
+        assert Rules.of(DecodeConfig(no_repeat_ngram=1), self.letters).need_history
+
+    def test_a_text_is_forbidden_after_a_space_too(self):
+        texts = [{"text": "cat a cat b cat c"}] * 9
+        bpe = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=264), texts).target
+        alone, inside = bpe.encode("cat"), bpe.encode(" cat")
+        assert len(alone) == len(inside) == 1
+        assert Rules.of(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
+
+    def test_what_is_partly_unknown_is_forbidden_as_it_is(self):
+        assert Rules.of(DecodeConfig(forbidden=("aΩ",)), self.letters).forbidden == ((5, UNK),)
+
+    @pytest.mark.parametrize(
+        ("settings", "sentence"),
+        [
+            ({"forbidden": ("a", "Ω")}, r"decode.forbidden=\('a', 'Ω'\): the vocabulary has no token of 'Ω'"),
+            ({"forbidden": (" ",)}, "decode.forbidden=.*: the vocabulary has no token of ' '"),
+            ({"prefix": "a Ω"}, "decode.prefix='a Ω': the vocabulary cannot write it"),
+            ({"prefix": "  "}, "decode.prefix='  ': the vocabulary cannot write it"),
+            (
+                {"prefix": "a b a", "max_new_tokens": 2},
+                "prefix='a b a': has 3 tokens, more than decode.max_new_tokens=2",
+            ),
+        ],
+    )
+    def test_mistakes(self, settings, sentence):
+        with pytest.raises(ConfigError, match=sentence) as caught:
+            Rules.of(DecodeConfig(**settings), self.words)
+        assert "\n" not in str(caught.value)

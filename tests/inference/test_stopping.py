@@ -1,0 +1,241 @@
+"""Text that is shown while tokens arrive is, in the end, the text of all tokens."""
+
+import io
+
+import pytest
+import sentencepiece
+import tokenizers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_jax.config import DataConfig
+from tformer_jax.data.tokenizers import FIRST, Tokenizer, train_tokenizers
+from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
+from tformer_jax.data.tokenizers.subword import SubwordTokenizer
+from tformer_jax.inference.stopping import TextStream, cut
+from tformer_jax.special_tokens import EOS
+
+TEXTS = ["the cat sat on the mat.", "a dog's log , it is n't", "naïve 数字 123 456", "😀 \ufffd 数学 a\n\nb  c"] * 9
+RANKS = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"\xe6\x95": 257, b"\xb0\xe5": 258, b"at": 259}
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+TRAINED = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece")
+
+
+def trained(kind: str) -> Tokenizer:
+    cfg = DataConfig(tokenizer=kind, vocab_size=320)
+    return train_tokenizers(cfg, [{"text": text} for text in TEXTS]).target
+
+
+def spiece(**options) -> Tokenizer:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=model, hard_vocab_limit=False, minloglevel=9, **options
+    )
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def llama() -> Tokenizer:
+    """As in Llama 2: words behind U+2581, and bytes for all other characters."""
+    pieces = ["<unk>", "[CLS]", *BYTES, "▁", "▁▁", "a", "t", "▁a", "▁the", "数", "\ufffd", "."]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.add_special_tokens(["[CLS]"])
+    tokenizer.normalizer = hf.normalizers.Sequence([hf.normalizers.Prepend("▁"), hf.normalizers.Replace(" ", "▁")])
+    steps = [
+        hf.decoders.Replace("▁", " "),
+        hf.decoders.ByteFallback(),
+        hf.decoders.Fuse(),
+        hf.decoders.Strip(" ", 1, 0),
+    ]
+    tokenizer.decoder = hf.decoders.Sequence(steps)
+    return SubwordTokenizer("file", tokenizer)
+
+
+def bert() -> Tokenizer:
+    """WordPiece that takes spaces before punctuation away."""
+    pieces = ["[UNK]", "[CLS]", "a", "the", "##a", "##t", ".", "n't", "'s", ",", "do", "not", "数"]
+    tokenizer = hf.Tokenizer(hf.models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["[CLS]", "[UNK]"])
+    tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.Whitespace(), hf.decoders.WordPiece(cleanup=True)
+    return SubwordTokenizer("file", tokenizer)
+
+
+def metaspace() -> Tokenizer:
+    pieces = ["<unk>", "▁", "▁▁a", "a", "t", "▁the", "数", "."]
+    tokenizer = hf.Tokenizer(hf.models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.Metaspace(), hf.decoders.Metaspace()
+    return SubwordTokenizer("file", tokenizer)
+
+
+def word_ends() -> Tokenizer:
+    """BPE as of 2016, whose tokens say where a word ends."""
+    vocab = {piece: number for number, piece in enumerate(["a", "t", "a</w>", "t</w>", "数</w>", "<unk>"])}
+    tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.Whitespace(), hf.decoders.BPEDecoder()
+    return SubwordTokenizer("file", tokenizer)
+
+
+IMPORTED = {
+    "sentencepiece": lambda: spiece(vocab_size=60),
+    "sentencepiece with bytes": lambda: spiece(vocab_size=320, byte_fallback=True, character_coverage=0.98),
+    "sentencepiece with all spaces": lambda: spiece(
+        vocab_size=60, remove_extra_whitespaces=False, add_dummy_prefix=False
+    ),
+    "tiktoken": lambda: TiktokenTokenizer(RANKS),
+    "llama": llama,
+    "bert": bert,
+    "metaspace": metaspace,
+    "word ends": word_ends,
+}
+
+
+@pytest.fixture(scope="module", params=[*TRAINED, *IMPORTED])
+def tokenizer(request) -> Tokenizer:
+    return IMPORTED[request.param]() if request.param in IMPORTED else trained(request.param)
+
+
+def pieces(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> tuple[list[str], bool]:
+    """What is shown after each token and at the end, and whether the stream said that it is done."""
+    stream = TextStream(tokenizer, stop)
+    shown = [stream.feed(token) for token in tokens]
+    return [*shown, stream.close()], stream.done
+
+
+def check(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> None:
+    shown, done = pieces(tokenizer, tokens, stop)
+    text = tokenizer.decode(tokens)
+    assert "".join(shown) == cut(text, stop)
+    assert done == (EOS in tokens or any(end in text for end in stop))
+
+
+STOPS = st.lists(st.text(alphabet="the a.数\ufffd", min_size=1, max_size=4), max_size=3)
+
+
+def test_any_tokens(tokenizer):
+    few = [*range(FIRST + 3), *tokenizer.fallback_bytes][: FIRST + 60]
+    token = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(few)
+
+    @settings(deadline=None, max_examples=150)
+    @given(st.lists(token.filter(lambda i: i != EOS), max_size=40), STOPS)
+    def run(tokens, stop):
+        check(tokenizer, tokens, stop)
+        check(tokenizer, [*tokens[:9], EOS, *tokens[9:]], stop)
+
+    run()
+
+
+def test_any_text(tokenizer):
+    alphabet = st.sampled_from("the cat.\n数字é😀 \ufffd'") | st.characters(exclude_categories=["Cs"])
+
+    @settings(deadline=None)
+    @given(st.text(alphabet=alphabet, max_size=40), STOPS)
+    def run(text, stop):
+        check(tokenizer, tokenizer.encode(text), stop)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "tiktoken", "sentencepiece with bytes", "llama"])
+def test_broken_bytes(kind):
+    """Any bytes, complete or not, between tokens of text."""
+    tokenizer = IMPORTED[kind]() if kind in IMPORTED else trained(kind)
+    first = min(tokenizer.fallback_bytes, default=FIRST)
+    byte = st.sampled_from(b"\xf0\x9f\x98\x80\xe2\x82\xac\xe0\xed\xc3\xa9\xff\x80A")
+    token = byte.map(lambda value: first + value) | st.integers(0, tokenizer.vocab_size - 1)
+
+    @settings(deadline=None, max_examples=400)
+    @given(st.lists(token, max_size=30), STOPS)
+    def run(tokens, stop):
+        check(tokenizer, tokens, stop)
+
+    run()
+
+
+def test_a_character_is_shown_when_it_is_complete():
+    tokenizer = ByteTokenizer()
+    shown, done = pieces(tokenizer, tokenizer.encode("aé€!"), [])
+    assert shown == ["a", "", "é", "", "", "€", "!", ""]
+    assert not done
+
+
+def test_a_character_that_never_becomes_complete_is_shown_at_the_end():
+    tokenizer = ByteTokenizer()
+    assert pieces(tokenizer, tokenizer.encode("a€")[:-1], [])[0] == ["a", "", "", "\ufffd"]
+
+
+def test_words_are_shown_with_the_space_before_them():
+    tokenizer = trained("words")
+    assert pieces(tokenizer, tokenizer.encode("the cat"), [])[0] == ["the", " cat", ""]
+
+
+def test_a_run_of_fallback_bytes_waits_for_its_end():
+    tokenizer = llama()
+    first = min(tokenizer.fallback_bytes)
+    letter = tokenizer.encode("a")[-1]
+    run = [first + byte for byte in "é\n".encode()]
+    assert pieces(tokenizer, [letter, *run, letter, letter], [])[0] == ["a", "", "", "", "é\na", "a", ""]
+    assert pieces(tokenizer, [letter, *run, first + 0xFF], [])[0][-1] == "\ufffd" * 4
+
+
+def test_what_may_become_a_stop_text_is_held_back():
+    tokenizer = CharacterTokenizer("abcd")
+    shown, done = pieces(tokenizer, tokenizer.encode("abacabcd"), ["abc"])
+    assert shown == ["", "", "ab", "ac", "", "", "", "", ""]
+    assert done
+
+
+def test_nothing_follows_the_end():
+    tokenizer = CharacterTokenizer("abcd")
+    stream = TextStream(tokenizer, ["b"])
+    assert [stream.feed(token) for token in tokenizer.encode("abc")] == ["a", "", ""]
+    assert stream.done
+    assert stream.close() == ""
+    stream = TextStream(tokenizer, ["bc"])
+    assert [stream.feed(token) for token in [*tokenizer.encode("ab"), EOS, *tokenizer.encode("c")]] == [
+        "a",
+        "",
+        "b",
+        "",
+    ]
+    assert stream.done
+    assert stream.close() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "left"),
+    [
+        ("abcd", [], "abcd"),
+        ("abcd", ["x"], "abcd"),
+        ("abcd", ["bc"], "a"),
+        ("abcbc", ["bc"], "a"),
+        ("abcd", ["d", "bcd"], "a"),  # complete at the same place: the longer one
+        ("abcd", ["abcd", "bc"], "a"),  # "bc" is complete first
+        ("abab", ["b", "abab"], "a"),
+    ],
+)
+def test_the_stop_text_that_is_complete_first_counts(text, stop, left):
+    assert cut(text, stop) == left
+    tokenizer = CharacterTokenizer("abcd")
+    assert "".join(pieces(tokenizer, tokenizer.encode(text), stop)[0]) == left
+
+
+@pytest.mark.parametrize("kind", [*TRAINED, *IMPORTED])
+def test_the_cost_of_a_token_does_not_grow(kind):
+    tokenizer = IMPORTED[kind]() if kind in IMPORTED else trained(kind)
+    lengths = []
+
+    class Counting:
+        fallback_bytes = tokenizer.fallback_bytes
+
+        def decode(self, ids):
+            lengths.append(len(ids))
+            return tokenizer.decode(ids)
+
+    tokens = tokenizer.encode(" ".join(TEXTS))
+    stream = TextStream(Counting(), ["never"])
+    text = "".join([*map(stream.feed, tokens), stream.close()])
+    assert text == tokenizer.decode(tokens)
+    assert len(tokens) > 200
+    assert max(lengths) < 25
+    assert len(lengths) < 5 * len(tokens)

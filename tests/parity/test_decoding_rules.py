@@ -1,0 +1,140 @@
+"""Restrictions and rules of decoding equal those of `transformers`, on random logits and histories."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers.generation import logits_process as theirs
+
+from tests.helpers import assert_close
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference import constraints, sampling
+from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.special_tokens import EOS
+
+B, V, L = 24, 30, 14
+DRAW = np.random.default_rng(0)
+LOGITS = (3 * DRAW.normal(size=(B, V))).astype(np.float32)
+COUNTS = DRAW.integers(0, L + 1, B)
+COUNTS[:3] = 0, 1, L
+HISTORY = DRAW.integers(3, 3 + DRAW.choice([2, 5, V - 3], (B, 1)), (B, L)).astype(np.int32)
+"""Few different tokens in some rows, so that they repeat; rubbish after COUNTS."""
+FORBIDDEN = ((7,), (3, 4), (4, 4), (5, 3, 4), (3, 3, 4, 3), (9, 9), (4,) * 20)
+constrain = jax.jit(constraints.constrain, static_argnames="rules")
+
+
+def compare(found: jax.Array, expected: np.ndarray, switch: str, oracle: type) -> None:
+    """The same tokens are excluded, and the others have the same logits."""
+    found = np.asarray(found)
+    left = expected > -np.inf
+    np.testing.assert_array_equal(found > -np.inf, left)
+    assert_close(found[left], expected[left], 1e-6, proves=(f"decode.{switch}", f"transformers {oracle.__name__}"))
+
+
+def by_row(processors: list) -> np.ndarray:
+    """What their processors (one for each row) give for each row and the tokens that it really has."""
+    found = []
+    for row in range(B):
+        ids = torch.tensor(HISTORY[row : row + 1, : COUNTS[row]], dtype=torch.long)
+        found.append(processors[row](ids, torch.tensor(LOGITS[row : row + 1])).numpy()[0])
+    return np.stack(found)
+
+
+def settings(**changes: np.ndarray) -> RowSettings:
+    return RowSettings.of(DecodeConfig(strategy="sample"), B).replace(
+        **{name: jnp.asarray(value) for name, value in changes.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "oracle", "values"),
+    [
+        ("top_k", theirs.TopKLogitsWarper, [1, 2, 7, V, V + 5]),
+        ("top_p", theirs.TopPLogitsWarper, [0.0, 0.1, 0.5, 0.9, 0.99]),
+        ("min_p", theirs.MinPLogitsWarper, [0.001, 0.05, 0.3, 1.0]),
+        ("temperature", theirs.TemperatureLogitsWarper, [0.3, 1.0, 2.5]),
+    ],
+)
+def test_restrictions(name, oracle, values):
+    each = [values[row % len(values)] for row in range(B)]
+    found = sampling.restrict(jnp.asarray(LOGITS), settings(**{name: jnp.array(each)}))
+    compare(found, by_row([oracle(value) for value in each]), name, oracle)
+
+
+def test_all_restrictions_in_their_order():
+    pipeline = theirs.LogitsProcessorList(
+        [
+            theirs.TemperatureLogitsWarper(0.7),
+            theirs.TopKLogitsWarper(9),
+            theirs.TopPLogitsWarper(0.9),
+            theirs.MinPLogitsWarper(0.1),
+        ]
+    )
+    cfg = DecodeConfig(strategy="sample", temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
+    found = sampling.restrict(jnp.asarray(LOGITS), RowSettings.of(cfg, B))
+    expected = by_row([pipeline] * B)
+    assert len(np.unique((expected > -np.inf).sum(axis=1))) > 2
+    compare(found, expected, "temperature, top_k, top_p, min_p", theirs.LogitsProcessorList)
+
+
+def test_repetition_penalty():
+    strength = DRAW.choice([0.8, 1.0, 1.3, 5.0], B)
+    rules = Rules(repetition=True)
+    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, settings(repetition=np.float32(strength)), rules=rules)
+    oracle = theirs.RepetitionPenaltyLogitsProcessor
+    compare(found, by_row([oracle(float(value)) for value in strength]), "repetition_penalty", oracle)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 20])
+def test_no_repeat_ngram(n):
+    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, settings(), rules=Rules(no_repeat_ngram=n))
+    expected = by_row([theirs.NoRepeatNGramLogitsProcessor(n)] * B)
+    assert n > 4 or (expected == -np.inf).any()
+    compare(found, expected, "no_repeat_ngram", theirs.NoRepeatNGramLogitsProcessor)
+
+
+def test_forbidden():
+    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, settings(), rules=Rules(forbidden=FORBIDDEN))
+    expected = by_row([theirs.NoBadWordsLogitsProcessor([list(ids) for ids in FORBIDDEN])] * B)
+    assert len(np.unique((expected == -np.inf).sum(axis=1))) > 2
+    compare(found, expected, "forbidden", theirs.NoBadWordsLogitsProcessor)
+
+
+def test_min_new_tokens():
+    shortest = DRAW.integers(0, 6, B)
+    read = np.maximum(COUNTS - DRAW.integers(0, 6, B), 0)
+    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS - read, settings(min_tokens=np.int32(shortest)), rules=Rules())
+    oracle = theirs.MinNewTokensLengthLogitsProcessor
+    expected = by_row([oracle(int(read[row]), int(shortest[row]), EOS) for row in range(B)])
+    assert 0 < (expected == -np.inf).sum() < B
+    compare(found, expected, "min_new_tokens", oracle)
+
+
+def test_forced_first_token():
+    made = COUNTS % 3
+    found = np.asarray(constrain(LOGITS, HISTORY, COUNTS, made, settings(), rules=Rules(forced=(8,))))
+    oracle = theirs.ForcedBOSTokenLogitsProcessor
+    expected = np.stack(
+        [
+            oracle(8)(torch.zeros(1, 1 + made[row], dtype=torch.long), torch.tensor(LOGITS[row : row + 1])).numpy()[0]
+            for row in range(B)
+        ]
+    )
+    compare(found, expected, "prefix", oracle)
+
+
+def test_all_rules_in_their_order():
+    rules = Rules(repetition=True, no_repeat_ngram=2, forbidden=FORBIDDEN)
+    cfg = DecodeConfig(repetition_penalty=1.4, min_new_tokens=9)
+    pipeline = theirs.LogitsProcessorList(
+        [
+            theirs.RepetitionPenaltyLogitsProcessor(1.4),
+            theirs.NoRepeatNGramLogitsProcessor(2),
+            theirs.NoBadWordsLogitsProcessor([list(ids) for ids in FORBIDDEN]),
+            theirs.MinNewTokensLengthLogitsProcessor(0, 9, EOS),
+        ]
+    )
+    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, RowSettings.of(cfg, B), rules=rules)
+    compare(found, by_row([pipeline] * B), "all rules", theirs.LogitsProcessorList)

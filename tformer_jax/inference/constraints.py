@@ -1,0 +1,162 @@
+"""Rules about the next token that depend on the tokens before it, as pure functions of logits and histories."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.config import DecodeConfig
+from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.inference.sampling import RowSettings, forbid
+from tformer_jax.special_tokens import EOS, UNK
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a decoding step is compiled for; a rule that is off leaves no trace in it."""
+
+    repetition: bool = False
+    """Tokens of the history are penalised, as strongly as `RowSettings.repetition` says."""
+    no_repeat_ngram: int = 0
+    """No n tokens occur a second time; 0: they may."""
+    forbidden: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that are never completed."""
+    forced: tuple[int, ...] = ()
+    """What each output begins with."""
+
+    @classmethod
+    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Rules":
+        """The rules of a config; `tokenizer` is that of the outputs.
+
+        Raises:
+            ConfigError: the vocabulary has no tokens for a text, or the prefix is too long.
+        """
+        return cls(
+            repetition=cfg.repetition_penalty != 1,
+            no_repeat_ngram=cfg.no_repeat_ngram,
+            forbidden=_forbidden(cfg, tokenizer),
+            forced=_forced(cfg, tokenizer),
+        )
+
+    @property
+    def need_history(self) -> bool:
+        """Whether `constrain` looks at the tokens before."""
+        return self.repetition or self.no_repeat_ngram > 0 or any(len(ids) > 1 for ids in self.forbidden)
+
+
+def constrain(
+    logits: jax.Array, history: jax.Array, counts: jax.Array, made: jax.Array, settings: RowSettings, rules: Rules
+) -> jax.Array:
+    """Logits (or log-probabilities) of what the rules allow; what they exclude has -inf.
+
+    A row whose tokens are all excluded ends: it is left EOS. Forced tokens go before all other rules; the one whose
+    turn it is has 0, all others -inf.
+
+    Args:
+        logits: float32 [B, V].
+        history: int [B, L], what was read and generated so far, from the left; [B, 0] unless `rules.need_history`.
+        counts: int [B], tokens in `history`; what stands after them does not matter.
+        made: int [B], tokens of the output so far.
+
+    Returns:
+        float32 [B, V].
+    """
+    if rules.repetition:
+        logits = penalise(logits, history, counts, settings.repetition)
+    if rules.no_repeat_ngram:
+        logits = exclude_repeated(logits, history, counts, rules.no_repeat_ngram)
+    if rules.forbidden:
+        logits = exclude_sequences(logits, history, counts, rules.forbidden)
+    ends = jnp.arange(logits.shape[-1]) == EOS
+    logits = jnp.where(ends & (made < settings.min_tokens)[:, None], -jnp.inf, logits)
+    if rules.no_repeat_ngram or rules.forbidden:
+        stuck = forbid(logits).max(axis=-1) == -jnp.inf
+        logits = jnp.where(ends & stuck[:, None], 0, logits)
+    return force(logits, made, rules.forced) if rules.forced else logits
+
+
+def penalise(logits: jax.Array, history: jax.Array, counts: jax.Array, strength: jax.Array) -> jax.Array:
+    """Divides the positive logits of tokens in the history by `strength` [B], and multiplies the negative ones by it.
+
+    "CTRL: A Conditional Transformer Language Model for Controllable Generation" (2019), section 4.1, with the later
+    change for negative logits. Other arguments and the result as of `constrain`.
+    """
+    seen = jnp.take_along_axis(logits, history, axis=1)
+    strength = strength[:, None]
+    penalised = jnp.where(seen < 0, seen * strength, seen / strength)
+    return _put(logits, history, _real(history, counts), penalised)
+
+
+def exclude_repeated(logits: jax.Array, history: jax.Array, counts: jax.Array, n: int) -> jax.Array:
+    """Excludes each token that followed the last n - 1 tokens before: then these n tokens would occur again."""
+    windows = history.shape[1] - n + 1
+    if windows <= 0:
+        return logits
+    last = history[:, n - 1 :]
+    same = _real(history, counts)[:, n - 1 :]
+    for place, token in enumerate(_ending(history, counts, n - 1)):
+        same &= history[:, place : place + windows] == token[:, None]
+    return _put(logits, last, same, -jnp.inf)
+
+
+def exclude_sequences(
+    logits: jax.Array, history: jax.Array, counts: jax.Array, sequences: tuple[tuple[int, ...], ...]
+) -> jax.Array:
+    """Excludes the last token of each sequence whose other tokens end the history; that of a single token always."""
+    rows = logits.shape[0]
+    for length, group in itertools.groupby(sorted(sequences, key=len), key=len):
+        if length - 1 > history.shape[1]:
+            break
+        ids = jnp.array(list(group), jnp.int32)
+        complete = jnp.broadcast_to((counts >= length - 1)[:, None], (rows, len(ids)))
+        for place, token in enumerate(_ending(history, counts, length - 1)):
+            complete &= ids[:, place] == token[:, None]
+        logits = _put(logits, jnp.broadcast_to(ids[:, -1], complete.shape), complete, -jnp.inf)
+    return logits
+
+
+def force(logits: jax.Array, made: jax.Array, forced: tuple[int, ...]) -> jax.Array:
+    """Leaves the next forced token, with the logit 0, to rows that have made fewer tokens than are forced."""
+    wanted = jnp.array(forced, jnp.int32)[jnp.minimum(made, len(forced) - 1)]
+    only = jnp.where(jnp.arange(logits.shape[-1]) == wanted[:, None], 0.0, -jnp.inf)
+    return jnp.where((made < len(forced))[:, None], only, logits)
+
+
+def _real(history: jax.Array, counts: jax.Array) -> jax.Array:
+    """bool [B, L]: where tokens are."""
+    return jnp.arange(history.shape[1]) < counts[:, None]
+
+
+def _ending(history: jax.Array, counts: jax.Array, length: int) -> list[jax.Array]:
+    """The last tokens of each history: `length` times int [B]. Meaningless where there are fewer."""
+    places = jnp.maximum(counts[:, None] - length + jnp.arange(length), 0)
+    return list(jnp.take_along_axis(history, places, axis=1).T) if length else []
+
+
+def _put(logits: jax.Array, tokens: jax.Array, where: jax.Array, values: jax.Array | float) -> jax.Array:
+    """logits [B, V] with `values` ([B, n] or one) for those of `tokens` int [B, n] `where` they count."""
+    rows = jnp.arange(logits.shape[0])[:, None]
+    return logits.at[rows, jnp.where(where, tokens, logits.shape[1])].set(values, mode="drop")
+
+
+def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each text as it is alone and after a space, but none that ends in another."""
+    found: dict[tuple[int, ...], None] = {}
+    for text in cfg.forbidden:
+        if set(tokenizer.encode(text)) <= {UNK}:
+            raise cfg.error("forbidden", f"the vocabulary has no token of {text!r}; leave it out")
+        found.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
+    shorter = {ids[start:] for ids in found for start in range(1, len(ids))} & found.keys()
+    return tuple(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in shorter))
+
+
+def _forced(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    if not cfg.prefix:
+        return ()
+    ids = tuple(tokenizer.encode(cfg.prefix))
+    if not ids or UNK in ids:
+        raise cfg.error("prefix", "the vocabulary cannot write it; choose other words")
+    if len(ids) > cfg.max_new_tokens:
+        raise cfg.error("prefix", f"has {len(ids)} tokens, more than decode.max_new_tokens={cfg.max_new_tokens}")
+    return ids
