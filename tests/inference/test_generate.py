@@ -7,7 +7,7 @@ import pytest
 from tests import oracles
 from tests.helpers import build, tiny
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import generate
+from tformer_jax.inference import chains, generate
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 LENGTH = 7
@@ -112,12 +112,12 @@ def test_a_prompt_gets_what_its_own_length_leaves_room_for():
 def test_no_step_is_taken_for_rows_that_are_done(monkeypatch):
     calls = []
 
-    def counted(logits, cfg, keys):
+    def counted(logits, settings, keys):
         jax.debug.callback(lambda: calls.append(1))
-        return choose(logits, cfg, keys)
+        return choose(logits, settings, keys)
 
-    choose = generate.choose
-    monkeypatch.setattr(generate, "choose", counted)
+    choose = chains.choose
+    monkeypatch.setattr(chains, "choose", counted)
     model, params = build(tiny("seq2seq", output_bias=True, dim=4))
     for bias, steps in ((-1e4, LENGTH), (1e4, 1)):
         params["head"]["bias"] = params["head"]["bias"].at[EOS].set(bias)
@@ -131,7 +131,7 @@ def test_no_step_is_taken_for_rows_that_are_done(monkeypatch):
 def test_the_second_call_compiles_nothing(decoder_lm, monkeypatch):
     model, params = decoder_lm
     run(generate.continue_text, model, params, pad(PROMPTS, left=True))
-    monkeypatch.setattr(generate, "_generate", None)  # a second trace would call it
+    monkeypatch.setattr(generate, "_decode", None)  # a second trace would call it
     run(generate.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
 
 

@@ -1,6 +1,6 @@
 """From rows of token ids to batches of few shapes, and the results back in order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ SHORTEST = 16
 
 def in_batches(
     rows: Sequence[Sequence[int]],
-    run: Callable[[np.ndarray, np.ndarray], Sequence[Result]],
+    run: Callable[[np.ndarray, np.ndarray], Iterable[Result]],
     *,
     size: int,
     max_length: int,
@@ -32,11 +32,11 @@ def in_batches(
     """
     results: dict[int, Result] = {}
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-    size = min(size, _power_of_two(len(rows)))
+    size = min(size, power_of_two(len(rows)))
     for start in range(0, len(order), size):
         places = order[start : start + size]
         longest = max(len(rows[places[-1]]), SHORTEST)
-        tokens = pad_rows([rows[place] for place in places], size, min(_power_of_two(longest), max_length), pad_left)
+        tokens = pad_rows([rows[place] for place in places], size, min(power_of_two(longest), max_length), pad_left)
         found = run(tokens, np.resize(np.array(places, np.int32), size))
         results.update(zip(places, found, strict=False))
     return [results[place] for place in range(len(rows))]
@@ -51,6 +51,6 @@ def pad_rows(rows: Sequence[Sequence[int]], count: int, length: int, pad_left: b
     return padded
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`, and at least 1."""
     return 1 << max(number - 1, 0).bit_length()

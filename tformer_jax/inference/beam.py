@@ -1,27 +1,19 @@
 """Beam search with a KV cache: the most probable outputs instead of the most probable next tokens."""
 
-from typing import NamedTuple, Protocol
+import dataclasses
+from typing import NamedTuple
 
+import flax
 import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
-from tformer_jax.nn.kv_cache import DecoderCache, Lineage
+from tformer_jax.inference.constraints import NO_RULES, Rules, constrain
+from tformer_jax.inference.rows import Report
+from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.nn.kv_cache import Lineage
 from tformer_jax.special_tokens import EOS, PAD
-
-
-class Read(Protocol):
-    """The model: what it makes of tokens and of a cache of those before them."""
-
-    def __call__(
-        self, tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None
-    ) -> tuple[jax.Array, DecoderCache]:
-        """tokens int [B, T] -> the cache that holds them, and float32 logits [B, 1, V] of the last one.
-
-        With a `lineage`, the tokens are beams: logits [B, T, V].
-        """
-
 
 WORST = -1e9
 """The score of no hypothesis."""
@@ -36,25 +28,9 @@ class Hypotheses(NamedTuple):
     """float32 [B, k]: sums of log-probabilities, divided by the length penalty; `WORST` where there is none."""
 
 
-class _State(NamedTuple):
-    step: jax.Array
-    """int32 scalar: tokens chosen so far."""
-    running: jax.Array
-    """int32 [B, k, length]: hypotheses that go on."""
-    sums: jax.Array
-    """float32 [B, k]: sums of their log-probabilities."""
-    finished: Hypotheses
-    open: jax.Array
-    """bool [B]: rows whose finished hypotheses may still change."""
-    lineage: Lineage
-    """Of `running`."""
-    cache: DecoderCache
-
-
-def search(
-    read: Read, prompt: jax.Array, cache: DecoderCache, room: jax.Array, length: int, cfg: DecodeConfig
-) -> Hypotheses:
-    """Follows the `cfg.beams` most probable beginnings of each row until none can become a better output.
+@flax.struct.dataclass
+class Beams:
+    """Rows that follow the `cfg.beams` most probable beginnings until none can become a better output.
 
     A beginning that ends (in EOS, or for want of room) among the k best of a step is scored
     `sum of log p / penalty(tokens)`, EOS included; the others go on ("Sequence Transduction", 2012; length penalties of
@@ -62,87 +38,123 @@ def search(
     `first`, once it has k outputs; `heuristic`, once the best of its beginnings, if it ended now, would be no better
     than the k-th output; `never`, once that holds for whatever length is left.
 
-    Args:
-        read: the model.
-        prompt: int [B, T], read before the first choice.
-        cache: of B rows, with room for k tokens at each position. The beams of a row are k tokens of one call that see
-            their ancestors only; nothing is copied where beams go on from one another, and what they share (the prompt,
-            the encoder's output) is there once.
-        room: int [B], the most tokens of each row; 0 for a row that only fills up the batch.
+    The beams of a row are read as k tokens of one call that see their ancestors only: nothing is copied where beams go
+    on from one another, and what they share (the prompt, the encoder's output) is there once. See also `rows.Rows`.
     """
-    B, k = prompt.shape[0], cfg.beams
-    logits, cache = read(prompt, cache)
-    nothing = jnp.full((B, k, length), PAD, jnp.int32)
-    start = _State(
-        step=jnp.zeros((), jnp.int32),
-        running=nothing,
-        sums=jnp.full((B, k), WORST).at[:, 0].set(0),
-        finished=Hypotheses(nothing, jnp.full((B, k), WORST)),
-        open=room > 0,
-        lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), cache.lengths),
-        cache=cache,
-    )
 
-    def advance(state: _State) -> _State:
-        logits, cache = read(state.running[:, :, state.step - 1], state.cache, state.lineage)
-        return _extend(state._replace(cache=cache), logits, room, cfg)
+    prompt_end: jax.Array
+    """int32 [B]: the last token of the prompt."""
+    made: jax.Array
+    """int32 [B]: tokens chosen so far."""
+    room: jax.Array
+    """int32 [B]: the most that are; 0 for a row that only fills up the batch."""
+    done: jax.Array
+    """bool [B]: rows whose finished hypotheses cannot change."""
+    running: jax.Array
+    """int32 [B, k, length]: hypotheses that go on."""
+    sums: jax.Array
+    """float32 [B, k]: sums of their log-probabilities."""
+    lineage: Lineage
+    """Of `running`."""
+    finished: Hypotheses
+    settings: RowSettings
+    cfg: DecodeConfig = flax.struct.field(pytree_node=False)
+    rules: Rules = flax.struct.field(pytree_node=False)
 
-    begun = _extend(start, jnp.broadcast_to(logits, (B, k, logits.shape[-1])), room, cfg)
-    return jax.lax.while_loop(lambda state: state.open.any(), advance, begun).finished
+    @classmethod
+    def start(
+        cls, prompt: jax.Array, room: jax.Array, settings: RowSettings, rules: Rules, *, length: int, cfg: DecodeConfig
+    ) -> "Beams":
+        """Rows that have chosen nothing yet after `prompt`: int32 [B, P], P > 0, PAD on the left."""
+        (B,), k = room.shape, cfg.beams
+        counts = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
+        nothing = jnp.full((B, k, length), PAD, jnp.int32)
+        return cls(
+            prompt_end=prompt[:, -1],
+            made=jnp.zeros((B,), jnp.int32),
+            room=room,
+            done=room <= 0,
+            running=nothing,
+            sums=jnp.full((B, k), WORST).at[:, 0].set(0),
+            lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), counts),
+            finished=Hypotheses(nothing, jnp.full((B, k), WORST)),
+            settings=settings,
+            cfg=cfg,
+            rules=rules,
+        )
+
+    def reading(self) -> tuple[jax.Array, Lineage]:
+        """The tokens chosen last: int32 [B, k]; at first the prompt's last one, alone."""
+        chosen = jnp.take_along_axis(self.running, jnp.maximum(self.made - 1, 0)[:, None, None], axis=2)[..., 0]
+        alone = jnp.where(jnp.arange(self.cfg.beams) == 0, self.prompt_end[:, None], PAD)
+        last = jnp.where((self.made == 0)[:, None], alone, chosen)
+        return jnp.where(self.done[:, None], PAD, last), self.lineage
+
+    def advance(self, logits: jax.Array) -> "Beams":
+        """Chooses one more token: logits float32 [B, k, V], of which only the first beam's count at first."""
+        sums, parents, tokens = self._candidates(logits)
+        now = jnp.arange(self.running.shape[2]) == self.made[:, None, None]
+        grown = jnp.where(now, tokens[..., None], _take(self.running, parents))
+        made = self.made + ~self.done
+        ends = (tokens == EOS) | (made >= self.room)[:, None]
+        going, order = jax.lax.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
+        finished = self._finish(grown, sums, ends, made)
+        can_improve = _can_improve(going[:, 0], finished.scores, made, self.room, self.cfg)
+        ancestors = _take(self.lineage.ancestors, _take(parents, order))
+        own = jnp.arange(self.cfg.beams)[:, None]
+        return dataclasses.replace(
+            self,
+            made=made,
+            done=self.done | (made >= self.room) | ~can_improve,
+            running=_take(grown, order),
+            sums=going,
+            lineage=Lineage(jnp.where(now, own, ancestors), self.lineage.start),
+            finished=finished,
+        )
+
+    def ended(self, rows: jax.Array) -> "Beams":
+        """See `rows.Rows`."""
+        return dataclasses.replace(self, done=self.done | rows)
+
+    def report(self) -> Report:
+        """See `rows.Rows`."""
+        return Report(self.reading()[0][:, 0], self.sums[:, 0], self.done)
+
+    def _candidates(self, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The 2 k best ways to go on, best first: their sums, the beam that each goes on from, and its token."""
+        k = self.cfg.beams
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        values, tokens = sampling.top_k(self._allowed(logits, total), min(2 * k, logits.shape[-1]))
+        B, _, width = values.shape
+        sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
+        best, found = jax.lax.top_k(sums, 2 * k)
+        return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
+
+    def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
+        """Logits [B, k, V] after the rules, which, as in Hugging Face's beam search, see log-probabilities."""
+        logits = sampling.forbid(logits)
+        if self.rules == NO_RULES and not self.cfg.min_new_tokens:
+            return logits
+        B, k, V = logits.shape
+        made = jnp.repeat(self.made, k)
+        settings = jax.tree.map(lambda leaf: jnp.repeat(leaf, k, axis=0), self.settings)
+        log_p = (logits - total).reshape(B * k, V)
+        history = self.running.reshape(B * k, -1)
+        return constrain(log_p, history, made, made, settings, self.rules).reshape(B, k, V) + total
+
+    def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, made: jax.Array) -> Hypotheses:
+        """The finished hypotheses with those of the k best candidates that end now."""
+        k = self.cfg.beams
+        counts = ends & (jnp.arange(2 * k) < k) & ~self.done[:, None]
+        scores = jnp.where(counts, sums / length_penalty(made, self.cfg)[:, None], WORST)
+        best, order = jax.lax.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
+        return Hypotheses(_take(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
 
 
 def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:
     """What a sum of log-probabilities is divided by: `length^alpha`, or GNMT's `((5 + length) / 6)^alpha`."""
     base = (5 + length) / 6 if cfg.length_penalty == "gnmt" else length
     return jnp.asarray(base, jnp.float32) ** cfg.length_alpha
-
-
-def _extend(state: _State, logits: jax.Array, room: jax.Array, cfg: DecodeConfig) -> _State:
-    """Chooses one more token: logits float32 [B, k, V]."""
-    k = cfg.beams
-    sums, parents, tokens = _candidates(state.sums, logits)
-    grown = _take(state.running, parents).at[:, :, state.step].set(tokens)
-    made = state.step + 1
-    ends = (tokens == EOS) | (made >= room)[:, None]
-
-    going, order = jax.lax.top_k(jnp.where(ends, sums + WORST, sums), k)
-    finished = _finish(state, grown, sums, ends, made, cfg)
-    return _State(
-        step=made,
-        running=_take(grown, order),
-        sums=going,
-        finished=finished,
-        open=state.open & (made < room) & _can_improve(going[:, 0], finished.scores, made, room, cfg),
-        lineage=_descend(state.lineage, _take(parents, order), state.step),
-        cache=state.cache,
-    )
-
-
-def _candidates(sums: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The 2 k best ways to go on from sums [B, k], best first: new sums, the beam that goes on, and its token."""
-    k = sums.shape[1]
-    values, tokens = sampling.top_k(sampling.forbid(logits), 2 * k)
-    log_p = values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    B, width = sums.shape[0], tokens.shape[2]
-    best, found = jax.lax.top_k((sums[:, :, None] + log_p).reshape(B, k * width), 2 * k)
-    return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
-
-
-def _descend(lineage: Lineage, parents: jax.Array, step: jax.Array) -> Lineage:
-    """The lineage of beams that go on from those of `parents`, int [B, k], and are read side by side next."""
-    ancestors = _take(lineage.ancestors, parents).at[:, :, step].set(jnp.arange(parents.shape[1]))
-    return Lineage(ancestors, lineage.start)
-
-
-def _finish(
-    state: _State, grown: jax.Array, sums: jax.Array, ends: jax.Array, made: jax.Array, cfg: DecodeConfig
-) -> Hypotheses:
-    """The finished hypotheses with those of the k best candidates that end now."""
-    k = state.sums.shape[1]
-    counts = ends & (jnp.arange(2 * k) < k) & state.open[:, None]
-    scores = jnp.where(counts, sums / length_penalty(made, cfg), WORST)
-    best, order = jax.lax.top_k(jnp.concatenate([state.finished.scores, scores], axis=1), k)
-    return Hypotheses(_take(jnp.concatenate([state.finished.tokens, grown], axis=1), order), best)
 
 
 def _can_improve(

@@ -45,6 +45,9 @@ class Rules:
         return self.repetition or self.no_repeat_ngram > 0 or any(len(ids) > 1 for ids in self.forbidden)
 
 
+NO_RULES = Rules()
+
+
 def constrain(
     logits: jax.Array, history: jax.Array, counts: jax.Array, made: jax.Array, settings: RowSettings, rules: Rules
 ) -> jax.Array:

@@ -1,10 +1,12 @@
 """How the next token is chosen from logits, as pure functions. Each row of a batch has settings of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.special_tokens import BOS, PAD
@@ -39,14 +41,23 @@ class RowSettings:
     @classmethod
     def of(cls, cfg: DecodeConfig, rows: int) -> "RowSettings":
         """The same settings for every row."""
+        return cls.of_each([cfg] * rows)
+
+    @classmethod
+    def of_each(cls, configs: Sequence[DecodeConfig]) -> "RowSettings":
+        """The settings of a row each."""
+
+        def column(dtype: str, value: Callable[[DecodeConfig], float]) -> Any:
+            return np.array([value(cfg) for cfg in configs], dtype)
+
         return cls(
-            sample=jnp.full(rows, cfg.strategy == "sample"),
-            temperature=jnp.full(rows, cfg.temperature, jnp.float32),
-            top_k=jnp.full(rows, cfg.top_k or 0, jnp.int32),
-            top_p=jnp.full(rows, 1.0 if cfg.top_p is None else cfg.top_p, jnp.float32),
-            min_p=jnp.full(rows, cfg.min_p, jnp.float32),
-            repetition=jnp.full(rows, cfg.repetition_penalty, jnp.float32),
-            min_tokens=jnp.full(rows, cfg.min_new_tokens, jnp.int32),
+            sample=column("bool", lambda cfg: cfg.strategy == "sample"),
+            temperature=column("float32", lambda cfg: cfg.temperature),
+            top_k=column("int32", lambda cfg: cfg.top_k or 0),
+            top_p=column("float32", lambda cfg: 1 if cfg.top_p is None else cfg.top_p),
+            min_p=column("float32", lambda cfg: cfg.min_p),
+            repetition=column("float32", lambda cfg: cfg.repetition_penalty),
+            min_tokens=column("int32", lambda cfg: cfg.min_new_tokens),
         )
 
 

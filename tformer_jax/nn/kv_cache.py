@@ -136,6 +136,11 @@ class DecoderCache:
         )
         return moved, jnp.maximum(positions, 0), {kind: seen for kind, (_, seen) in admitted.items()}
 
+    def without_last(self) -> "DecoderCache":
+        """The cache before the last token of each row, which stood in the last column of a call."""
+        slots = {kind: slots.without_last() for kind, slots in self.slots.items()}
+        return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - 1, 0))
+
 
 def empty_cache(
     cfg: ModelConfig,

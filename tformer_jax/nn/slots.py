@@ -52,6 +52,9 @@ class Slots(Protocol):
             What to keep, like `old`, and what this call attends to, [B, K, S, ...], in the order of `admit`'s tokens.
         """
 
+    def without_last(self) -> Self:
+        """The layout before the last token of each row, which stood in the last column of a call."""
+
 
 @flax.struct.dataclass
 class DenseSlots:
@@ -78,6 +81,10 @@ class DenseSlots:
         """See `Slots`."""
         kept = _put(old, new, self.index - new.shape[2], axis=2)
         return kept, kept
+
+    def without_last(self) -> "DenseSlots":
+        """See `Slots`."""
+        return DenseSlots(_emptied(self.tokens, self.index - 1), self.index - 1)
 
 
 @flax.struct.dataclass
@@ -120,6 +127,11 @@ class RingSlots:
         newest = jax.lax.slice_in_dim(in_order, T, T + size, axis=axis)
         return jnp.roll(newest, self.index, axis), seen
 
+    def without_last(self) -> "RingSlots":
+        """See `Slots`."""
+        last = (self.index - 1) % self.tokens.positions.shape[1]
+        return dataclasses.replace(self, tokens=_emptied(self.tokens, last), index=self.index - 1)
+
 
 @flax.struct.dataclass
 class PagedSlots:
@@ -160,6 +172,18 @@ class PagedSlots:
         kept = old.at[pages, :, self.added % size].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
         seen = jnp.swapaxes(kept[self.table], 1, 2)
         return kept, seen.reshape(B, old.shape[1], P * size, *old.shape[3:])
+
+    def without_last(self) -> "PagedSlots":
+        """See `Slots`."""
+        rows, index = jnp.arange(self.index.shape[0]), jnp.maximum(self.index - 1, 0)
+        tokens = Tokens(self.tokens.positions.at[rows, index].set(EMPTY), self.tokens.columns)
+        return dataclasses.replace(self, tokens=tokens, index=index)
+
+
+def _emptied(tokens: Tokens, slot: jax.Array) -> Tokens:
+    """Without the token in one slot of every row."""
+    nothing = jnp.full_like(tokens.positions[:, :1], EMPTY)
+    return Tokens(_put(tokens.positions, nothing, slot, axis=1), tokens.columns)
 
 
 def _put(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:

@@ -1,0 +1,136 @@
+"""Whatever rows come, go, fork and share, each reads its own tokens, and no page is lost."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_jax.inference.page_table import NOBODY, Holding, OutOfPages, PageTable
+
+SIZE, PAGES = 2, 9
+
+
+class Memory:
+    """What stands in the pages, and what each row should read."""
+
+    def __init__(self):
+        self.table = PageTable(PAGES, SIZE)
+        self.slots = [[None] * SIZE for _ in range(PAGES)]
+        self.rows: list[tuple[Holding, list[int]]] = []
+
+    def write(self, holding: Holding, tokens: list[int]) -> None:
+        for token in tokens:
+            self.slots[holding.pages[holding.filled // SIZE]][holding.filled % SIZE] = token
+            holding.filled += 1
+
+    def start(self, prompt: list[int]) -> None:
+        holding = self.table.match(prompt)
+        assert holding.filled < len(prompt)
+        try:
+            self.table.grow(holding, len(prompt) + 1)
+        except OutOfPages:
+            self.table.release(holding)
+            return
+        self.write(holding, prompt[holding.filled :])
+        self.table.remember(holding, prompt)
+        self.rows.append((holding, list(prompt)))
+
+    def extend(self, row: int, token: int) -> None:
+        holding, tokens = self.rows[row]
+        try:
+            self.table.grow(holding, holding.filled + 1)
+        except OutOfPages:
+            return
+        self.write(holding, [token])
+        tokens.append(token)
+
+    def fork(self, row: int) -> None:
+        holding, tokens = self.rows[row]
+        try:
+            child, copies = self.table.fork(holding)
+        except OutOfPages:
+            return
+        for source, to in copies:
+            self.slots[to] = list(self.slots[source])
+        self.rows.append((child, list(tokens)))
+
+    def stop(self, row: int) -> None:
+        self.table.release(self.rows.pop(row)[0])
+
+    def check(self) -> None:
+        for holding, tokens in self.rows:
+            read = [self.slots[holding.pages[n // SIZE]][n % SIZE] for n in range(holding.filled)]
+            assert read == tokens
+            assert NOBODY not in holding.pages
+        held = {page for holding, _ in self.rows for page in holding.pages}
+        assert self.table.used == len(held)
+        assert self.table.used + self.table.free == PAGES - 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_rows_read_their_tokens_and_no_page_leaks(data):
+    memory = Memory()
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["start", "extend", "extend", "fork", "stop"]))
+        if action == "start":
+            memory.start(data.draw(st.lists(st.integers(4, 5), min_size=1, max_size=7)))
+        elif memory.rows:
+            row = data.draw(st.integers(0, len(memory.rows) - 1))
+            arguments = (data.draw(st.integers(4, 5)),) if action == "extend" else ()
+            getattr(memory, action)(row, *arguments)
+        memory.check()
+    while memory.rows:
+        memory.stop(0)
+        memory.check()
+    assert memory.table.used == 0
+
+
+def test_prompts_with_a_common_start_share_its_pages():
+    table = PageTable(8, 2)
+    first = table.match([5, 6, 7, 8, 9])
+    table.grow(first, 6)
+    table.remember(first, [5, 6, 7, 8, 9])
+    second = table.match([5, 6, 7, 8, 4, 4])
+    assert (second.pages, second.filled) == (first.pages[:2], 4)
+    assert table.match([4, 6, 7, 8]).pages == []
+    assert table.match([5, 6, 7, 8]).pages == first.pages[:1], "one token is left to be read"
+
+
+def test_pages_are_shared_after_their_row_has_gone_until_they_are_needed():
+    table = PageTable(5, 2)
+    row = table.match([5, 6, 7, 8, 9])
+    table.grow(row, 5)
+    table.remember(row, [5, 6, 7, 8, 9])
+    first, second, _ = row.pages
+    table.release(row)
+    assert table.used == 0
+    again = table.match([5, 6, 7, 8, 9])
+    assert again.pages == [first, second]
+    table.release(again)
+    other = Holding()
+    table.grow(other, 6)  # takes the page that was never known, the third, and the second
+    assert table.match([5, 6, 7, 8, 9]).pages == [first]
+
+
+def test_a_fork_copies_the_page_that_is_not_full():
+    table = PageTable(8, 2)
+    row = Holding()
+    table.grow(row, 6)
+    row.filled = 3
+    child, copies = table.fork(row)
+    assert child.pages[0] == row.pages[0] and child.pages[1] != row.pages[1]
+    assert copies == [(row.pages[1], child.pages[1])]
+    assert len(child.pages) == 2 and child.filled == 3
+
+
+def test_what_does_not_fit_changes_nothing():
+    table = PageTable(4, 2)
+    row = Holding()
+    with pytest.raises(OutOfPages, match="4 pages are needed, 3 are free"):
+        table.grow(row, 7)
+    assert (row.pages, table.used, table.free) == ([], 0, 3)
+    table.grow(row, 6)
+    row.filled = 5
+    with pytest.raises(OutOfPages):
+        table.fork(row)
+    assert table.used == 3

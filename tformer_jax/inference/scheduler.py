@@ -1,0 +1,181 @@
+"""Who has which row and which pages of a lane, and what is read when."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference import lane as compiled
+from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two
+from tformer_jax.inference.lane import Newcomers, Plan
+from tformer_jax.inference.page_table import Holding, OutOfPages, PageTable
+from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.inference.stopping import TextStream
+
+CHUNK = 256
+"""Prompt tokens that are read at once: longer prompts do not hold up the others for long."""
+
+
+@dataclasses.dataclass
+class Running:
+    """One row of a request."""
+
+    request: int
+    sample: int
+    decode: DecodeConfig
+    prompt: list[int]
+    source: list[int] | None
+    """What an encoder reads."""
+    room: int
+    """The most tokens that are chosen."""
+    seeds: tuple[int, int]
+    stream: TextStream
+    outputs: int
+    made: int = 0
+    holding: Holding = dataclasses.field(default_factory=Holding)
+    copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Pages to copy, from and to, once the first row of the request has read the prompt."""
+
+
+class Lane:
+    """The rows of one `Plan`."""
+
+    def __init__(self, plan: Plan, params: Any):
+        self.plan, self._params = plan, params
+        self.table = PageTable(plan.pages, plan.page_size)
+        self.running: dict[int, Running] = {}
+        self._reserved = 0
+        self._source_length = SHORTEST
+        self.state = compiled.empty(plan, self._source_length)
+        self._ended = np.zeros(plan.rows, bool)
+
+    def worth_beginning(self, waiting: int) -> bool:
+        """Whether rows are given to `waiting` requests now: a few together where many wait, for speed."""
+        return len(self._free) >= min(waiting, -(-self.plan.rows // 4))
+
+    @property
+    def _free(self) -> list[int]:
+        return [row for row in range(self.plan.rows) if row not in self.running]
+
+    def reserve(self, rows: Sequence[Running]) -> bool:
+        """Sets pages aside for the rows of one request; False where rows or pages do not suffice now.
+
+        The first row holds what others have read of the same prompt, and reads the rest; its siblings share that.
+        """
+        if len(rows) > len(self._free) - self._reserved:
+            return False
+        leader, *siblings = rows
+        slots = len(leader.prompt) + leader.room * self.plan.decode.width
+        try:
+            if self._shares:
+                leader.holding = self.table.match(leader.prompt)
+            self.table.grow(leader.holding, slots)
+            read = dataclasses.replace(leader.holding, filled=len(leader.prompt) - 1)
+            for row in siblings:
+                row.holding, row.copies = self.table.fork(read)
+                self.table.grow(row.holding, slots)
+        except OutOfPages:
+            for row in rows:
+                self.table.release(row.holding)
+            return False
+        self._reserved += len(rows)
+        return True
+
+    @property
+    def _shares(self) -> bool:
+        """Whether prompts with a common beginning share its pages: its keys do not depend on what follows."""
+        cfg = self.plan.model.cfg
+        return cfg.family == "decoder_lm" and not cfg.prefix_lm
+
+    def begin(self, requests: Sequence[Sequence[Running]]) -> None:
+        """Lets those that were reserved begin: sources and prompts are read."""
+        self._reserved = 0
+        if not requests:
+            return
+        free = iter(self._free)
+        placed = [[(next(free), row) for row in request] for request in requests]
+        leaders = [request[0][1] for request in placed]
+        places = np.full(power_of_two(len(leaders)), self.plan.rows, np.int32)
+        places[: len(leaders)] = [request[0][0] for request in placed]
+        self._widen(leaders)
+        self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers(leaders, places))
+        self._read_prompts(leaders, places)
+        for (place, _), *siblings in placed:
+            for to, row in siblings:
+                self._fork(place, to, row)
+        for place, row in (pair for request in placed for pair in request):
+            self.running[place] = row
+            self._ended[place] = False
+
+    def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One more token for every row: tokens int32 [R], scores float32 [R], done bool [R]."""
+        width, slots = self.plan.decode.width, 1
+        for running in self.running.values():
+            running.holding.filled += width if running.made else 1
+            slots = max(slots, running.holding.filled)
+        pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row)
+        self.state, report = compiled.step(self.plan, self._params, self.state, self._ended, pages=pages)
+        return jax.device_get((report.tokens, report.scores, report.done))
+
+    def leave(self, row: int) -> None:
+        """Takes a row back, with its pages."""
+        self.table.release(self.running.pop(row).holding)
+        self._ended[row] = True
+
+    def _widen(self, rows: Sequence[Running]) -> None:
+        longest = max((len(row.source) for row in rows if row.source), default=0)
+        if longest > self._source_length:
+            self._source_length = min(power_of_two(longest), self.plan.length)
+            self.state = compiled.widen(self.state, self._source_length)
+
+    def _fork(self, source: int, to: int, row: Running) -> None:
+        table = np.zeros(self.plan.pages_a_row, np.int32)
+        table[: len(row.holding.pages)] = row.holding.pages
+        seeds, copies = np.array(row.seeds, np.uint32), np.array([*row.copies, (0, 0)][:1], np.int32)
+        self.state = compiled.fork(self.state, source, to, seeds, table, copies)
+
+    def _newcomers(self, rows: Sequence[Running], places: np.ndarray) -> Newcomers:
+        count, plan = len(places), self.plan
+        filler = count - len(rows)
+        tables = np.zeros((count, plan.pages_a_row), np.int32)
+        for table, row in zip(tables, rows, strict=False):
+            table[: len(row.holding.pages)] = row.holding.pages
+        sources: Any = None
+        if plan.model.cfg.family == "seq2seq":
+            texts = [row.source or [] for row in rows]
+            longest = max(SHORTEST, *map(len, texts))
+            sources = pad_rows(texts, count, min(power_of_two(longest), self._source_length))
+        host: dict[str, Any] = {
+            "places": places,
+            "prompts": pad_rows([row.prompt for row in rows], count, plan.length, pad_left=True),
+            "room": np.array([row.room for row in rows] + [0] * filler, np.int32),
+            "seeds": np.array([row.seeds for row in rows] + [(0, 0)] * filler, np.uint32),
+            "tables": tables,
+            "filled": np.array([row.holding.filled for row in rows] + [0] * filler, np.int32),
+            "settings": RowSettings.of_each([row.decode for row in rows] + [plan.decode] * filler),
+            "sources": sources,
+        }
+        return Newcomers(**host)
+
+    def _read_prompts(self, rows: Sequence[Running], places: np.ndarray) -> None:
+        """All but the last token of each prompt, without what the row's pages hold already."""
+        whole = self.plan.model.cfg.prefix_lm
+        prompts = [row.prompt if whole else row.prompt[:-1] for row in rows]
+        unread = [prompt[row.holding.filled :] for prompt, row in zip(prompts, rows, strict=True)]
+        longest = max(map(len, unread))
+        for row in rows:
+            row.holding.filled = len(row.prompt) - 1
+        if longest == 0:
+            return
+        chunk = self.plan.length if whole else CHUNK
+        length = min(power_of_two(max(longest, SHORTEST)), -(-longest // chunk) * chunk)
+        tokens = pad_rows(unread, len(places), length, pad_left=True)
+        for start in range(0, length, chunk):
+            part = tokens[:, start : start + chunk]
+            self.state = compiled.read(self.plan, self._params, self.state, places, part)
+        if self._shares:
+            for row, prompt in zip(rows, prompts, strict=True):
+                self.table.remember(row.holding, prompt)
