@@ -50,7 +50,7 @@ FLAGS = {
     "layers": Flag(3, 1, 48, "encoder layers, and as many decoder layers"),
     "dim": Flag(256, 2, 8192, "model width"),
     "heads": Flag(8, 1, 128, "attention heads"),
-    "ffn-dim": Flag(1024, 1, 65_536, "FFN width"),
+    "ffn_dim": Flag(1024, 1, 65_536, "FFN width"),
     "vocab": Flag(8000, 64, 1_000_000, "tokens of the vocabulary"),
     "batch": Flag(32, 1, 4096, "rows of a batch"),
     "source": Flag(24, 2, 256, "source tokens of each row of the batch; those of the file have 4 to twice as many"),
@@ -70,49 +70,64 @@ class Work:
     rows: Rows
     beams: int
 
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.name}, beam {self.beams}" if self.beams > 1 else f"{self.name}, greedy"
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The sizes of the model and of the work."""
     for name, flag in FLAGS.items():
         text = f"{flag.meaning} (default: {flag.default})"
-        parser.add_argument(f"--{name}", type=int, default=flag.default, metavar="N", help=text)
+        parser.add_argument(spelled(name), type=int, default=flag.default, metavar="N", help=text)
+
+
+def spelled(name: str) -> str:
+    """A flag as the command line has it."""
+    return f"--{name.replace('_', '-')}"
 
 
 def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures every installed system, prints a table, and gives what `--record` writes.
+    """Measures every installed system, prints a table for each work, and gives what `--record` writes.
 
     Raises:
-        ConfigError: a flag is out of its bounds.
+        ConfigError: a flag is out of its bounds, or JAX uses another device than the CPU.
         RunError: a system gives other outputs than this library.
     """
     check(options)
-    cfg, params = network(options)
-    systems = installed_systems(cfg, params, options)
-    cases = [measure(work, systems, options) for work in works(options)]
-    show(cases)
+    threads = provenance.hardware()["cores"]
+    systems = installed_systems(*network(options), options, threads)
+    cases = []
+    for work in works(options):
+        cases.append(measure(work, systems, options.rounds))
+        show(work.title, cases[-1])
     return {
-        "sizes": {name: getattr(options, name.replace("-", "_")) for name in FLAGS},
-        "threads": provenance.hardware()["cores"],
+        "sizes": {name: vars(options)[name] for name in FLAGS},
+        "threads": threads,
         "versions": {name: decode_systems.versions(system) for name, system in systems.items()},
         "cases": cases,
     }
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises `ConfigError` for a number out of its bounds."""
+    """Raises `ConfigError` for a number out of its bounds, and where JAX would use what the others do not."""
     for name, flag in FLAGS.items():
-        value = getattr(options, name.replace("-", "_"))
+        value = vars(options)[name]
         if not flag.lowest <= value <= flag.highest:
-            raise ConfigError(f"--{name} {value}: write a whole number from {flag.lowest} to {flag.highest}")
+            raise ConfigError(f"{spelled(name)} {value}: write a whole number from {flag.lowest} to {flag.highest}")
     if options.dim % (2 * options.heads):
-        raise ConfigError(f"--dim {options.dim}: write a multiple of {2 * options.heads}, twice --heads")
+        raise ConfigError(f"--dim {options.dim}: write a multiple of {2 * options.heads}, which is twice --heads")
+    if jax.default_backend() != "cpu":
+        raise ConfigError(f"all systems decode on the CPU, but JAX uses the {jax.default_backend()}: JAX_PLATFORMS=cpu")
 
 
 def network(options: argparse.Namespace) -> tuple[ModelConfig, Any]:
     """A model of Marian's architecture with random weights, which never ends an output.
 
-    CTranslate2 leaves out the last token and starts from a vector of zeros, so the last token never comes and BOS is
-    zeros here, too.
+    CTranslate2 has no place for Marian's last token, and starts from a vector of zeros: so the last token never comes
+    here, and BOS is zeros. Kernels that end an FFN have no mean over what they read, whose own mean is not zero: else
+    all vectors would have that in common.
     """
     sizes = {"dim": options.dim, "num_heads": options.heads, "ffn_dim": options.ffn_dim}
     sizes |= dict.fromkeys(("encoder_layers", "decoder_layers"), options.layers)
@@ -128,24 +143,26 @@ def network(options: argparse.Namespace) -> tuple[ModelConfig, Any]:
             return leaf.at[np.array([PAD, BOS, EOS, -1])].set(NEVER)
         return leaf - leaf.mean(axis=0) if "contract" in name else leaf
 
-    params = nn.unbox(registry.init(registry.build(cfg), jax.random.key(options.seed)))
-    return cfg, jax.tree_util.tree_map_with_path(changed, params)
+    @jax.jit
+    def start(key: jax.Array) -> Any:
+        return jax.tree_util.tree_map_with_path(changed, nn.unbox(registry.init(registry.build(cfg), key)))
+
+    return cfg, start(jax.random.key(options.seed))
 
 
-def installed_systems(cfg: ModelConfig, params: Any, options: argparse.Namespace) -> dict[str, System]:
+def installed_systems(cfg: ModelConfig, params: Any, options: argparse.Namespace, threads: int) -> dict[str, System]:
     """This library and the peers that are installed, by name; says which are not."""
     model: Any = registry.build(cfg)
     systems: dict[str, System] = {OURS: decode_systems.Ours(model, params, options.batch, options.length)}
-    threads = provenance.hardware()["cores"]
+    absent = {name: decode_systems.missing(modules) for name, (_, modules) in PEERS.items()}
+    for name in filter(absent.get, absent):
+        print(f'{name} is left out, for want of {", ".join(absent[name])}: pip install -e ".[benchmark]"', flush=True)
+    present = [name for name in absent if not absent[name]]
     with tempfile.TemporaryDirectory() as scratch:
-        for name, (peer, modules) in PEERS.items():
-            absent = decode_systems.missing(modules)
-            if absent:
-                print(f'{name} is left out, for want of {", ".join(absent)}: pip install -e ".[benchmark]"', flush=True)
-                continue
-            hf.save(Path(scratch), "marian", cfg, params)
-            systems[name] = peer(Path(scratch), options.batch, options.length, threads)
-    return systems
+        folder = Path(scratch)
+        if present:
+            hf.save(folder, "marian", cfg, params)
+        return systems | {name: PEERS[name][0](folder, options.batch, options.length, threads) for name in present}
 
 
 def works(options: argparse.Namespace) -> list[Work]:
@@ -161,12 +178,12 @@ def works(options: argparse.Namespace) -> list[Work]:
     return [Work(name, rows, beams) for name, rows in sources.items() for beams in (1, options.beams)]
 
 
-def measure(work: Work, systems: Mapping[str, System], options: argparse.Namespace) -> dict[str, Any]:
+def measure(work: Work, systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
     """Outputs are compared first, which also compiles and warms up; then the systems take turns."""
     runs = {name: system.prepare(work.rows, work.beams) for name, system in systems.items()}
     outputs = {name: system.tokens(runs[name]()) for name, system in systems.items()}
     equal = {name: agreement(work, name, outputs[OURS], outputs[name]) for name in systems if name != OURS}
-    seconds = alternate(runs, options.rounds)
+    seconds = alternate(runs, rounds)
     produced = outputs[OURS].size
     speeds = {name: produced / statistics.median(times) for name, times in seconds.items()}
     return {
@@ -190,8 +207,8 @@ def agreement(work: Work, name: str, ours: np.ndarray, theirs: np.ndarray) -> fl
     equal = (ours == theirs).all(axis=1) & (ours != PAD).all(axis=1)
     if equal.mean() < LEAST_EQUAL:
         raise RunError(
-            f"{work.name}, {work.beams} beams: {name} gives other outputs than {OURS} in {(~equal).sum()} of "
-            f"{len(equal)} rows, so that their speeds are not compared"
+            f"{work.title}: {name} gives other outputs than {OURS} in {(~equal).sum():,} of "
+            f"{len(equal):,} rows, so that their speeds are not compared"
         )
     return float(equal.mean())
 
@@ -210,16 +227,13 @@ def alternate(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, l
     return seconds
 
 
-def show(cases: list[dict[str, Any]]) -> None:
-    """A table with a row for each system and work."""
-    table = Table("work", "beams", "system", "tokens/s", f"{OURS} is", "equal rows")
-    for column in table.columns[3:]:
+def show(title: str, case: dict[str, Any]) -> None:
+    """A table with a row for each system."""
+    table = Table("system", "tokens/s", f"{OURS} is", "equal rows", title=f"{title}: {case['tokens']:,} tokens")
+    for column in table.columns[1:]:
         column.justify = "right"
-    for case in cases:
-        for name, speed in case["tokens_per_second"].items():
-            peer = name in case["equal_rows"]
-            ratio = f"{case['times_as_fast'][name]:.2f} x as fast" if peer else ""
-            equal = f"{case['equal_rows'][name]:.1%}" if peer else ""
-            table.add_row(case["work"], str(case["beams"]), name, f"{speed:,.0f}", ratio, equal)
-        table.add_section()
+    for name, speed in case["tokens_per_second"].items():
+        peer = name in case["equal_rows"]
+        ratio = f"{case['times_as_fast'][name]:.2f} x as fast" if peer else ""
+        table.add_row(name, f"{speed:,.0f}", ratio, f"{case['equal_rows'][name]:.1%}" if peer else "")
     Console().print(table)

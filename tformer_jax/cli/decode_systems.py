@@ -4,6 +4,7 @@ Each decodes the same rows with the same weights. What a system wants its input 
 and what it gives is read after it has stopped.
 """
 
+import functools
 import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from tformer_jax.inference import generate
 from tformer_jax.inference.batching import in_batches, pad_rows
 from tformer_jax.inference.text import row_keys
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
+from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS, UNK
 
 Rows = Sequence[Sequence[int]]
 
@@ -49,10 +50,10 @@ class Ours:
         return lambda: self._decode(rows, cfg)
 
     def _decode(self, rows: Rows, cfg: DecodeConfig) -> list[np.ndarray]:
-        def run(source: np.ndarray, places: np.ndarray) -> np.ndarray:
+        def run(source: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
             keys = row_keys(0, places)
             found = generate.translate(self._model, self._params, source, keys, length=self._length, cfg=cfg)
-            return np.asarray(found)
+            return list(np.asarray(found))
 
         return in_batches(rows, run, size=self._batch, max_length=self._model.cfg.max_length)
 
@@ -67,10 +68,9 @@ class HuggingFace:
 
     def __init__(self, folder: Path, batch: int, length: int, threads: int):
         import torch
-        from transformers import MarianMTModel
 
         torch.set_num_threads(threads)
-        self._model = MarianMTModel.from_pretrained(folder).eval()
+        self._model = _marian(folder)
         self._batch, self._length = batch, length
 
     def prepare(self, rows: Rows, beams: int) -> Callable[[], list[tuple[list[int], Any]]]:
@@ -83,15 +83,11 @@ class HuggingFace:
             padded = pad_rows([rows[place] for place in places], len(places), len(rows[places[-1]]))
             batches.append((places, torch.tensor(padded, dtype=torch.long)))
         settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": self._length, "use_cache": True}
+        generate = functools.partial(self._model.generate, **settings, forced_eos_token_id=None)
 
         def run() -> list[tuple[list[int], Any]]:
             return [
-                (
-                    places,
-                    self._model.generate(
-                        input_ids=source, attention_mask=(source != PAD).long(), forced_eos_token_id=None, **settings
-                    ),
-                )
+                (places, generate(input_ids=source, attention_mask=(source != PAD).long()))
                 for places, source in batches
             ]
 
@@ -132,6 +128,14 @@ class CTranslate2:
         return pad_rows(rows, len(rows), self._length)
 
 
+def _marian(folder: Path) -> Any:
+    from transformers import MarianMTModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return MarianMTModel.from_pretrained(folder).eval()
+
+
 def _convert(folder: Path, output: Path) -> list[str]:
     """Writes a Marian checkpoint of Hugging Face's in CTranslate2's format; the names of its tokens.
 
@@ -139,9 +143,8 @@ def _convert(folder: Path, output: Path) -> list[str]:
     """
     import torch
     from ctranslate2.converters.transformers import MarianMTLoader
-    from transformers import MarianMTModel
 
-    model = MarianMTModel.from_pretrained(folder)
+    model = _marian(folder)
     numbers = range(len(SPECIAL_TOKENS), model.config.vocab_size - 1)
     names = ["<nothing>", *SPECIAL_TOKENS[1:], *map(str, numbers), SPECIAL_TOKENS[PAD]]
     with torch.no_grad():
@@ -156,7 +159,7 @@ def _convert(folder: Path, output: Path) -> list[str]:
 class _Vocabulary:
     """What the converter asks a tokenizer for."""
 
-    _, bos_token, eos_token, unk_token = SPECIAL_TOKENS
+    eos_token, unk_token = SPECIAL_TOKENS[EOS], SPECIAL_TOKENS[UNK]
 
     def __init__(self, names: list[str]):
         self._names = names
