@@ -1,4 +1,4 @@
-"""Continues a prompt: python scripts/generate.py --run DIR --prompt 'def '"""
+"""Continues prompts: python scripts/generate.py --run DIR --prompt 'def '"""
 
 from tformer_jax.cli.common import run_main
 from tformer_jax.cli.generate import main

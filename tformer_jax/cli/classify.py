@@ -1,21 +1,40 @@
 """`scripts/classify.py`: labels texts with a trained classifier."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from tformer_jax.cli import common
+from tformer_jax.cli import common, lines
+from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.text import LabelClassifier
+
+Found = tuple[str, float]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """One line a text, in the order of the texts: label, probability and text between tabs; blank for a blank text."""
-    parser = common.lines_parser("classify.py", "Labels texts with a trained classifier.")
+    parser = lines.parser("classify.py", "Labels texts with a trained classifier.")
+    lines.add_field(parser)
     options = parser.parse_args(argv)
-    texts = common.read_texts(options)
+    source = lines.opened(options, options.text)
     trained = common.load(options.run, "classifier")
     if trained.labels is None:
         raise ConfigError(f"{options.run} has lost its labels.json: train the model again")
     classify = LabelClassifier(trained.cfg, trained.model, trained.tokenizers, trained.labels)
-    found = zip(texts, classify(trained.params, texts), strict=True)
-    lines = (f"{label}\t{probability:.4f}\t{text}" if text.strip() else "" for text, (label, probability) in found)
-    common.write_lines(lines, options.output)
+
+    def results(found: Iterator[Line], skip: int) -> Iterator[Found]:
+        return classify.stream(trained.params, (line.texts[0] for line in found), skip=skip)
+
+    settings = {"command": {"field": options.field}}
+    lines.process(options, source, lines.Work({"--field": options.field}, settings, results, plain, added))
+
+
+def plain(line: Line, found: Found) -> list[str]:
+    """Label, probability and text."""
+    label, probability = found
+    return [f"{label}\t{probability:.4f}\t{line.texts[0]}" if line.texts[0].strip() else ""]
+
+
+def added(line: Line, found: Found) -> dict[str, Any]:
+    """What a record gains; a blank text has no label."""
+    return dict(zip(("label", "probability"), found if line.texts[0].strip() else (None, None), strict=True))

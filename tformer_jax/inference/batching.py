@@ -1,13 +1,21 @@
 """From rows of token ids to batches of few shapes, and the results back in order."""
 
-from collections.abc import Callable, Iterable, Sequence
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from tformer_jax.config import ConfigError
 from tformer_jax.special_tokens import PAD
 
+Item = TypeVar("Item")
+Row = TypeVar("Row")
 Result = TypeVar("Result")
+
+CHUNK = 1024
+"""Rows of any number that are held at once; batches are made of them."""
 
 SHORTEST = 16
 """Batches are at least so many tokens long: shorter ones would compile again to save little."""
@@ -40,6 +48,49 @@ def in_batches(
         found = run(tokens, np.resize(np.array(places, np.int32), size))
         results.update(zip(places, found, strict=False))
     return [results[place] for place in range(len(rows))]
+
+
+def in_chunks(
+    items: Iterable[Item],
+    read: Callable[[int, Item], Row],
+    run: Callable[[list[Row], int], Sequence[Result]],
+    *,
+    skip: int = 0,
+    size: int = CHUNK,
+) -> Iterator[Result]:
+    """The results of any number of items, in order; no more than `size` items are held.
+
+    Args:
+        read: makes a row of an item's place, from 0, and the item.
+        run: takes rows and the place of the first; gives one result a row.
+        skip: so many first results are left out; the others are the same, bit for bit, as without it.
+
+    Raises:
+        ConfigError: of `items` or `read`, after the results of all items before.
+    """
+    items = iter(items)
+    start = skip - skip % size
+    collections.deque(itertools.islice(items, start), maxlen=0)
+    rows = map(read, itertools.count(start), items)
+    while True:
+        chunk, error = _take(rows, size)
+        yield from run(chunk, start)[max(skip - start, 0) :] if chunk else ()
+        if error is not None:
+            raise error
+        if len(chunk) < size:
+            return
+        start += size
+
+
+def _take(rows: Iterator[Row], count: int) -> tuple[list[Row], ConfigError | None]:
+    """At most `count` rows, and what went wrong with the next one."""
+    taken: list[Row] = []
+    try:
+        for row in itertools.islice(rows, count):
+            taken.append(row)
+    except ConfigError as error:
+        return taken, error
+    return taken, None
 
 
 def pad_rows(rows: Sequence[Sequence[int]], count: int, length: int, pad_left: bool = False) -> np.ndarray:

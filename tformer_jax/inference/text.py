@@ -1,7 +1,7 @@
 """Models that take and give strings. Results come in the order of the inputs, however those were batched."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -9,10 +9,14 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference import generate
-from tformer_jax.inference.batching import in_batches
+from tformer_jax.inference.batching import in_batches, in_chunks
+from tformer_jax.inference.encoding import encode, reader
+from tformer_jax.inference.outputs import Output, RowDecoder, row_keys
 from tformer_jax.special_tokens import EOS, PAD
+
+WRITE = "write at least one character"
 
 
 class Translator:
@@ -50,6 +54,45 @@ class Translator:
 
         return self._in_batches(texts, run)
 
+    def stream(
+        self,
+        params: Any,
+        texts: Iterable[str],
+        *,
+        seed: int = 0,
+        outputs: int = 1,
+        scored: bool = False,
+        skip: int = 0,
+    ) -> Iterator[list[Output]]:
+        """So many translations of each of any number of texts, in order; those of a blank text are empty.
+
+        Args:
+            texts: read as they are needed.
+            outputs: the best ones of beam search, at most `cfg.decode.beams`; or samples.
+            scored: give scores without beam search, too.
+            skip: leave out the outputs of so many first texts; the others are the same, bit for bit, as without it.
+
+        Raises:
+            ConfigError: a text is longer than the model reads, after the outputs of all texts before it; or what
+                `texts` raises.
+        """
+        texts = iter(texts)
+        encode_text = reader(self.tokenizers.source, texts, self.cfg.model.max_length - 1, "source", cut=self.cut)
+        decode = RowDecoder(self.cfg, self.model, self.tokenizers)
+
+        def read(place: int, text: str) -> list[int]:
+            return [*encode_text(place, text), EOS] if text.strip() else []
+
+        def run(rows: list[list[int]], place: int) -> list[list[Output]]:
+            return decode(params, rows, place, seed=seed, outputs=outputs, scored=scored)
+
+        return in_chunks(texts, read, run, skip=skip)
+
+    def stream_pieces(self, params: Any, text: str, *, seed: int = 0) -> Iterator[str]:
+        """The translation of one text, piece by piece."""
+        for outputs in self.stream(params, [text], seed=seed):
+            yield outputs[0].text
+
     @property
     def _length(self) -> int:
         return min(self.cfg.decode.max_new_tokens, self.cfg.model.max_length)
@@ -76,7 +119,7 @@ class TextGenerator:
         max_length = self.cfg.model.max_length
         rows = encode(self.tokenizers.target, prompts, max_length - 1, "prompt")
         if not all(rows):
-            raise ConfigError("the prompt is empty: write at least one character")
+            raise ConfigError(f"the prompt is empty: {WRITE}")
         length = min(self.cfg.decode.max_new_tokens, max_length)
 
         def run(tokens: np.ndarray, places: np.ndarray) -> list[str]:
@@ -85,6 +128,43 @@ class TextGenerator:
             return [self.tokenizers.target.decode(ids) for ids in np.asarray(output)]
 
         return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=max_length, pad_left=True)
+
+    def stream(
+        self,
+        params: Any,
+        prompts: Iterable[str],
+        *,
+        seed: int = 0,
+        outputs: int = 1,
+        scored: bool = False,
+        skip: int = 0,
+    ) -> Iterator[list[Output]]:
+        """So many continuations of each of any number of prompts, in order; arguments as of `Translator.stream`.
+
+        Raises:
+            ConfigError: a prompt is empty or leaves no room, after the outputs of all before it; or what `prompts`
+                raises.
+        """
+        prompts = iter(prompts)
+        encode_prompt = reader(self.tokenizers.target, prompts, self.cfg.model.max_length - 1, "prompt")
+        decode = RowDecoder(self.cfg, self.model, self.tokenizers)
+
+        def read(place: int, prompt: str) -> list[int]:
+            row = encode_prompt(place, prompt)
+            if not row:
+                alone = place == 0 and next(prompts, None) is None
+                raise ConfigError(f"{'the prompt' if alone else f'prompt {place + 1}'} is empty: {WRITE}")
+            return row
+
+        def run(rows: list[list[int]], place: int) -> list[list[Output]]:
+            return decode(params, rows, place, seed=seed, outputs=outputs, scored=scored)
+
+        return in_chunks(prompts, read, run, skip=skip)
+
+    def stream_pieces(self, params: Any, prompt: str, *, seed: int = 0) -> Iterator[str]:
+        """What follows one prompt, piece by piece."""
+        for outputs in self.stream(params, [prompt], seed=seed):
+            yield outputs[0].text
 
 
 class LabelClassifier:
@@ -101,14 +181,26 @@ class LabelClassifier:
         Raises:
             ConfigError: a text is longer than the model reads.
         """
-        max_length = self.cfg.model.max_length
-        rows = encode(self.tokenizers.target, texts, max_length, "text", cut=self.cut)
+        rows = encode(self.tokenizers.target, texts, self.cfg.model.max_length, "text", cut=self.cut)
+        return self._classify(params, rows)
 
+    def stream(self, params: Any, texts: Iterable[str], *, skip: int = 0) -> Iterator[tuple[str, float]]:
+        """The same for any number of texts, in order; `texts` and `skip` as of `Translator.stream`.
+
+        Raises:
+            ConfigError: a text is longer than the model reads, after the labels of all before it; or what `texts`
+                raises.
+        """
+        texts = iter(texts)
+        read = reader(self.tokenizers.target, texts, self.cfg.model.max_length, "text", cut=self.cut)
+        return in_chunks(texts, read, lambda rows, _: self._classify(params, rows), skip=skip)
+
+    def _classify(self, params: Any, rows: Sequence[list[int]]) -> list[tuple[str, float]]:
         def run(tokens: np.ndarray, places: np.ndarray) -> list[tuple[str, float]]:
             found = np.asarray(label_probabilities(self.model, params, tokens))
             return [(self.labels[int(row.argmax())], float(row.max())) for row in found]
 
-        return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=max_length)
+        return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=self.cfg.model.max_length)
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -116,22 +208,3 @@ def label_probabilities(model: nn.Module, params: Any, tokens: jax.Array) -> jax
     """tokens int [B, S], padded with PAD on the right -> float32 [B, classes]."""
     logits: Any = model.apply({"params": params}, tokens, mask=tokens != PAD)
     return jax.nn.softmax(logits, axis=-1)
-
-
-def row_keys(seed: int, places: np.ndarray) -> jax.Array:
-    """One PRNG key a row, by its place among all inputs (int [B]): batching does not change what is sampled."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), places)
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int, what: str, *, cut: bool = False) -> list[list[int]]:
-    """Token ids of each text, at most `limit`; longer ones are shortened where `cut`.
-
-    Raises:
-        ConfigError: a text has more tokens, and `cut` is False.
-    """
-    encoded = [tokenizer.encode(text) for text in texts]
-    for number, ids in enumerate(encoded, start=1):
-        if len(ids) > limit and not cut:
-            which = f"{what} {number}" if len(texts) > 1 else f"the {what}"
-            raise ConfigError(f"{which} has {len(ids)} tokens, but the model takes at most {limit}: shorten it")
-    return [ids[:limit] for ids in encoded]

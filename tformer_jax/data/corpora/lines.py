@@ -62,10 +62,21 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
     Raises:
         DataError: the file is empty; or, where bad lines are not skipped, it is damaged or not UTF-8.
     """
+    blank = True
+    with contextlib.closing(open_binary(path)) as file:
+        for number, line in decoded_lines(file, path, bad, keep_ends=keep_ends):
+            blank = blank and line is not None and not line.strip()
+            yield number, line
+    if blank:
+        raise DataError(f"{path} is empty")
+
+
+def decoded_lines(
+    file: BinaryIO, path: Path, bad: BadLines, *, keep_ends: bool = False
+) -> Iterator[tuple[int, str | None]]:
+    """As `numbered_lines`, of an open file, which may be empty; `path` is its name in messages."""
     bad.start(path)
-    number, blank = 0, True
-    for number, raw in enumerate(_raw_lines(path, bad), start=1):
-        blank = blank and not raw.strip()
+    for number, raw in enumerate(_raw_lines(file, path, bad), start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
@@ -73,8 +84,6 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
             yield number, None
         else:
             yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
-    if blank:
-        raise DataError(f"{path} is empty")
 
 
 def read_text(path: Path, bad: BadLines) -> str:
@@ -82,34 +91,25 @@ def read_text(path: Path, bad: BadLines) -> str:
     return "".join(line for _, line in numbered_lines(path, bad, keep_ends=True) if line is not None)
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file, without their line ends.
-
-    Raises:
-        DataError: the file is empty, damaged or not UTF-8.
-    """
-    return [line for _, line in numbered_lines(path, BadLines()) if line is not None]
-
-
-def _raw_lines(path: Path, bad: BadLines) -> Iterator[bytes]:
-    number = 0
-    with contextlib.closing(_open(path)) as file:
-        while True:
-            try:
-                raw = file.readline()
-            except DAMAGED as error:
-                kind = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix, "readable")
-                bad.found(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
-                return
-            if not raw:
-                return
-            number += 1
-            yield raw
-
-
-def _open(path: Path) -> BinaryIO:
+def open_binary(path: Path) -> BinaryIO:
+    """The bytes of a file; those of `.gz` and `.zst` files are decompressed as they are read."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path))
     if path.suffix == ".zst":
         return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
     return path.open("rb")
+
+
+def _raw_lines(file: BinaryIO, path: Path, bad: BadLines) -> Iterator[bytes]:
+    number = 0
+    while True:
+        try:
+            raw = file.readline()
+        except DAMAGED as error:
+            kind = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix, "readable")
+            bad.found(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
+            return
+        if not raw:
+            return
+        number += 1
+        yield raw

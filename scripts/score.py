@@ -1,0 +1,7 @@
+"""Says how probable texts are: python scripts/score.py --run DIR 'some text'"""
+
+from tformer_jax.cli.common import run_main
+from tformer_jax.cli.score import main
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,53 @@
+"""Kills a command that writes a file with SIGKILL at random moments and resumes it until it ends.
+
+python -m tests.cli.kill_lines INPUT OUTPUT SEED prints how often it was killed.
+"""
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tformer_jax.cli import lines
+from tformer_jax.cli.inputs import Line, Source
+from tformer_jax.inference.batching import in_chunks
+
+SECONDS_A_CHUNK = 0.01
+
+
+def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
+    """Writes each line twice, slowly: a model whose chunks are four texts."""
+    run = source.parent / "run"
+    options = argparse.Namespace(input=source, output=output, resume=resume, run=run)
+
+    def results(found: Iterator[Line], skip: int) -> Iterator[str]:
+        def compute(texts: list[str], _: int) -> Iterator[str]:
+            time.sleep(sleep)
+            return [text.upper() for text in texts]
+
+        return in_chunks(found, lambda _, line: line.texts[0], compute, skip=skip, size=4)
+
+    work = lines.Work({"--field": "text"}, {}, results, lambda _, text: [text] * 2, lambda _, text: {"out": text}, 2)
+    lines.process(options, Source([], source), work)
+
+
+def kill_until_done(source: Path, output: Path, draw: random.Random) -> int:
+    """The number of processes that were killed."""
+    kills = 0
+    while True:
+        child = os.fork()
+        if not child:
+            echo(source, output, resume=True, sleep=SECONDS_A_CHUNK)
+            os._exit(0)
+        time.sleep(draw.uniform(0, 0.08))
+        os.kill(child, 9)
+        if os.waitpid(child, 0)[1] == 0:
+            return kills
+        kills += 1
+
+
+if __name__ == "__main__":
+    print(kill_until_done(Path(sys.argv[1]), Path(sys.argv[2]), random.Random(sys.argv[3])))

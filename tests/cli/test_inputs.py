@@ -1,0 +1,127 @@
+"""Lines of texts, columns and JSON objects: as they are, lazily, and clear about what cannot be read."""
+
+import gzip
+import io
+import json
+import os
+import sys
+import threading
+
+import pytest
+
+from tformer_jax.cli import inputs
+from tformer_jax.cli.inputs import Source
+from tformer_jax.config import ConfigError
+
+TEXT = {"--field": "text"}
+PAIR = {"--source-field": "source", "--target-field": "target"}
+
+
+def read(path, content: bytes, fields=TEXT) -> list[inputs.Line]:
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return list(Source([], path).lines(fields))
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
+def test_lines_of_text(tmp_path, name):
+    found = read(tmp_path / name, "\ufeffä\tb\r\n\n c".encode())
+    assert found == [((text,), {"text": text}) for text in ("ä\tb", "", " c")]
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_objects_keep_their_other_fields(tmp_path, name):
+    records = [{"id": 7, "body": "a\nb", "more": [None, {"x": "ü"}]}, {"body": ""}]
+    content = "".join(json.dumps(record) + "\n" for record in records).encode()
+    assert read(tmp_path / name, content, {"--field": "body"}) == [((record["body"],), record) for record in records]
+
+
+def test_pairs_between_tabs_and_in_two_fields(tmp_path):
+    assert read(tmp_path / "in.tsv", b"a\tb\n", PAIR) == [(("a", "b"), {"source": "a", "target": "b"})]
+    assert read(tmp_path / "in.jsonl", b'{"target": "b", "source": "a"}\n', PAIR)[0].texts == ("a", "b")
+    assert next(Source(["a\tb"], None).lines(PAIR)).texts == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "problem"),
+    [
+        ("in.jsonl", b"{}\n", TEXT, r"line 1: has no field 'text', only : name another with --field"),
+        ("in.jsonl", b'{"text": "a"}\n{"b": 1, "c": 2}\n', TEXT, r"line 2: has no field 'text', only 'b', 'c'"),
+        ("in.jsonl", b'{"text": "a"}\n{"text": 1}\n', TEXT, r"line 2: field 'text' is int, not text"),
+        ("in.jsonl", b'{"text": "\\ud800"}\n', TEXT, r"line 1: field 'text' holds half of a surrogate pair"),
+        ("in.jsonl", b'{"source": "a"}\n', PAIR, r"line 1: has no field 'target'.*with --target-field"),
+        ("in.jsonl", b"[1]\n", TEXT, r"line 1: is no object"),
+        ("in.jsonl.gz", b'{"text": "a"}\n{"text": "a"\n', TEXT, r"line 2: is not valid JSON \("),
+        ("in.jsonl", b"[" * 100_000, TEXT, r"line 1: is not valid JSON"),
+        ("in.jsonl", b"1" * 5000, TEXT, r"line 1: is not valid JSON"),
+        ("in.jsonl", b"", TEXT, r"is empty"),
+        ("in.tsv", b"a\tb\na\n", PAIR, r"line 2: has 1 columns where source<tab>target is expected"),
+        ("in.txt", b"a\n\xff\n", TEXT, r"line 2: not valid UTF-8"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path, name, content, fields, problem):
+    with pytest.raises(ConfigError, match=problem) as caught:
+        read(tmp_path / name, content, fields)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_shortened_gzip_file_gives_what_is_there(tmp_path):
+    path = tmp_path / "in.txt.gz"
+    path.write_bytes(gzip.compress(os.urandom(5000).hex().encode() + b"\nend\n")[:-900])
+    with pytest.raises(ConfigError, match=r"in.txt.gz, line 1: from here on, this is not a complete gzip file"):
+        list(Source([], path).lines(TEXT))
+
+
+def test_a_file_is_read_as_its_lines_are_asked_for(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"ab\n" * 1_000_000)
+    source = Source([], path)
+    lines = source.lines(TEXT)
+    assert [next(lines).texts[0] for _ in range(3)] == ["ab"] * 3
+    assert source.position == 9
+    assert source.size == 3_000_000
+
+
+def test_the_position_in_a_gzip_file_is_that_of_its_own_bytes(tmp_path):
+    path = tmp_path / "in.txt.gz"
+    path.write_bytes(gzip.compress(b"ab\n" * 100_000))
+    source = Source([], path)
+    assert sum(1 for _ in source.lines(TEXT)) == 100_000
+    assert source.position == source.size == path.stat().st_size
+
+
+def test_a_pipe_gives_each_line_at_once_and_has_no_identity(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    went_on = threading.Event()
+
+    def produce():
+        with path.open("w") as pipe:
+            pipe.write("a\n")
+            pipe.flush()
+            went_on.wait(20)
+            pipe.write("b\n")
+
+    writer = threading.Thread(target=produce)
+    writer.start()
+    source = Source([], path)
+    lines = source.lines(TEXT)
+    assert next(lines).texts == ("a",)
+    went_on.set()
+    assert [line.texts for line in lines] == [("b",)]
+    writer.join()
+    assert (source.size, source.is_file, source.identity()) == (None, False, {})
+
+
+def test_standard_input_may_be_empty(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert list(Source([], None).lines(TEXT)) == []
+
+
+def test_an_identity_tells_files_apart(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"a" * 10)
+    other.write_bytes(b"a" * 9 + b"b")
+    found = Source([], one).identity()
+    assert found == Source([], one).identity()
+    assert found | {"name": "other"} != Source([], other).identity()

@@ -1,0 +1,185 @@
+"""A file is whole or not there, and what was interrupted at any byte goes on as if nothing had happened."""
+
+import errno
+import fcntl
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kill_lines import echo
+from tformer_jax.cli import outputs
+from tformer_jax.config import ConfigError
+from tformer_jax.train.errors import RunError
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = ["one", "", "drei – три", "four\tfour", "five", "six", "seven"]
+FACTS = {"decode": {"beams": 4, "stop": ("a",)}, "input": {"bytes": 7}}
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
+    return tmp_path / "in.txt"
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name not in ("in.txt", "run"))
+
+
+def content(path: Path) -> str:
+    return (gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")).read()
+
+
+def whole_text(name: str) -> str:
+    if "jsonl" in name:
+        return "".join(json.dumps({"text": t, "out": t.upper()}, ensure_ascii=False) + "\n" for t in TEXTS)
+    return "".join(f"{text.upper()}\n" * 2 for text in TEXTS)
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.txt.gz", "out.jsonl", "out.jsonl.gz"])
+def test_interrupted_at_any_byte_and_resumed_is_the_same_file(source, name):
+    output, whole = source.with_name(name), whole_text(name)
+    echo(source, output, resume=False, sleep=0)
+    expected = output.read_bytes()
+    assert content(output) == whole
+    assert left(source.parent) == [name]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(outputs.PartialFile, "finish", interrupt)
+        echo(source, output, resume=False, sleep=0)
+    partial = source.with_name(f"{name}.partial")
+    facts = source.with_name(f"{name}.partial.json").read_bytes()
+    assert partial.read_text(encoding="utf-8") == whole
+    for size in range(len(whole.encode()) + 1):
+        output.unlink()
+        partial.write_bytes(whole.encode()[:size])
+        source.with_name(f"{name}.partial.json").write_bytes(facts)
+        echo(source, output, resume=True, sleep=0)
+        assert output.read_bytes() == expected
+        assert left(source.parent) == [name]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.jsonl.gz"])
+def test_killed_again_and_again(source, name):
+    texts = [f"text {number}" for number in range(120)]
+    source.write_text("".join(f"{text}\n" for text in texts))
+    output = source.with_name(name)
+    echo(source, output, resume=False, sleep=0)
+    expected = output.read_bytes()
+    output.unlink()
+    command = [sys.executable, "-m", "tests.cli.kill_lines", str(source), str(output), "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) >= 3
+    assert output.read_bytes() == expected
+    assert left(source.parent) == [name]
+
+
+def write(path: Path, count: int, *, facts=FACTS, resume=False, lines=2) -> None:
+    """Writes a part of a file, or fails to."""
+    with (
+        pytest.raises(KeyboardInterrupt),
+        outputs.opened(path, facts, lines_a_text=lines, resume=resume) as file,
+    ):
+        for number in range(file.done, count):
+            file.write([str(number)] * lines)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_command_leaves_what_it_has_and_the_old_file(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text("old")
+    write(path, 0)
+    assert left(tmp_path) == ["out.txt"]
+    write(path, 2)
+    assert left(tmp_path) == ["out.txt", "out.txt.partial", "out.txt.partial.json"]
+    assert (path.read_text(), (tmp_path / "out.txt.partial").read_text()) == ("old", "0\n0\n1\n1\n")
+
+
+def refused(path: Path, problem: str, error=ConfigError, **options) -> None:
+    with pytest.raises(error, match=problem) as caught:
+        write(path, 3, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_resumed(tmp_path):
+    path = tmp_path / "out.txt"
+    partial, facts = tmp_path / "out.txt.partial", tmp_path / "out.txt.partial.json"
+    write(path, 2)
+    refused(path, r"out.txt.partial holds 2 results of a command that did not end: add --resume")
+    other = {"decode": {"beams": 5, "stop": ("a",)}, "input": {"bytes": 7, "name": "x"}}
+    problem = r"begun by another command \(decode.beams: 4 -> 5; input.name: None -> 'x'\)"
+    refused(path, problem, facts=other, resume=True)
+    with partial.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        refused(path, "is being written by another process", resume=True)
+    assert partial.read_text() == "0\n0\n1\n1\n"
+    facts.write_text("{")
+    refused(path, "cannot be resumed without .*out.txt.partial.json", resume=True)
+    facts.unlink()
+    refused(path, "cannot be resumed without .*out.txt.partial.json", resume=True)
+    partial.write_text("0\n0")
+    write(path, 1, resume=True)
+    assert partial.read_text() == "0\n0\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [("nowhere/out.txt", "folder nowhere does not exist"), (".", "is a folder"), ("out.zst", "write .gz")],
+)
+def test_names_that_are_no_place_for_a_file(path, problem):
+    with pytest.raises(ConfigError, match=problem):
+        outputs.check(Path(path))
+
+
+def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path, monkeypatch):
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            if b"2" in data:
+                self.file.write(data[:3])
+                self.file.flush()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.file.write(data)
+
+    begin = outputs.PartialFile.begin
+
+    def begun(self, *arguments):
+        begin(self, *arguments)
+        self._file = Full(self._file)
+
+    path = tmp_path / "out.txt"
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.PartialFile, "begin", begun)
+        problem = (
+            r"out.txt cannot be written \(No space left on device\): make room and repeat the command with --resume"
+        )
+        refused(path, problem, error=RunError)
+    write(path, 3, resume=True)
+    assert (tmp_path / "out.txt.partial").read_text() == "0\n0\n1\n1\n2\n2\n"
+
+
+def test_standard_output_shows_each_text_at_once(capsys):
+    with outputs.opened(None, {}, lines_a_text=1, resume=False) as printed:
+        printed.write(["a", "b"])
+        assert capsys.readouterr().out == "a\nb\n"
+
+
+def test_lines_and_records():
+    assert outputs.as_line("a\r\n\nb\u2028c") == "a b\u2028c"
+    assert outputs.as_json({"x": "ü"}) == '{"x": "ü"}'
+    assert json.loads(outputs.as_json({"x": "ü", "y": "\ud800"})) == {"x": "ü", "y": "\ud800"}

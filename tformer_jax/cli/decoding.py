@@ -1,0 +1,77 @@
+"""The flags of generation: one for each setting of `DecodeConfig`, with the meaning that stands there."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from tformer_jax.cli.common import whole
+from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.config.fields import allowed_types
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+SEARCH = ("beams", "length_penalty", "length_alpha", "early_stopping")
+"""Asking for one of these settings chooses the strategy."""
+NAMES = {"forbidden": "forbid"}
+"""The flags that are not called as their settings."""
+METAVARS = {int: "N", float: "X", str: "TEXT"}
+SEVERAL = {"beam": "--n-best", "sample": "--samples"}
+"""The flag for several outputs, by the strategy that makes them unless another is asked for."""
+
+
+def add_flags(parser: argparse.ArgumentParser, several: str) -> None:
+    """Adds all flags of generation; `several` is a key of `SEVERAL`."""
+    group = parser.add_argument_group("generation", "Without a flag, the run's own setting counts.")
+    annotations = typing.get_type_hints(DecodeConfig)
+    for field in dataclasses.fields(DecodeConfig):
+        if field.name != "strategy":
+            _add_flag(group, field, annotations[field.name])
+    parser.add_argument(
+        SEVERAL[several], dest="outputs", type=whole(1), default=1, metavar="N", help="outputs for each text"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of sampling")
+    parser.add_argument("--scores", action="store_true", help="write the score before each output, and a tab")
+
+
+def decode_config(saved: DecodeConfig, options: argparse.Namespace, several: str) -> DecodeConfig:
+    """The run's own settings with those of the command line, which may choose another strategy.
+
+    Raises:
+        ConfigError: a value is out of range, flags of two strategies are given, or there are fewer beams than outputs.
+    """
+    named = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(DecodeConfig)}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    sampling, search = ([name for name in names if name in given] for names in (SAMPLING, SEARCH))
+    if sampling and search:
+        raise ConfigError(
+            f"{flag(sampling[0])} is for sampling and {flag(search[0])} for beam search: write one of them"
+        )
+    strategy = "sample" if sampling else "beam" if search else saved.strategy
+    if options.outputs > 1 and strategy == "greedy":
+        strategy = several
+        given |= {"beams": options.outputs} if several == "beam" else {}
+    result = dataclasses.replace(saved, **{**given, "strategy": strategy})
+    if strategy == "beam" and options.outputs > result.beams:
+        wanted = f"{SEVERAL[several]} {options.outputs}"
+        raise ConfigError(f"{wanted} needs at least as many beams: write --beams {options.outputs}")
+    return result
+
+
+def flag(name: str) -> str:
+    """The flag of a setting."""
+    return f"--{NAMES.get(name, name).replace('_', '-')}"
+
+
+def _add_flag(group: Any, field: dataclasses.Field, annotation: Any) -> None:
+    kinds = [kind for kind in allowed_types(annotation) if kind is not types.NoneType]
+    meaning = field.metadata["meaning"].replace("%", "%%")
+    options: dict[str, Any] = {"dest": field.name, "help": meaning}
+    if kinds == [bool]:
+        options["action"] = argparse.BooleanOptionalAction
+    elif tuple in kinds:
+        options |= {"action": "append", "metavar": "TEXT", "help": f"{meaning} (repeatable)"}
+    else:
+        choices = field.metadata["choices"]
+        options |= {"type": kinds[0], "metavar": "{" + ",".join(choices) + "}" if choices else METAVARS[kinds[0]]}
+    group.add_argument(flag(field.name), **options)

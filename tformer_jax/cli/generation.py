@@ -1,0 +1,82 @@
+"""What `translate.py` and `generate.py` share."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tformer_jax.cli import common, decoding, interactive, lines
+from tformer_jax.cli.inputs import Line, Source
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.outputs import Output
+from tformer_jax.inference.text import TextGenerator, Translator
+
+KINDS: dict[str, tuple[Callable[..., Translator | TextGenerator], str]] = {
+    "seq2seq": (Translator, "beam"),
+    "decoder_lm": (TextGenerator, "sample"),
+}
+"""What generates, and the strategy that makes several outputs, by the family of the model."""
+
+
+def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
+    """Adds the flags of both commands."""
+    lines.add_field(parser)
+    decoding.add_flags(parser, KINDS[family][1])
+    interactive.add_flag(parser)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A trained model that generates as the flags say."""
+
+    options: argparse.Namespace
+    params: Any
+    decode: DecodeConfig
+    model: Translator | TextGenerator
+
+    def outputs(self, texts: Iterable[str], skip: int = 0) -> Iterator[list[Output]]:
+        """The outputs of each text, in order, without those of `skip` first ones."""
+        options = self.options
+        return self.model.stream(
+            self.params, texts, seed=options.seed, outputs=options.outputs, scored=options.scores, skip=skip
+        )
+
+    def answer(self) -> None:
+        """Answers at a prompt, each time with another seed."""
+        interactive.ask(lambda text, n: self.model.stream_pieces(self.params, text, seed=self.options.seed + n))
+
+    def process(self, source: Source, shown: Callable[[str, Output], str]) -> None:
+        """Writes the outputs of each line; `shown` makes plain text of an input and an output."""
+
+        def results(found: Iterator[Line], skip: int) -> Iterator[list[Output]]:
+            return self.outputs((line.texts[0] for line in found), skip)
+
+        def plain(line: Line, found: list[Output]) -> list[str]:
+            return [self.with_score(output, shown(line.texts[0], output)) for output in found]
+
+        def added(_: Line, found: list[Output]) -> dict[str, Any]:
+            scores = {"scores": [output.score for output in found]} if self.options.scores else {}
+            return {"outputs": [output.text for output in found], **scores}
+
+        options = self.options
+        command = {name: getattr(options, name) for name in ("field", "seed", "outputs", "scores")}
+        settings = {"command": command, "decode": dataclasses.asdict(self.decode)}
+        fields = {"--field": options.field}
+        lines.process(options, source, lines.Work(fields, settings, results, plain, added, options.outputs))
+
+    def with_score(self, output: Output, text: str) -> str:
+        """`text` after the output's score, where that is asked for and there is one."""
+        return f"{output.score:.4f}\t{text}" if self.options.scores and output.score is not None else text
+
+
+def load(options: argparse.Namespace, family: str) -> Generation:
+    """The model of the run, with the settings of the command line.
+
+    Raises:
+        ConfigError: it is not a run folder, its model is of another family, or a setting is wrong.
+    """
+    trained = common.load(options.run, family)
+    kind, several = KINDS[family]
+    decode = decoding.decode_config(trained.cfg.decode, options, several)
+    model = kind(dataclasses.replace(trained.cfg, decode=decode), trained.model, trained.tokenizers)
+    return Generation(options, trained.params, decode, model)

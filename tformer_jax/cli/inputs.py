@@ -1,0 +1,158 @@
+"""Where the texts of a command come from: the command line, standard input, or a file of lines or JSON objects."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from tformer_jax.config import ConfigError
+from tformer_jax.data.corpora.lines import BadLines, decoded_lines, open_binary
+
+JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+BEGINNING = 2**20
+"""Bytes of a file whose hash tells it from others of the same size."""
+
+Fields = Mapping[str, str]
+"""The JSON field of each text of a line, by the flag that names it."""
+
+
+class Line(NamedTuple):
+    """One line of input."""
+
+    texts: tuple[str, ...]
+    """As many as `Fields` has."""
+    record: dict[str, Any]
+    """The JSON object that holds them."""
+
+
+class Source:
+    """Lines that are read only as they are needed.
+
+    Raises:
+        ConfigError: there is no such file, or texts are given as well.
+    """
+
+    def __init__(self, texts: Sequence[str], path: Path | None):
+        if texts and path:
+            raise ConfigError("give texts on the command line or with --input, not both")
+        if path is not None and not path.exists():
+            raise ConfigError(f"{path} does not exist")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path} is a folder: name a file with --input")
+        self._texts, self._path = [checked_argument(text) for text in texts], path
+        self._file: BinaryIO | None = None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it can be read from the start again."""
+        return self._path is not None and self._path.is_file()
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the file, where that is known."""
+        if self._path is None or not self.is_file or self._path.suffix == ".zst":
+            return None
+        return self._path.stat().st_size
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that have been read."""
+        return 0 if self._file is None else getattr(self._file, "fileobj", self._file).tell()
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this file from others."""
+        if self._path is None or not self.is_file:
+            return {}
+        with self._path.open("rb") as file:
+            beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+        return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": beginning}
+
+    def lines(self, fields: Fields) -> Iterator[Line]:
+        """Reads a line of text, or a JSON object, or texts between tabs where there are several `fields`.
+
+        Raises:
+            ConfigError: the file is empty or damaged, or a line is not UTF-8 or not what is expected.
+        """
+        read = record_of if self._path is not None and self._path.name.endswith(JSONL) else columns_of
+        for number, text in self._numbered():
+            try:
+                yield read(text, fields)
+            except ValueError as error:
+                place = f"text {number}" if self._texts else f"{self._name}, line {number}"
+                raise ConfigError(f"{place}: {error}") from None
+
+    @property
+    def _name(self) -> str:
+        return "standard input" if self._path is None else str(self._path)
+
+    def _numbered(self) -> Iterator[tuple[int, str]]:
+        if self._texts:
+            yield from enumerate(self._texts, start=1)
+            return
+        self._file = sys.stdin.buffer if self._path is None else open_binary(self._path)
+        number = 0
+        for number, line in decoded_lines(self._file, Path(self._name), BadLines()):
+            assert line is not None
+            yield number, line
+        if self._path is not None and not number:
+            raise ConfigError(f"{self._path} is empty")
+
+
+def columns_of(text: str, fields: Fields) -> Line:
+    """A line of texts between tabs; a single text may contain tabs.
+
+    Raises:
+        ValueError: it has another number of columns.
+    """
+    texts = text.split("\t") if len(fields) > 1 else [text]
+    if len(texts) != len(fields):
+        raise ValueError(f"has {len(texts)} columns where {'<tab>'.join(fields.values())} is expected")
+    return Line(tuple(texts), dict(zip(fields.values(), texts, strict=True)))
+
+
+def record_of(text: str, fields: Fields) -> Line:
+    """A JSON object with a text in each field.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON ({getattr(error, 'msg', error)})") from None
+    if not isinstance(record, dict):
+        raise ValueError("is no object with named fields")
+    return Line(tuple(_text_in(record, flag, field) for flag, field in fields.items()), record)
+
+
+def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
+    if field not in record:
+        raise ValueError(f"has no field {field!r}, only {', '.join(map(repr, record))}: name another with {flag}")
+    text = record[field]
+    if not isinstance(text, str):
+        raise ValueError(f"field {field!r} is {type(text).__name__}, not text")
+    if not is_unicode(text):
+        raise ValueError(f"field {field!r} holds half of a surrogate pair, which is no character")
+    return text
+
+
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def checked_argument(text: str) -> str:
+    """`text` itself.
+
+    Raises:
+        ConfigError: the shell passed bytes that are not UTF-8.
+    """
+    if not is_unicode(text):
+        raise ConfigError("a text on the command line is not valid UTF-8")
+    return text

@@ -1,0 +1,116 @@
+"""Commands that turn each line of any number into an output: flags, and the way from the input to the output."""
+
+import argparse
+import collections
+import hashlib
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tformer_jax.cli import outputs
+from tformer_jax.cli.common import run_parser
+from tformer_jax.cli.inputs import Fields, Line, Source
+from tformer_jax.cli.progress import LinesProgress
+from tformer_jax.config import ConfigError
+from tformer_jax.train import run_folder, weights
+
+Result = TypeVar("Result")
+
+
+class Work(NamedTuple, Generic[Result]):
+    """What a command does with its lines."""
+
+    fields: Fields
+    settings: outputs.Facts
+    """What the results follow from, besides the run and the input."""
+    results: Callable[[Iterator[Line], int], Iterable[Result]]
+    """The results of the lines, in order, without those of so many first lines."""
+    plain: Callable[[Line, Result], Sequence[str]]
+    """What is written of a result: always as many lines."""
+    added: Callable[[Line, Result], dict[str, Any]]
+    """What is added to the line's record where the output is .jsonl."""
+    lines_a_text: int = 1
+    """Of `plain`."""
+
+
+def parser(prog: str, description: str, *, texts: bool = True) -> argparse.ArgumentParser:
+    """The parser of such a command; with `texts`, arguments are lines too."""
+    result = run_parser(prog, description)
+    if texts:
+        result.add_argument("text", nargs="*", help="a text; without any, the lines of --input or of standard input")
+    result.add_argument("--input", type=Path, metavar="FILE", help="one text a line, or .jsonl; plain or .gz")
+    result.add_argument(
+        "--output", type=Path, metavar="FILE", help="text or .jsonl, plain or .gz (default: standard output)"
+    )
+    result.add_argument("--resume", action="store_true", help="go on with the --output that was interrupted, if any")
+    return result
+
+
+def add_field(parser: argparse.ArgumentParser, name: str = "text") -> None:
+    """Adds the flag that names a field of .jsonl."""
+    flag = "--field" if name == "text" else f"--{name}-field"
+    parser.add_argument(
+        flag, default=name, metavar="NAME", help=f"of .jsonl: the field of the {name} (default: {name})"
+    )
+
+
+def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
+    """The input, before anything is loaded.
+
+    Raises:
+        ConfigError: the input or the output cannot be what the flags say.
+    """
+    outputs.check(options.output)
+    source = Source(texts, options.input)
+    if options.resume and not (options.output and source.is_file):
+        raise ConfigError("--resume needs --output FILE and --input FILE, which is read again")
+    return source
+
+
+def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> int:
+    """Writes what becomes of each line as soon as it and all before it are there; holds none that is written.
+
+    Returns:
+        The number of lines whose outputs had been there before.
+
+    Raises:
+        ConfigError: of the input, the output or the results; all lines before it are written.
+        RunError: the output cannot be written any more.
+    """
+    as_json = outputs.is_json(options.output)
+    lines_a_text = 1 if as_json else work.lines_a_text
+    facts = {**work.settings, "input": source.identity(), "run": run_identity(options.run)}
+    with (
+        outputs.opened(options.output, facts, lines_a_text=lines_a_text, resume=options.resume) as output,
+        LinesProgress(source, done=output.done, shown=bool(options.output) or not sys.stdout.isatty()) as progress,
+    ):
+        before = output.done
+        waiting: collections.deque[Line] = collections.deque()
+        results = work.results(_kept(source.lines(work.fields), waiting, before), before)
+        for result in results:
+            line = waiting.popleft()
+            if as_json:
+                output.write([outputs.as_json({**line.record, **work.added(line, result)})])
+            else:
+                output.write([outputs.as_line(text) for text in work.plain(line, result)])
+            progress.advance()
+    return before
+
+
+def run_identity(run: Path) -> dict[str, Any]:
+    """What tells what a run delivers from what others do, or what it will deliver when it has gone on."""
+    found = hashlib.sha256()
+    for path in (run / "config.json", run / weights.FACTS):
+        found.update(path.read_bytes() if path.exists() else b"")
+    steps = sorted(path.name for path in run_folder.checkpoints(run).iterdir())
+    return {"folder": str(run.resolve()), "files": found.hexdigest(), "checkpoints": steps}
+
+
+def _kept(lines: Iterator[Line], waiting: collections.deque[Line], skip: int) -> Iterator[Line]:
+    """The lines, of which all but the first ones wait until their results are there."""
+    yield from itertools.islice(lines, skip)
+    for line in lines:
+        waiting.append(line)
+        yield line
