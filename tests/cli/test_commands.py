@@ -1,14 +1,16 @@
 """The commands that use a trained model: translate, generate, classify."""
 
+import functools
 import gzip
 import io
 import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
-from tformer_jax.cli import classify, common, generate, translate
+from tformer_jax.cli import classify, common, generate, lines, score, translate
 from tformer_jax.config import (
     Config,
     ConfigError,
@@ -20,6 +22,8 @@ from tformer_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
+from tformer_jax.inference import batching
+from tformer_jax.inference.score import Scorer
 from tformer_jax.inference.text import Translator
 from tformer_jax.train import experiment, loop
 from tformer_jax.train.trained import load_trained
@@ -58,8 +62,16 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once():
+    """Loads each run once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "load_trained", functools.cache(load_trained))
+        yield
+
+
 def translated(run: Path, texts: list[str]) -> list[str]:
-    trained = load_trained(run)
+    trained = common.load_trained(run)
     return Translator(trained.cfg, trained.model, trained.tokenizers)(trained.params, texts)
 
 
@@ -85,7 +97,7 @@ def test_translate_with_several_outputs_and_their_scores(runs, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[3:6] == [""] * 3
     found = [line.split("\t") for line in (*lines[:3], *lines[6:])]
-    for scores in ([float(score) for score, _ in part] for part in (found[:3], found[3:])):
+    for scores in ([float(value) for value, _ in part] for part in (found[:3], found[3:])):
         assert scores == sorted(scores, reverse=True)
     translate.main(["--run", str(run), "--beams", "3", "abc", "b"])
     assert capsys.readouterr().out.splitlines() == [found[0][1], found[3][1]]
@@ -97,6 +109,75 @@ def test_translate_standard_input(runs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\r\nb")))
     translate.main(["--run", str(runs["seq2seq"])])
     assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])
+
+
+def test_translate_objects_into_objects(runs, tmp_path):
+    records = [{"id": 1, "body": "abc"}, {"id": 2, "body": ""}, {"id": 3, "body": "b"}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    arguments = ["--input", str(tmp_path / "in.jsonl"), "--field", "body", "--output", str(tmp_path / "out.jsonl.gz")]
+    translate.main(["--run", str(runs["seq2seq"]), *arguments])
+    with gzip.open(tmp_path / "out.jsonl.gz", "rt", encoding="utf-8") as file:
+        found = [json.loads(line) for line in file]
+    expected = translated(runs["seq2seq"], ["abc", "", "b"])
+    assert found == [{**record, "outputs": [text]} for record, text in zip(records, expected, strict=True)]
+    translate.main(["--run", str(runs["seq2seq"]), "abc", "--scores", "--n-best", "2", *arguments[-2:]])
+    with gzip.open(tmp_path / "out.jsonl.gz", "rt", encoding="utf-8") as file:
+        (record,) = map(json.loads, file)
+    assert (record["text"], len(record["outputs"])) == ("abc", 2)
+    assert record["scores"] == sorted(record["scores"], reverse=True)
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 40, 70])
+def test_translate_goes_on_with_a_file(runs, tmp_path, monkeypatch, size):
+    monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": 3})
+    (tmp_path / "in.txt").write_text("abc\n\nb\naabb\nca\n")
+    flags = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--scores", "--n-best", "2"]
+    command = ["--run", str(runs["seq2seq"]), *flags]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("tformer_jax.cli.outputs.PartialFile.finish", interrupt)
+        translate.main(command)
+    partial = tmp_path / "out.txt.partial"
+    whole = partial.read_bytes()
+    partial.write_bytes(whole[:size])
+    translate.main([*command, "--resume"])
+    assert (tmp_path / "out.txt").read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+    assert len(whole) > 70
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_another_command_does_not_go_on_with_a_file(runs, tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text("abc\nb\n")
+    command = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--resume"]
+    run = ["--run", str(runs["seq2seq"])]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("tformer_jax.cli.outputs.PartialFile.finish", interrupt)
+        translate.main([*run, *command])
+
+    def refused(*changed: str, problem: str) -> None:
+        with pytest.raises(ConfigError, match=rf"begun by another command \(.*{problem}"):
+            translate.main([*run, *command, *changed])
+
+    refused("--beams", "2", problem="decode.strategy: 'greedy' -> 'beam'; decode.beams: 4 -> 2")
+    refused("--seed", "1", problem="command.seed: 0 -> 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(lines, "run_identity", lambda run: {"folder": str(run), "files": "other", "checkpoints": []})
+        refused(problem="run.")
+    (tmp_path / "in.txt").write_text("abc\nc\n")
+    refused(problem="input.beginning: ")
+
+
+def test_classify_objects(runs, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "abc", "n": 1}\n{"text": " "}\n')
+    arguments = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    classify.main(["--run", str(runs["classifier"]), *arguments])
+    first, second = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert (first["n"], first["text"], first["label"] in ("x", "y")) == (1, "abc", True)
+    assert 0.5 <= first["probability"] <= 1
+    assert second == {"text": " ", "label": None, "probability": None}
 
 
 def test_classify_prints_label_probability_and_text(runs, capsys):
@@ -123,6 +204,74 @@ def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
     assert output("--top-k", "1") == greedy
 
 
+def test_generate_a_line_a_sample_for_each_prompt(runs, capsys, monkeypatch, tmp_path):
+    flags = ["--run", str(runs["decoder_lm"]), "--samples", "2", "--seed", "3", "--scores"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nb\n")))
+    generate.main(flags)
+    found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[1][0] for line in found] == ["a", "a", "b", "b"]
+    assert all(float(value) < 0 for value, _ in found)
+    generate.main([*flags, "--prompt", "abc"])
+    alone = capsys.readouterr().out.split(generate.SEPARATOR)
+    assert [line.split("\t", 1)[1].strip() for line in alone] == [line[1].strip() for line in found[:2]]
+    (tmp_path / "in.txt").write_text("abc\nb\n")
+    output = tmp_path / "out.jsonl"
+    generate.main([*flags, "--input", str(tmp_path / "in.txt"), "--output", str(output)])
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [record["text"] + text for record in records for text in record["outputs"]] == [line[1] for line in found]
+
+
+@pytest.mark.parametrize(("command", "run"), [(translate, "seq2seq"), (generate, "decoder_lm")])
+def test_a_prompt_answers(runs, monkeypatch, capsys, command, run):
+    typed = iter(["abc", "a" * 17])
+    monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or interrupt_with(EOFError()))
+    command.main(["--run", str(runs[run]), "--interactive"])
+    found = capsys.readouterr()
+    monkeypatch.undo()
+    command.main(["--run", str(runs[run]), *(["abc"] if run == "seq2seq" else ["--prompt", "abc"])])
+    assert found.out == capsys.readouterr().out.removeprefix("abc" if run == "decoder_lm" else "") + "\n"
+    assert "has 17 tokens, but the model takes at most 15" in found.err
+
+
+def interrupt_with(error):
+    raise error
+
+
+def test_score_pairs(runs, capsys, tmp_path):
+    run, pairs = runs["seq2seq"], [("abc", "cba"), ("b", "aab"), ("", "c")]
+    trained = common.load_trained(run)
+    expected = list(Scorer(trained.cfg, trained.model, trained.tokenizers).stream(trained.params, pairs))
+    score.main(["--run", str(run), *("\t".join(pair) for pair in pairs)])
+    found = capsys.readouterr()
+    shown = [
+        (f"{result.total:.4f}", str(len(result.tokens)), pair[1]) for result, pair in zip(expected, pairs, strict=True)
+    ]
+    assert [tuple(line.split("\t")) for line in found.out.splitlines()] == shown
+    tokens = sum(len(result.tokens) for result in expected)
+    perplexity = math.exp(-sum(result.total for result in expected) / tokens)
+    assert found.err == f"perplexity {perplexity:.4g} ({tokens} tokens of 3 texts)\n"
+
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"source": s, "de": t, "n": 1}) + "\n" for s, t in pairs))
+    arguments = ["--target-field", "de", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "o.jsonl")]
+    score.main(["--run", str(run), *arguments])
+    found = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    added = [{"log_probability": result.total, "tokens": len(result.tokens)} for result in expected]
+    assert found == [{"source": s, "de": t, "n": 1, **more} for (s, t), more in zip(pairs, added, strict=True)]
+
+
+def test_score_each_token_of_a_text(runs, capsys):
+    score.main(["--run", str(runs["decoder_lm"]), "--per-token", "abc", "b"])
+    found = capsys.readouterr()
+    first, second = map(json.loads, found.out.splitlines())
+    assert (first["text"], first["tokens"], len(first["log_probabilities"])) == ("abc", ["b", "c"], 2)
+    assert first["log_probability"] == pytest.approx(sum(first["log_probabilities"]))
+    assert second == {"text": "b", "log_probability": 0.0, "tokens": [], "log_probabilities": []}
+    score.main(["--run", str(runs["decoder_lm"]), "b"])
+    assert capsys.readouterr().err == "perplexity unknown (0 tokens of 1 texts)\n"
+    score.main(["--run", str(runs["seq2seq"]), "--per-token", "a\tb"])
+    assert json.loads(capsys.readouterr().out)["tokens"] == ["b", "</s>"]
+
+
 @pytest.mark.parametrize(
     ("command", "run", "arguments", "sentence"),
     [
@@ -137,6 +286,12 @@ def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
         (translate, "seq2seq", ["--input", "nowhere.txt"], "nowhere.txt does not exist"),
         (translate, "seq2seq", ["x", "--output", "nowhere/out.txt"], "folder nowhere does not exist"),
         (translate, "seq2seq", ["x", "--input", "in.txt"], "on the command line or with --input, not both"),
+        (translate, "seq2seq", ["x", "--output", "o.txt", "--resume"], "--resume needs --output FILE and --input FILE"),
+        (translate, "seq2seq", ["x", "--interactive"], "--interactive does not go together with texts"),
+        (translate, "seq2seq", ["x", "", "a" * 16], "source 3 has 16 tokens"),
+        (score, "seq2seq", ["x"], "text 1: has 1 columns where source<tab>target is expected"),
+        (score, "classifier", ["x"], "holds a classifier model: use scripts/classify.py"),
+        (generate, "decoder_lm", ["--prompt", "x", "--input", "in.txt"], "or with --input, not both"),
         (translate, "missing", ["x"], "missing does not exist; name the run folder"),
     ],
 )

@@ -105,6 +105,15 @@ def test_an_interrupted_command_leaves_what_it_has_and_the_old_file(tmp_path):
     assert (path.read_text(), (tmp_path / "out.txt.partial").read_text()) == ("old", "0\n0\n1\n1\n")
 
 
+def test_every_line_is_there_before_the_next_is_made(tmp_path):
+    path = tmp_path / "out.txt"
+    with outputs.opened(path, FACTS, lines_a_text=1, resume=False) as file:
+        for number in range(3):
+            file.write([f"{number}"])
+            assert (tmp_path / "out.txt.partial").read_text().split() == [str(n) for n in range(number + 1)]
+    assert path.read_text() == "0\n1\n2\n"
+
+
 def refused(path: Path, problem: str, error=ConfigError, **options) -> None:
     with pytest.raises(error, match=problem) as caught:
         write(path, 3, **options)

@@ -1,9 +1,12 @@
 """Rows in batches of few shapes, and the results back in their places."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from tformer_jax.inference.batching import in_batches, pad_rows
+from tformer_jax.config import ConfigError
+from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows
 from tformer_jax.special_tokens import PAD
 
 
@@ -47,3 +50,46 @@ def test_padding_on_either_side():
     rows = [[7], [7, 8, 9], []]
     np.testing.assert_array_equal(pad_rows(rows, 4, 3), [[7, 0, 0], [7, 8, 9], [0, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(pad_rows(rows, 3, 4, pad_left=True), [[0, 0, 0, 7], [0, 7, 8, 9], [0, 0, 0, 0]])
+
+
+def squares(items, *, size=3, skip=0):
+    """The squares, and the chunks they were computed in."""
+    chunks = []
+
+    def run(rows, start):
+        chunks.append((start, rows))
+        return [row**2 for row in rows]
+
+    return in_chunks(items, lambda place, item: item, run, skip=skip, size=size), chunks
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7])
+def test_chunks_give_every_result_in_order(count):
+    found, chunks = squares(range(count))
+    assert list(found) == [n**2 for n in range(count)]
+    assert chunks == [(start, list(range(count))[start : start + 3]) for start in range(0, count, 3)]
+
+
+def test_no_more_than_a_chunk_is_read():
+    items = itertools.count()
+    found, _ = squares(items)
+    assert list(itertools.islice(found, 4)) == [0, 1, 4, 9]
+    assert next(items) == 6
+
+
+@pytest.mark.parametrize("skip", range(8))
+def test_skipped_results_leave_the_chunks_as_they_are(skip):
+    found, chunks = squares(range(7), skip=skip)
+    assert list(found) == [n**2 for n in range(skip, 7)]
+    assert chunks == [(start, list(range(7))[start : start + 3]) for start in range(skip // 3 * 3, 7, 3)]
+
+
+def test_a_mistake_comes_after_the_results_before_it():
+    def items():
+        yield from range(5)
+        raise ConfigError("the sixth")
+
+    found, _ = squares(items())
+    assert list(itertools.islice(found, 5)) == [0, 1, 4, 9, 16]
+    with pytest.raises(ConfigError, match="the sixth"):
+        next(found)

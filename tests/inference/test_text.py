@@ -10,9 +10,11 @@ from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.inference import batching
+from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import EOS, PAD
+from tformer_jax.special_tokens import BOS, EOS, PAD, UNK
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -121,3 +123,96 @@ def test_evaluation_cuts_what_does_not_fit():
     model, params = build(cfg.model)
     classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"], cut=True)
     assert classify(params, ["ab" * 20]) == classify(params, ["ab" * 8])
+
+
+def streamed(generator, params, texts, **options) -> list[list]:
+    return list(generator.stream(params, iter(texts), **options))
+
+
+@pytest.mark.parametrize("chunk", [2, 1024])
+def test_a_stream_gives_what_a_call_gives(translations, language_model, monkeypatch, chunk):
+    monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": chunk})
+    model, params, expected = translations
+    found = streamed(Translator(setup("seq2seq"), model, TOKENIZERS), params, TEXTS)
+    assert found == [[Output(text, None)] for text in expected]
+    model, params = language_model
+    generate = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
+    prompts = ["abc", "g", "abcdefgabcdefg"]
+    found = streamed(generate, params, prompts)
+    assert [output.text for (output,) in found] == generate(params, prompts)
+    assert list(generate.stream_pieces(params, "abc")) == [found[0][0].text]
+
+
+def test_a_stream_of_the_best_outputs(translations):
+    model, params, _ = translations
+    cfg = dataclasses.replace(setup("seq2seq"), decode=DecodeConfig(strategy="beam", beams=3, max_new_tokens=5))
+    translate = Translator(cfg, model, TOKENIZERS)
+    found = streamed(translate, params, TEXTS, outputs=2)
+    expected = translate.n_best(params, TEXTS)
+    assert found == [outputs[:2] if text else [("", None)] * 2 for text, outputs in zip(TEXTS, expected, strict=True)]
+
+
+def test_samples_of_a_stream_depend_on_their_place_alone(language_model, monkeypatch):
+    model, params = language_model
+    decode = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)
+    generate = TextGenerator(dataclasses.replace(setup("decoder_lm"), decode=decode), model, TOKENIZERS)
+    found = streamed(generate, params, ["abc", "a", "abc"], outputs=2, seed=3)
+    called = generate(params, ["abc", "abc", "a", "a", "abc", "abc"], seed=3)
+    assert [output.text for outputs in found for output in outputs] == called
+    assert streamed(generate, params, ["abc", "a", "abc"], outputs=2, seed=3, skip=1) == found[1:]
+    monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": 2})
+    assert streamed(generate, params, ["abc", "a", "abc"], outputs=2, seed=3) == found
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sample"])
+@pytest.mark.parametrize("family", ["seq2seq", "decoder_lm"])
+def test_scores_of_a_stream_are_those_of_the_formulas(family, strategy):
+    decode = DecodeConfig(strategy=strategy, max_new_tokens=5, temperature=2.0)
+    cfg = dataclasses.replace(setup(family), model=tiny(family, output_bias=True), decode=decode)
+    model, params = build(cfg.model, seed=2)
+    params["head"]["bias"] = params["head"]["bias"].at[UNK].set(-30)  # it would not be seen in the text
+    kind = Translator if family == "seq2seq" else TextGenerator
+    generate = kind(cfg, model, TOKENIZERS)
+    for prompt in ("abc", "gfedcbagfed"):
+        ((output,),) = streamed(generate, params, [prompt], scored=True)
+        (plain,) = generate(params, [prompt])
+        assert output.text == plain
+        begin, ids = LETTERS.encode(prompt), LETTERS.encode(plain)
+        ids += [EOS] * (len(ids) < 5)
+        if family == "seq2seq":
+            read, source = np.array([[BOS, *ids[:-1]]]), np.array([[*begin, EOS]])
+            logits = oracles.seq2seq(oracles.f64(params), cfg.model, source, read, source != PAD, read != PAD)
+        else:
+            read = np.array([begin + ids[:-1]])
+            logits = oracles.decoder_lm(oracles.f64(params), cfg.model, read, read != PAD)[:, len(begin) - 1 :]
+        log_p = np.log(oracles.softmax(logits[0]))
+        assert output.score == pytest.approx(log_p[np.arange(len(ids)), ids].sum(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "texts", "sentence"),
+    [
+        ("seq2seq", ["a", "", "a" * 16, "b"], "source 3 has 16 tokens, but the model takes at most 15"),
+        ("seq2seq", ["a" * 16, "b"], "source 1 has 16 tokens"),
+        ("seq2seq", ["a" * 16], "the source has 16 tokens"),
+        ("decoder_lm", ["a", "b", "", "b"], "prompt 3 is empty: write at least one character"),
+        ("decoder_lm", ["a", "b", "a" * 16], "prompt 3 has 16 tokens"),
+        ("decoder_lm", [""], "the prompt is empty"),
+    ],
+)
+def test_a_stream_ends_where_a_text_does_not_fit(family, texts, sentence):
+    cfg = setup(family)
+    model, params = build(cfg.model)
+    kind = Translator if family == "seq2seq" else TextGenerator
+    found = kind(cfg, model, TOKENIZERS).stream(params, iter(texts))
+    for _ in range(2 if "3" in sentence else 0):
+        next(found)
+    with pytest.raises(ConfigError, match=sentence):
+        next(found)
+
+
+def test_a_stream_of_labels():
+    cfg = setup("classifier")
+    model, params = build(cfg.model)
+    classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])
+    assert list(classify.stream(params, iter(TEXTS), skip=2)) == classify(params, TEXTS)[2:]

@@ -1,0 +1,84 @@
+"""The flags of generation follow from the settings, and choose the strategy."""
+
+import argparse
+import dataclasses
+
+import pytest
+
+from tformer_jax.cli import decoding
+from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.config.fields import setting
+
+
+def parse(*flags: str, several: str = "beam") -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    decoding.add_flags(parser, several)
+    return parser.parse_args(flags)
+
+
+def chosen(*flags: str, saved: DecodeConfig | None = None, several: str = "beam") -> DecodeConfig:
+    return decoding.decode_config(saved or DecodeConfig(), parse(*flags, several=several), several)
+
+
+def test_every_setting_but_the_strategy_has_a_flag_with_its_meaning(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    for field in dataclasses.fields(DecodeConfig):
+        if field.name != "strategy":
+            assert decoding.flag(field.name) in shown
+            assert field.metadata["meaning"] in shown
+
+
+def test_without_flags_the_run_decides():
+    for saved in (DecodeConfig(), DecodeConfig(strategy="beam", beams=3), DecodeConfig(strategy="sample", top_k=5)):
+        assert chosen(saved=saved) == saved
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        (["--beams", "3"], {"strategy": "beam", "beams": 3}),
+        (["--length-penalty", "gnmt", "--length-alpha", "0.6"], {"strategy": "beam", "length_alpha": 0.6}),
+        (["--top-k", "3", "--temperature", "2"], {"strategy": "sample", "top_k": 3, "temperature": 2.0}),
+        (["--top-p", "0.5"], {"strategy": "sample", "top_p": 0.5}),
+        (["--max-new-tokens", "7"], {"strategy": "greedy", "max_new_tokens": 7}),
+        (["--n-best", "5"], {"strategy": "beam", "beams": 5}),
+        (["--n-best", "5", "--beams", "6"], {"strategy": "beam", "beams": 6}),
+        (["--n-best", "5", "--temperature", "2"], {"strategy": "sample", "temperature": 2.0}),
+    ],
+)
+def test_flags_choose_the_strategy(flags, settings):
+    found = dataclasses.asdict(chosen(*flags))
+    assert {name: found[name] for name in settings} == settings
+
+
+def test_several_samples_are_sampled_unless_beams_are_asked_for():
+    assert chosen("--samples", "3", several="sample").strategy == "sample"
+    assert chosen("--samples", "3", "--beams", "3", several="sample").strategy == "beam"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--top-k", "3", "--beams", "2"], "--top-k is for sampling and --beams for beam search: write one of them"),
+        (["--n-best", "3", "--beams", "2"], "--n-best 3 needs at least as many beams: write --beams 3"),
+        (["--length-penalty", "gnm"], r"decode.length_penalty='gnm': is not a known value; did you mean 'gnmt'"),
+        (["--top-p", "2"], r"decode.top_p=2.0: must be at most 1"),
+    ],
+)
+def test_mistakes(flags, problem):
+    with pytest.raises(ConfigError, match=problem):
+        chosen(*flags)
+
+
+def test_settings_of_any_type_become_flags(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class More(DecodeConfig):
+        forbidden: tuple[str, ...] = setting((), "texts that are 100 % excluded")
+        min_p: float | None = setting(None, "sample: a floor")
+        echo: bool = setting(False, "whether")
+
+    monkeypatch.setattr(decoding, "DecodeConfig", More)
+    found = chosen("--forbid", "a b", "--forbid", "c", "--min-p", "0.1", "--echo", saved=More())
+    assert found == More(strategy="sample", forbidden=("a b", "c"), min_p=0.1, echo=True)

@@ -1,0 +1,85 @@
+"""A prompt that shows pieces as they come, and survives mistakes and Ctrl-C."""
+
+import argparse
+import builtins
+import io
+import sys
+
+import pytest
+
+from tformer_jax.cli import interactive
+from tformer_jax.config import ConfigError
+
+
+def typed(monkeypatch, *lines) -> None:
+    """Lets `input` return lines and raise exceptions, then end."""
+    waiting = iter([*lines, EOFError()])
+
+    def read(prompt: str) -> str:
+        line = next(waiting)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr(builtins, "input", read)
+
+
+def test_answers_are_shown_piece_by_piece(monkeypatch):
+    shown = []
+
+    class Screen(io.StringIO):
+        def flush(self):
+            shown.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    typed(monkeypatch, "ab", "  ", "c")
+    asked = []
+
+    def answer(text, number):
+        asked.append((text, number))
+        yield from text
+
+    interactive.ask(answer)
+    assert shown == ["a", "ab", "ab\nc"]
+    assert asked == [("ab", 0), ("c", 1)]
+
+
+def test_ctrl_c_stops_an_answer_and_forgets_a_line(monkeypatch, capsys):
+    closed = []
+
+    def answer(text, _):
+        try:
+            yield text
+            if text == "long":
+                raise KeyboardInterrupt
+            yield "!"
+        finally:
+            closed.append(text)
+
+    typed(monkeypatch, "long", KeyboardInterrupt(), "short")
+    interactive.ask(answer)
+    assert capsys.readouterr().out == "long\n\nshort!\n\n"
+    assert closed == ["long", "short"]
+
+
+def test_a_mistake_is_told_and_the_next_text_is_answered(monkeypatch, capsys):
+    def answer(text, _):
+        if text == "bad":
+            raise ConfigError("too long")
+        yield text
+
+    typed(monkeypatch, "bad", "\udcff", "good")
+    interactive.ask(answer)
+    found = capsys.readouterr()
+    assert found.err.splitlines() == ["error: too long", "error: a text on the command line is not valid UTF-8"]
+    assert found.out == "good\n\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"input": "x"}, "--input"), ({"output": "x"}, "--output"), ({"scores": True}, "--scores"), ({}, "texts")],
+)
+def test_what_contradicts_it(given, name):
+    options = {"interactive": True, "input": None, "output": None, "scores": False, "outputs": 1, "resume": False}
+    with pytest.raises(ConfigError, match=f"--interactive does not go together with {name}"):
+        interactive.check(argparse.Namespace(**options | given), [] if given else ["a"])

@@ -1,0 +1,125 @@
+"""Log-probabilities of given outputs against float64, and those of greedy decoding step by step."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import assert_close, build, tiny
+from tests.inference.test_text import LETTERS, TOKENIZERS, setup
+from tformer_jax.config import ConfigError
+from tformer_jax.inference import generate, score
+from tformer_jax.inference.score import Scorer
+from tformer_jax.special_tokens import BOS, EOS, PAD
+
+PAIRS = [("abc", "bd"), ("g", ""), ("", "fg"), ("abcdefgabcdefga", "a" * 15), ("fedcba", "gfedcbagf")]
+TEXTS = [("abc",), ("",), ("g",), ("abcdefgabcdefgab" + "c",), ("fedcba",)]
+
+
+@pytest.fixture(scope="module", params=["seq2seq", "decoder_lm"])
+def scored(request):
+    """A family's config, model, examples and their scores."""
+    cfg = setup(request.param)
+    model, params = build(cfg.model, seed=1)
+    examples = PAIRS if request.param == "seq2seq" else TEXTS
+    return cfg, model, params, examples, list(Scorer(cfg, model, TOKENIZERS).stream(params, examples))
+
+
+def log_softmax(logits):
+    return np.log(oracles.softmax(logits))
+
+
+def expected(cfg, params, example) -> tuple[list[int], np.ndarray]:
+    """The scored tokens of one example and their log-probabilities, by a float64 pass over that example alone."""
+    ids = LETTERS.encode(example[-1])
+    if cfg.model.family == "seq2seq":
+        source, target = np.array([[*LETTERS.encode(example[0]), EOS]]), [*ids, EOS]
+        read = np.array([[BOS, *ids]])
+        logits = oracles.seq2seq(oracles.f64(params), cfg.model, source, read, source != PAD, read != PAD)
+    else:
+        read, target = np.array([ids[:-1]], int).reshape(1, -1), ids[1:]
+        if not target:
+            return [], np.zeros(0)
+        logits = oracles.decoder_lm(oracles.f64(params), cfg.model, read, read != PAD)
+    return target, log_softmax(logits[0])[np.arange(len(target)), target]
+
+
+def test_scores_equal_the_formulas(scored):
+    cfg, _, params, examples, found = scored
+    for example, result in zip(examples, found, strict=True):
+        tokens, values = expected(cfg, params, example)
+        assert result.tokens == tokens
+        assert_close(result.log_probabilities, values, proves=(f"scores of {cfg.model.family}", "NumPy float64"))
+        assert result.total == pytest.approx(values.sum(), rel=1e-5, abs=1e-6)
+
+
+def test_scores_depend_on_no_other_row(scored):
+    cfg, model, params, examples, found = scored
+    other = dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, batch_size=8))
+    backwards = list(Scorer(other, model, TOKENIZERS).stream(params, examples[::-1]))
+    for mine, theirs in zip(found, backwards[::-1], strict=True):
+        assert mine.tokens == theirs.tokens
+        assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
+
+
+def test_skipped_results_are_left_out(scored):
+    cfg, model, params, examples, found = scored
+    assert list(Scorer(cfg, model, TOKENIZERS).stream(params, iter(examples), skip=3)) == found[3:]
+
+
+def test_logits_of_many_positions_are_made_in_parts(scored, monkeypatch):
+    cfg, model, params, examples, found = scored
+    monkeypatch.setattr(score, "POSITIONS_AT_ONCE", 3)
+    score._of_labels.clear_cache()
+    parts = list(Scorer(cfg, model, TOKENIZERS).stream(params, examples))
+    score._of_labels.clear_cache()
+    for mine, theirs in zip(found, parts, strict=True):
+        assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
+
+
+def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
+    """Each step's logits come from the cache, and its most probable token is the one that was chosen."""
+    model, params = build(tiny("seq2seq"), seed=1)
+    source = np.array([[5, 6, 7, EOS]], np.int32)
+    cfg = setup("seq2seq").decode
+    keys = jax.random.split(jax.random.key(0), 1)
+    ids = np.asarray(generate.translate(model, params, source, keys, length=6, cfg=cfg))[0]
+    ids = [token for token in ids.tolist() if token != PAD]
+
+    @jax.jit
+    def begin(source):
+        memory = model.apply({"params": params}, source, None, method="encode")
+        return model.apply({"params": params}, memory, None, 6, method="init_cache")
+
+    @jax.jit
+    def step(token, cache):
+        return model.apply({"params": params}, token[None, None], cache, method="decode_step")
+
+    cache, steps = begin(source), []
+    for read, token in zip([BOS, *ids], ids, strict=False):
+        logits, cache = step(np.int32(read), cache)
+        values = log_softmax(np.asarray(logits[0, 0], np.float64))
+        steps.append(values[token])
+        assert token == 2 + values[2:].argmax()  # neither PAD nor BOS is generated
+    found = score.log_probabilities(model, params, [score.pair_row(source[0].tolist(), ids)], 1)[0]
+    assert_close(found, steps, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "examples", "problem"),
+    [
+        ("seq2seq", [("a", "b"), ("a" * 16, "b")], "source 2 has 16 tokens, but the model takes at most 15"),
+        ("seq2seq", [("a", "b" * 16)], "target 1 has 16 tokens, but the model takes at most 15"),
+        ("decoder_lm", [("a" * 18,)], "text 1 has 18 tokens, but the model takes at most 17"),
+    ],
+)
+def test_what_does_not_fit(family, examples, problem):
+    cfg = setup(family)
+    model, params = build(cfg.model)
+    found = Scorer(cfg, model, TOKENIZERS).stream(params, examples)
+    if len(examples) > 1:
+        next(found)
+    with pytest.raises(ConfigError, match=problem):
+        next(found)
