@@ -20,7 +20,8 @@ def chosen(*flags: str, saved: DecodeConfig | None = None, several: str = "beam"
     return decoding.decode_config(saved or DecodeConfig(), parse(*flags, several=several), several)
 
 
-def test_every_setting_but_the_strategy_has_a_flag_with_its_meaning(capsys):
+def test_every_setting_but_the_strategy_has_a_flag_with_its_meaning(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")  # no word is broken
     with pytest.raises(SystemExit):
         parse("--help")
     shown = " ".join(capsys.readouterr().out.split())
