@@ -10,8 +10,8 @@ from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.inference import batching
-from tformer_jax.inference.outputs import Output
+from tformer_jax.inference import batching, generate
+from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, UNK
@@ -82,11 +82,11 @@ def language_model():
 def test_a_continuation_leaves_out_the_prompt_and_depends_on_no_other_prompt(language_model):
     model, params = language_model
     prompts = ["abcdefgabcdefg", "abc", "g"]
-    generate = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
-    together = generate(params, prompts)
+    continue_text = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
+    together = continue_text(params, prompts)
     tokens = [LETTERS.encode(text) for text in together]
     assert [len(ids) for ids in tokens] == [16 - 14, 5, 5]
-    assert together == [generate(params, [prompt])[0] for prompt in prompts]
+    assert together == [continue_text(params, [prompt])[0] for prompt in prompts]
 
 
 def test_samples_differ_by_seed_and_by_place_but_not_by_batch(language_model):
@@ -109,7 +109,7 @@ def test_samples_differ_by_seed_and_by_place_but_not_by_batch(language_model):
         ("seq2seq", Translator, ["a" * 16], "the source has 16 tokens, but the model takes at most 15: shorten it"),
         ("seq2seq", Translator, ["a", "a" * 16], "source 2 has 16 tokens, but the model takes at most 15"),
         ("decoder_lm", TextGenerator, ["a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
-        ("decoder_lm", TextGenerator, ["a", ""], "the prompt is empty: write at least one character"),
+        ("decoder_lm", TextGenerator, ["a", ""], "prompt 2 is empty: write at least one character"),
     ],
 )
 def test_what_does_not_fit(family, kind, texts, sentence):
@@ -134,13 +134,15 @@ def test_a_stream_gives_what_a_call_gives(translations, language_model, monkeypa
     monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": chunk})
     model, params, expected = translations
     found = streamed(Translator(setup("seq2seq"), model, TOKENIZERS), params, TEXTS)
-    assert found == [[Output(text, None)] for text in expected]
+    assert [output.text for (output,) in found] == expected
     model, params = language_model
-    generate = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
+    continue_text = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
     prompts = ["abc", "g", "abcdefgabcdefg"]
-    found = streamed(generate, params, prompts)
-    assert [output.text for (output,) in found] == generate(params, prompts)
-    assert list(generate.stream_pieces(params, "abc")) == [found[0][0].text]
+    found = streamed(continue_text, params, prompts)
+    assert [output.text for (output,) in found] == continue_text(params, prompts)
+    pieces = list(continue_text.stream_pieces(params, "abc"))
+    assert "".join(pieces) == found[0][0].text
+    assert len(pieces) == 5
 
 
 def test_a_stream_of_the_best_outputs(translations):
@@ -148,20 +150,25 @@ def test_a_stream_of_the_best_outputs(translations):
     cfg = dataclasses.replace(setup("seq2seq"), decode=DecodeConfig(strategy="beam", beams=3, max_new_tokens=5))
     translate = Translator(cfg, model, TOKENIZERS)
     found = streamed(translate, params, TEXTS, outputs=2)
-    expected = translate.n_best(params, TEXTS)
-    assert found == [outputs[:2] if text else [("", None)] * 2 for text, outputs in zip(TEXTS, expected, strict=True)]
+    source = pad_rows([[*LETTERS.encode(text), EOS] for text in TEXTS], len(TEXTS), 16)
+    expected = generate.best_translations(model, params, source, length=5, cfg=cfg.decode)
+    for text, outputs, tokens, scores in zip(TEXTS, found, *map(np.asarray, expected), strict=True):
+        texts = [LETTERS.decode(row) for row in tokens[:2]] if text else ["", ""]
+        assert [output.text for output in outputs] == texts
+        if text:
+            assert [output.score for output in outputs] == pytest.approx(scores[:2].tolist(), rel=1e-5)
 
 
 def test_samples_of_a_stream_depend_on_their_place_alone(language_model, monkeypatch):
     model, params = language_model
     decode = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)
-    generate = TextGenerator(dataclasses.replace(setup("decoder_lm"), decode=decode), model, TOKENIZERS)
-    found = streamed(generate, params, ["abc", "a", "abc"], outputs=2, seed=3)
-    called = generate(params, ["abc", "abc", "a", "a", "abc", "abc"], seed=3)
+    continue_text = TextGenerator(dataclasses.replace(setup("decoder_lm"), decode=decode), model, TOKENIZERS)
+    found = streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3)
+    called = continue_text(params, ["abc", "abc", "a", "a", "abc", "abc"], seed=3)
     assert [output.text for outputs in found for output in outputs] == called
-    assert streamed(generate, params, ["abc", "a", "abc"], outputs=2, seed=3, skip=1) == found[1:]
+    assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3, skip=1) == found[1:]
     monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": 2})
-    assert streamed(generate, params, ["abc", "a", "abc"], outputs=2, seed=3) == found
+    assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3) == found
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample"])
@@ -172,10 +179,10 @@ def test_scores_of_a_stream_are_those_of_the_formulas(family, strategy):
     model, params = build(cfg.model, seed=2)
     params["head"]["bias"] = params["head"]["bias"].at[UNK].set(-30)  # it would not be seen in the text
     kind = Translator if family == "seq2seq" else TextGenerator
-    generate = kind(cfg, model, TOKENIZERS)
+    continue_text = kind(cfg, model, TOKENIZERS)
     for prompt in ("abc", "gfedcbagfed"):
-        ((output,),) = streamed(generate, params, [prompt], scored=True)
-        (plain,) = generate(params, [prompt])
+        ((output,),) = streamed(continue_text, params, [prompt])
+        (plain,) = continue_text(params, [prompt])
         assert output.text == plain
         begin, ids = LETTERS.encode(prompt), LETTERS.encode(plain)
         ids += [EOS] * (len(ids) < 5)

@@ -21,7 +21,7 @@ from tformer_jax.cli.decode_systems import PEERS, Rows, System
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
+from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from tformer_jax.train import provenance
 from tformer_jax.train.errors import RunError
 
@@ -140,7 +140,7 @@ def network(options: argparse.Namespace) -> tuple[ModelConfig, Any]:
         if "embedding" in name:
             return leaf.at[np.array([PAD, BOS])].set(0)
         if "head" in name:
-            return leaf.at[np.array([PAD, BOS, EOS, -1])].set(NEVER)
+            return leaf.at[np.array([PAD, BOS, EOS, UNK, -1])].set(NEVER)
         return leaf - leaf.mean(axis=0) if "contract" in name else leaf
 
     @jax.jit

@@ -4,20 +4,21 @@ Each decodes the same rows with the same weights. What a system wants its input 
 and what it gives is read after it has stopped.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import generate
-from tformer_jax.inference.batching import in_batches, pad_rows
-from tformer_jax.inference.text import row_keys
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.data.tokenizers import FIRST, Tokenizers
+from tformer_jax.inference.batching import pad_rows
+from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS, UNK
 
@@ -38,27 +39,42 @@ class System(Protocol):
 
 
 class Ours:
-    """This library, by the call that `scripts/translate.py` makes."""
+    """This library, by what `scripts/translate.py` calls."""
 
     packages: tuple[str, ...] = ("jax", "jaxlib")
 
     def __init__(self, model: Seq2Seq, params: Any, batch: int, length: int):
-        self._model, self._params, self._batch, self._length = model, params, batch, length
+        self._model, self._params, self._length = model, params, length
+        self._cfg = Config(model=model.cfg, data=DataConfig(bucket_lengths=(1,)), eval=EvalConfig(batch_size=batch))
 
-    def prepare(self, rows: Rows, beams: int) -> Callable[[], list[np.ndarray]]:
-        cfg = DecodeConfig(strategy="beam" if beams > 1 else "greedy", beams=beams)
-        return lambda: self._decode(rows, cfg)
+    def prepare(self, rows: Rows, beams: int) -> Callable[[], list[list[Output]]]:
+        strategy = "beam" if beams > 1 else "greedy"
+        decode = DecodeConfig(strategy=strategy, beams=beams, max_new_tokens=self._length)
+        cfg = dataclasses.replace(self._cfg, decode=decode)
+        decoder = RowDecoder(cfg, self._model, self._params, Tokenizers(Numbers(), Numbers()))
+        return lambda: decoder(rows, 0)
 
-    def _decode(self, rows: Rows, cfg: DecodeConfig) -> list[np.ndarray]:
-        def run(source: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
-            keys = row_keys(0, places)
-            found = generate.translate(self._model, self._params, source, keys, length=self._length, cfg=cfg)
-            return list(np.asarray(found))
+    def tokens(self, output: list[list[Output]]) -> np.ndarray:
+        return pad_rows([Numbers().encode(best.text) for best, *_ in output], len(output), self._length)
 
-        return in_batches(rows, run, size=self._batch, max_length=self._model.cfg.max_length)
 
-    def tokens(self, output: list[np.ndarray]) -> np.ndarray:
-        return np.stack(output)
+class Numbers:
+    """A tokenizer whose tokens are written as numbers."""
+
+    vocab_size = 2**31 - 1
+    fallback_bytes: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> list[int]:
+        return [int(number) for number in text.split()]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(f" {number}" for number in ids if number >= FIRST)
+
+    def to_json(self) -> dict[str, Any]:
+        return {}
 
 
 class HuggingFace:

@@ -37,9 +37,7 @@ class Generation:
     def outputs(self, texts: Iterable[str], skip: int = 0) -> Iterator[list[Output]]:
         """The outputs of each text, in order, without those of `skip` first ones."""
         options = self.options
-        return self.model.stream(
-            self.params, texts, seed=options.seed, outputs=options.outputs, scored=options.scores, skip=skip
-        )
+        return self.model.stream(self.params, texts, seed=options.seed, outputs=options.outputs, skip=skip)
 
     def answer(self) -> None:
         """Answers at a prompt, each time with another seed."""

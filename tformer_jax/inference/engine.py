@@ -13,6 +13,7 @@ import jax
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.encoding import encode_one
 from tformer_jax.inference.generate import as_loop
 from tformer_jax.inference.lane import Plan
 from tformer_jax.inference.scheduler import Lane, Running
@@ -31,7 +32,8 @@ Kind = tuple[DecodeConfig, Rules]
 class Request:
     """A text to translate or to continue."""
 
-    text: str
+    text: str | tuple[int, ...]
+    """Or its token ids, as the model reads them: a source is ended by EOS."""
     decode: DecodeConfig
     seed: int = 0
     """Of sampling."""
@@ -140,18 +142,21 @@ class Engine:
     def _encode(self, request: Request) -> list[int]:
         """The tokens of a request's text."""
         cfg, most = self._cfg.model, self._cfg.model.max_length - 1
-        translates = cfg.family == "seq2seq"
-        tokenizer = self._tokenizers.source if translates else self._tokenizers.target
-        tokens, what = tokenizer.encode(request.text), "source" if translates else "prompt"
-        if len(tokens) > most:
-            raise ConfigError(f"the {what} has {len(tokens)} tokens, but the model takes at most {most}: shorten it")
-        if not (request.text.strip() if translates else tokens):
-            raise ConfigError(f"the {what} is empty: write at least one character")
         beams = request.decode.strategy == "beam"
         if request.samples > (request.decode.beams if beams else self._slots):
             limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._slots} rows"
             raise ConfigError(f"{request.samples} outputs are more than {limit}")
-        return [*tokens, EOS] if translates else tokens
+        if not isinstance(request.text, str):
+            return list(request.text)
+        if cfg.family == "seq2seq":
+            tokens = encode_one(self._tokenizers.source, request.text, most, "the source")
+            if not request.text.strip():
+                raise ConfigError("the source is empty: write at least one character")
+            return [*tokens, EOS]
+        tokens = encode_one(self._tokenizers.target, request.text, most, "the prompt")
+        if not tokens:
+            raise ConfigError("the prompt is empty: write at least one character")
+        return tokens
 
     def _admit(self) -> None:
         """Requests are taken in order; one that finds no room lets none of its lane pass."""
