@@ -116,6 +116,24 @@ class Beams:
         """See `rows.Rows`."""
         return dataclasses.replace(self, done=self.done | rows)
 
+    @property
+    def length(self) -> int:
+        """See `rows.Rows`."""
+        return self.running.shape[2]
+
+    def widened(self, length: int) -> "Beams":
+        """See `rows.Rows`."""
+
+        def pad(kept: jax.Array, value: int) -> jax.Array:
+            return jnp.pad(kept, ((0, 0), (0, 0), (0, length - kept.shape[2])), constant_values=value)
+
+        return dataclasses.replace(
+            self,
+            running=pad(self.running, PAD),
+            lineage=Lineage(pad(self.lineage.ancestors, 0), self.lineage.start),
+            finished=Hypotheses(pad(self.finished.tokens, PAD), self.finished.scores),
+        )
+
     def report(self) -> Report:
         """See `rows.Rows`."""
         return Report(self.reading()[0][:, 0], self.sums[:, 0], self.done)

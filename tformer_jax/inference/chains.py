@@ -97,6 +97,15 @@ class Chains:
         """See `rows.Rows`."""
         return dataclasses.replace(self, done=self.done | rows)
 
+    @property
+    def length(self) -> int:
+        """See `rows.Rows`."""
+        return self.history.shape[1]
+
+    def widened(self, length: int) -> "Chains":
+        """See `rows.Rows`; the room for a history is there from the start."""
+        return self
+
     def report(self) -> Report:
         """See `rows.Rows`."""
         return Report(self._last(), self.scores, self.done)

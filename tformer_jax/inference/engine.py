@@ -72,7 +72,8 @@ class Engine:
 
     Args:
         slots: rows of a step.
-        pages: of `PAGE_SIZE` tokens, for each kind of decoding; None: as many as all rows can need.
+        pages: of `PAGE_SIZE` tokens, for each kind of decoding; None: as many as all rows can need. Then translations,
+            whose beginnings nobody shares, have their tokens in one piece, which a CPU reads faster.
     """
 
     def __init__(
@@ -224,7 +225,8 @@ class Engine:
             if not unused:
                 return False
             del self._lanes[unused[0]]
-        plan = Plan(self._model, *kind, rows=self._slots, pages=0, page_size=PAGE_SIZE)
+        paged = self._pages is not None or self._cfg.model.family == "decoder_lm"
+        plan = Plan(self._model, *kind, rows=self._slots, pages=0, page_size=PAGE_SIZE, paged=paged)
         pages = self._pages or self._slots * plan.pages_a_row
         self._lanes[kind] = Lane(dataclasses.replace(plan, pages=pages + 1), self._params)
         return True

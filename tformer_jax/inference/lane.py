@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import flax
 import jax
@@ -17,8 +17,8 @@ from tformer_jax.inference.rows import Report, Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, paged_cache
-from tformer_jax.nn.slots import EMPTY, PagedSlots, Tokens
+from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, paged_cache, row_cache
+from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
 
 Places = jax.Array | slice
@@ -36,6 +36,8 @@ class Plan:
     rows: int
     pages: int
     page_size: int
+    paged: bool
+    """Whether rows share a pool of pages; otherwise each has its slots in one piece."""
 
     @property
     def length(self) -> int:
@@ -77,60 +79,85 @@ class Newcomers:
     """int32 [P, S] for an encoder, PAD on the right."""
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "source_length"))
-def empty(plan: Plan, source_length: int) -> State:
-    """A lane in which nothing runs; encoders may read so many tokens."""
-    cfg, R = plan.model.cfg, plan.rows
-    cache = _paged(plan)
+class Size(NamedTuple):
+    """Lengths of arrays, which grow when they have to."""
+
+    source: int
+    """Tokens that an encoder reads."""
+    output: int
+    """Tokens that are chosen."""
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "size"))
+def empty(plan: Plan, size: Size) -> State:
+    """A lane in which nothing runs."""
+    cfg, R, dtype = plan.model.cfg, plan.rows, plan.decode.cache_dtype
+    if plan.paged:
+        pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_a_row": plan.pages_a_row}
+        cache = paged_cache(cfg, R, **pages, dtype=dtype)
+    else:
+        cache = row_cache(cfg, R, _slots(plan, size), dtype=dtype)
     if cfg.family == "seq2seq":
-        room = jnp.zeros((R, cfg.kv_heads, source_length, cfg.head_size), cfg.dtype)
-        cross = type(cache.layers[0].self_attention)(room, room).stored(plan.decode.cache_dtype or cfg.dtype)
-        layers = tuple(dataclasses.replace(layer, cross_attention=cross) for layer in cache.layers)
-        cache = dataclasses.replace(cache, layers=layers, memory_mask=jnp.zeros((R, source_length), bool))
-    nothing = jnp.zeros((R,), jnp.int32)
-    prompts = jnp.full((R, plan.length), PAD)
-    seeds = jnp.zeros((R, 2), jnp.uint32)
-    return State(cache, _start(plan, prompts, nothing, seeds, RowSettings.of(plan.decode, R)))
+        room = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
+        cross = KeyValues(room, room).stored(dtype or cfg.dtype)
+        layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
+        cache = dataclasses.replace(cache, layers=layers, memory_mask=jnp.zeros((R, size.source), bool))
+    nothing, prompts = jnp.zeros((R,), jnp.int32), jnp.full((R, plan.length), PAD)
+    settings = RowSettings.of(plan.decode, R)
+    return State(cache, _start(plan, prompts, nothing, jnp.zeros((R, 2), jnp.uint32), settings, size.output))
 
 
-@functools.partial(jax.jit, static_argnames=("source_length",), donate_argnames=("state",))
-def widen(state: State, source_length: int) -> State:
-    """The same with room for longer sources."""
+@functools.partial(jax.jit, static_argnames=("plan", "size"))
+def widen(plan: Plan, state: State, size: Size) -> State:
+    """The same with longer arrays."""
     cache = state.cache
-    assert cache.memory_mask is not None
-    missing = source_length - cache.memory_mask.shape[1]
-    layers = tuple(
-        dataclasses.replace(
-            layer,
-            cross_attention=jax.tree.map(
-                lambda kept: jnp.pad(kept, ((0, 0), (0, 0), (0, missing), (0, 0))), layer.cross_attention
-            ),
-        )
-        for layer in cache.layers
+
+    def pad(kept: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
+        widths = [(0, 0)] * kept.ndim
+        widths[axis] = (0, length - kept.shape[axis])
+        return jnp.pad(kept, widths, constant_values=value)
+
+    def layer(kept: LayerCache) -> LayerCache:
+        cross = jax.tree.map(lambda leaf: pad(leaf, size.source, 2), kept.cross_attention)
+        if plan.paged:
+            return LayerCache(kept.self_attention, cross)
+        return LayerCache(jax.tree.map(lambda leaf: pad(leaf, _slots(plan, size), 2), kept.self_attention), cross)
+
+    def row_slots(slots: RowSlots) -> RowSlots:
+        positions = pad(slots.tokens.positions, _slots(plan, size), 1, EMPTY)
+        columns = pad(slots.tokens.columns, _slots(plan, size), 1)
+        return dataclasses.replace(slots, tokens=Tokens(positions, columns))
+
+    slots = _row_slots(cache)
+    cache = dataclasses.replace(
+        cache,
+        layers=tuple(layer(kept) for kept in cache.layers),
+        slots=dict(slots) if plan.paged else {kind: row_slots(of) for kind, of in slots.items()},
+        memory_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_mask),
     )
-    mask = jnp.pad(cache.memory_mask, ((0, 0), (0, missing)))
-    return State(dataclasses.replace(cache, layers=layers, memory_mask=mask), state.rows)
+    return State(cache, state.rows.widened(size.output))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def admit(plan: Plan, params: Any, state: State, new: Newcomers) -> State:
     """Gives rows to newcomers; an encoder reads their sources. Their prompts are read afterwards."""
     cache, places = state.cache, new.places
-    positions = jnp.arange(plan.pages_a_row * plan.page_size)
+    slots = _row_slots(cache)
+    positions = jnp.arange(next(iter(slots.values())).tokens.positions.shape[1])
     held = jnp.where(positions < new.filled[:, None], positions, EMPTY)
-    fresh = PagedSlots(
-        Tokens(held, jnp.zeros_like(held)), new.tables, new.filled, jnp.zeros((len(places), 0), jnp.int32)
-    )
+    fresh = RowSlots(Tokens(held, jnp.zeros_like(held)), new.filled, jnp.zeros((len(places), 0), jnp.int32))
+    if plan.paged:
+        fresh = PagedSlots(fresh.tokens, fresh.index, fresh.added, new.tables)
     counts = (new.prompts != PAD).sum(axis=1, dtype=jnp.int32)
     cache = dataclasses.replace(
         cache,
-        slots={kind: _put(slots, places, fresh) for kind, slots in cache.slots.items()},
+        slots={kind: _put(of, places, fresh) for kind, of in slots.items()},
         lengths=_put(cache.lengths, places, new.filled),
         prefix=None if cache.prefix is None else _put(cache.prefix, places, counts),
     )
     if new.sources is not None:
         cache = _with_sources(plan, params, cache, places, new.sources)
-    begun = _start(plan, new.prompts, new.room, new.seeds, new.settings)
+    begun = _start(plan, new.prompts, new.room, new.seeds, new.settings, state.rows.length)
     return State(cache, _put(state.rows, places, begun))
 
 
@@ -141,9 +168,9 @@ def read(plan: Plan, params: Any, state: State, places: jax.Array, tokens: jax.A
     return State(_with_rows(state.cache, places, own), state.rows)
 
 
-@functools.partial(jax.jit, donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def fork(
-    state: State, source: jax.Array, to: jax.Array, seeds: jax.Array, table: jax.Array, copies: jax.Array
+    plan: Plan, state: State, source: jax.Array, to: jax.Array, seeds: jax.Array, table: jax.Array, copies: jax.Array
 ) -> State:
     """Row `to` goes on from what row `source` has read, with other random numbers.
 
@@ -157,16 +184,21 @@ def fork(
     def twin(leaf: jax.Array) -> jax.Array:
         return leaf.at[to].set(leaf[source])
 
+    def copied(pool: jax.Array) -> jax.Array:
+        return pool.at[copies[:, 1]].set(pool[copies[:, 0]])
+
     def layer(kept: LayerCache) -> LayerCache:
-        pools = jax.tree.map(lambda pool: pool.at[copies[:, 1]].set(pool[copies[:, 0]]), kept.self_attention)
-        return LayerCache(pools, jax.tree.map(twin, kept.cross_attention))
+        return LayerCache(
+            jax.tree.map(copied if plan.paged else twin, kept.self_attention), jax.tree.map(twin, kept.cross_attention)
+        )
 
     cache = state.cache
     cache = dataclasses.replace(
         jax.tree.map(twin, dataclasses.replace(cache, layers=())), layers=tuple(layer(kept) for kept in cache.layers)
     )
     slots = {
-        kind: dataclasses.replace(of, table=of.table.at[to].set(table)) for kind, of in _paged_slots(cache).items()
+        kind: dataclasses.replace(of, table=of.table.at[to].set(table)) if isinstance(of, PagedSlots) else of
+        for kind, of in _row_slots(cache).items()
     }
     rows = jax.tree.map(twin, state.rows)
     assert isinstance(rows, Chains), "the outputs of beam search share one row"
@@ -175,12 +207,12 @@ def fork(
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
-def step(plan: Plan, params: Any, state: State, ended: jax.Array, *, pages: int) -> tuple[State, Report]:
+def step(plan: Plan, params: Any, state: State, ended: jax.Array, *, pages: int | None) -> tuple[State, Report]:
     """One more token in every row that runs.
 
     Args:
         ended: bool [R], rows that are to end.
-        pages: what the longest row needs; others need not be read.
+        pages: what the longest row needs, where there are pages; others need not be read.
 
     Returns:
         The state, and what came of it.
@@ -193,23 +225,18 @@ def step(plan: Plan, params: Any, state: State, ended: jax.Array, *, pages: int)
     return State(_with_rows(state.cache, ALL, shorter), rows), rows.report()
 
 
-def _paged(plan: Plan) -> DecoderCache:
-    return paged_cache(
-        plan.model.cfg,
-        plan.rows,
-        pages=plan.pages,
-        page_size=plan.page_size,
-        pages_a_row=plan.pages_a_row,
-        dtype=plan.decode.cache_dtype,
-    )
+def _slots(plan: Plan, size: Size) -> int:
+    """Slots of a row in one piece: a translation starts with one token."""
+    return (1 + size.output) * plan.decode.width
 
 
-def _paged_slots(cache: DecoderCache) -> dict[str, PagedSlots]:
-    return cast(dict[str, PagedSlots], cache.slots)
+def _row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
+    return cast(dict[str, RowSlots], cache.slots)
 
 
-def _start(plan: Plan, prompts: jax.Array, room: jax.Array, seeds: jax.Array, settings: RowSettings) -> Rows:
-    length = plan.length
+def _start(
+    plan: Plan, prompts: jax.Array, room: jax.Array, seeds: jax.Array, settings: RowSettings, length: int
+) -> Rows:
     if plan.decode.strategy == "beam":
         return Beams.start(prompts, room, settings, plan.rules, length=length, cfg=plan.decode)
     return Chains.start(prompts, room, _keys(seeds), settings, plan.rules, length=0, scored=True)
@@ -241,11 +268,13 @@ def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Arra
 def _of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> DecoderCache:
     """A cache of some rows over the same pool, and of their first `pages` pages only."""
 
-    def of(slots: PagedSlots) -> PagedSlots:
+    def of(slots: RowSlots) -> RowSlots:
+        if not isinstance(slots, PagedSlots):
+            return slots
         table = slots.table[places, :pages]
         size = slots.tokens.positions.shape[1] // slots.table.shape[1]
         tokens = jax.tree.map(lambda leaf: leaf[places, : table.shape[1] * size], slots.tokens)
-        return PagedSlots(tokens, table, slots.index[places], slots.added[places])
+        return PagedSlots(tokens, slots.index[places], slots.added[places], table)
 
     def take(leaf: jax.Array) -> jax.Array:
         return leaf[places]
@@ -255,7 +284,7 @@ def _of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> D
         layers=tuple(
             LayerCache(layer.self_attention, jax.tree.map(take, layer.cross_attention)) for layer in cache.layers
         ),
-        slots={kind: of(slots) for kind, slots in _paged_slots(cache).items()},
+        slots={kind: of(slots) for kind, slots in _row_slots(cache).items()},
         memory_mask=jax.tree.map(take, cache.memory_mask),
         lengths=cache.lengths[places],
         prefix=jax.tree.map(take, cache.prefix),
@@ -265,13 +294,14 @@ def _of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> D
 def _with_rows(cache: DecoderCache, places: Places, own: DecoderCache) -> DecoderCache:
     """The cache after some of its rows, as `_of_rows` gave them, have read."""
 
-    def put(slots: PagedSlots, part: PagedSlots) -> PagedSlots:
+    def put(slots: RowSlots, part: RowSlots) -> RowSlots:
+        if not isinstance(slots, PagedSlots):
+            return dataclasses.replace(part, added=slots.added)
         width = part.tokens.positions.shape[1]
         tokens = jax.tree.map(
             lambda all, some: all.at[places, :width].set(some, mode="drop"), slots.tokens, part.tokens
         )
-        table = slots.table.at[places, : part.table.shape[1]].set(part.table, mode="drop")
-        return PagedSlots(tokens, table, _put(slots.index, places, part.index), slots.added)
+        return PagedSlots(tokens, _put(slots.index, places, part.index), slots.added, slots.table)
 
     return dataclasses.replace(
         cache,
@@ -279,7 +309,7 @@ def _with_rows(cache: DecoderCache, places: Places, own: DecoderCache) -> Decode
             LayerCache(read.self_attention, layer.cross_attention)
             for layer, read in zip(cache.layers, own.layers, strict=True)
         ),
-        slots={kind: put(slots, _paged_slots(own)[kind]) for kind, slots in _paged_slots(cache).items()},
+        slots={kind: put(slots, _row_slots(own)[kind]) for kind, slots in _row_slots(cache).items()},
         lengths=_put(cache.lengths, places, own.lengths),
     )
 

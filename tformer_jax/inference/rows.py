@@ -48,6 +48,13 @@ class Rows(Protocol):
     def ended(self, rows: jax.Array) -> Self:
         """With more rows, bool [B], that are done."""
 
+    @property
+    def length(self) -> int:
+        """The most tokens that there is room for."""
+
+    def widened(self, length: int) -> Self:
+        """With room for so many chosen tokens."""
+
     def report(self) -> Report:
         """The last choice."""
 

@@ -10,13 +10,15 @@ import numpy as np
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import lane as compiled
 from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two
-from tformer_jax.inference.lane import Newcomers, Plan
+from tformer_jax.inference.lane import Newcomers, Plan, Size
 from tformer_jax.inference.page_table import Holding, OutOfPages, PageTable
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextStream
 
 CHUNK = 256
 """Prompt tokens that are read at once: longer prompts do not hold up the others for long."""
+
+SMALLEST = Size(SHORTEST, SHORTEST)
 
 
 @dataclasses.dataclass
@@ -48,8 +50,8 @@ class Lane:
         self.table = PageTable(plan.pages, plan.page_size)
         self.running: dict[int, Running] = {}
         self._reserved = 0
-        self._source_length = SHORTEST
-        self.state = compiled.empty(plan, self._source_length)
+        self._size = SMALLEST
+        self.state = compiled.empty(plan, self._size)
         self._ended = np.zeros(plan.rows, bool)
 
     def worth_beginning(self, waiting: int) -> bool:
@@ -100,7 +102,9 @@ class Lane:
         leaders = [request[0][1] for request in placed]
         places = np.full(power_of_two(len(leaders)), self.plan.rows, np.int32)
         places[: len(leaders)] = [request[0][0] for request in placed]
-        self._widen(leaders)
+        if not self.running and self._size != SMALLEST:
+            self._size, self.state = SMALLEST, compiled.empty(self.plan, SMALLEST)
+        self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
         self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers(leaders, places))
         self._read_prompts(leaders, places)
         for (place, _), *siblings in placed:
@@ -116,7 +120,8 @@ class Lane:
         for running in self.running.values():
             running.holding.filled += width if running.made else 1
             slots = max(slots, running.holding.filled)
-        pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row)
+        self._widen(0, max((running.made + 1 for running in self.running.values()), default=0))
+        pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row) if self.plan.paged else None
         self.state, report = compiled.step(self.plan, self._params, self.state, self._ended, pages=pages)
         return jax.device_get((report.tokens, report.scores, report.done))
 
@@ -125,17 +130,18 @@ class Lane:
         self.table.release(self.running.pop(row).holding)
         self._ended[row] = True
 
-    def _widen(self, rows: Sequence[Running]) -> None:
-        longest = max((len(row.source) for row in rows if row.source), default=0)
-        if longest > self._source_length:
-            self._source_length = min(power_of_two(longest), self.plan.length)
-            self.state = compiled.widen(self.state, self._source_length)
+    def _widen(self, source: int, output: int) -> None:
+        """Makes room for sources and outputs of such lengths."""
+        wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output)))
+        size = Size(*map(max, wanted, self._size))
+        if size != self._size:
+            self._size, self.state = size, compiled.widen(self.plan, self.state, size)
 
     def _fork(self, source: int, to: int, row: Running) -> None:
         table = np.zeros(self.plan.pages_a_row, np.int32)
         table[: len(row.holding.pages)] = row.holding.pages
         seeds, copies = np.array(row.seeds, np.uint32), np.array([*row.copies, (0, 0)][:1], np.int32)
-        self.state = compiled.fork(self.state, source, to, seeds, table, copies)
+        self.state = compiled.fork(self.plan, self.state, source, to, seeds, table, copies)
 
     def _newcomers(self, rows: Sequence[Running], places: np.ndarray) -> Newcomers:
         count, plan = len(places), self.plan
@@ -147,7 +153,7 @@ class Lane:
         if plan.model.cfg.family == "seq2seq":
             texts = [row.source or [] for row in rows]
             longest = max(SHORTEST, *map(len, texts))
-            sources = pad_rows(texts, count, min(power_of_two(longest), self._source_length))
+            sources = pad_rows(texts, count, min(power_of_two(longest), self._size.source))
         host: dict[str, Any] = {
             "places": places,
             "prompts": pad_rows([row.prompt for row in rows], count, plan.length, pad_left=True),

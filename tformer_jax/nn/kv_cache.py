@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, Slots, Tokens
+from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Slots, Tokens
 
 
 @flax.struct.dataclass
@@ -171,28 +171,25 @@ def empty_cache(
     return _cache(cfg, slots, shapes, dtype, cross_attention, memory_mask, prefix)
 
 
+def row_cache(cfg: ModelConfig, batch: int, length: int, *, dtype: str | None = None) -> DecoderCache:
+    """A cache with room for `length` tokens in each row, which its rows fill at their own pace."""
+    slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in set(cfg.layer_pattern)}
+    shapes = dict.fromkeys(slots, (batch, cfg.kv_heads, length, cfg.head_size))
+    return _cache(cfg, slots, shapes, dtype)
+
+
 def paged_cache(
-    cfg: ModelConfig,
-    batch: int,
-    *,
-    pages: int,
-    page_size: int,
-    pages_a_row: int,
-    dtype: str | None = None,
-    cross_attention: Sequence[KeyValues] | None = None,
-    memory_mask: jax.Array | None = None,
+    cfg: ModelConfig, batch: int, *, pages: int, page_size: int, pages_a_row: int, dtype: str | None = None
 ) -> DecoderCache:
-    """A cache whose rows share `pages` pages, each of `page_size` tokens; page 0 is nobody's.
-
-    The other arguments are those of `empty_cache`.
-    """
-    slots: dict[str, Slots] = {kind: PagedSlots.empty(batch, pages_a_row, page_size) for kind in set(cfg.layer_pattern)}
+    """A cache whose rows share `pages` pages, each of `page_size` tokens; page 0 is nobody's."""
+    slots: dict[str, Slots] = {
+        kind: PagedSlots.unheld(batch, pages_a_row, page_size) for kind in set(cfg.layer_pattern)
+    }
     shapes = dict.fromkeys(slots, (pages, cfg.kv_heads, page_size, cfg.head_size))
-    prefix = jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None
-    return _cache(cfg, slots, shapes, dtype, cross_attention, memory_mask, prefix)
+    return _cache(cfg, slots, shapes, dtype, prefix=jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None)
 
 
-def _cache(cfg, slots, shapes, dtype, cross_attention, memory_mask, prefix) -> DecoderCache:
+def _cache(cfg, slots, shapes, dtype, cross_attention=None, memory_mask=None, prefix=None) -> DecoderCache:
     dtype = dtype or cfg.dtype
 
     def layer(number: int) -> LayerCache:

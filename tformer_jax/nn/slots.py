@@ -134,35 +134,55 @@ class RingSlots:
 
 
 @flax.struct.dataclass
-class PagedSlots:
-    """Pages of one pool, given to rows by a table ("PagedAttention", 2023). Rows are of any length; page 0 is nobody's.
-
-    Padding is not kept: a call's real tokens take the next slots of their row.
-    """
+class RowSlots:
+    """One slot after the other, each row at its own pace: a call's real tokens take the next slots of their row."""
 
     tokens: Tokens
-    table: jax.Array
-    """int32 [B, P]: the pages of each row; 0 where it has none."""
     index: jax.Array
     """int32 [B]: slots written so far."""
     added: jax.Array
     """int32 [B, T]: the slots of the last call's tokens, or S for padding."""
 
     @classmethod
-    def empty(cls, batch: int, pages: int, size: int) -> "PagedSlots":
-        """Rows that have no page yet, and may get so many of this size."""
-        tokens, nothing = Tokens.none(batch, pages * size), jnp.zeros((batch,), jnp.int32)
-        return cls(tokens, jnp.zeros((batch, pages), jnp.int32), nothing, jnp.zeros((batch, 0), jnp.int32))
+    def empty(cls, batch: int, slots: int) -> "RowSlots":
+        """Room for `slots` tokens in each row."""
+        return cls(Tokens.none(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
 
-    def admit(self, new: Tokens) -> tuple["PagedSlots", Tokens]:
+    def admit(self, new: Tokens) -> tuple[Self, Tokens]:
         """See `Slots`."""
         real = new.positions != EMPTY
         S = self.tokens.positions.shape[1]
         added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
         rows = jnp.arange(added.shape[0])[:, None]
         tokens = jax.tree.map(lambda old, new: old.at[rows, added].set(new, mode="drop"), self.tokens, new)
-        moved = PagedSlots(tokens, self.table, self.index + real.sum(axis=1, dtype=jnp.int32), added)
-        return moved, tokens
+        index = self.index + real.sum(axis=1, dtype=jnp.int32)
+        return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
+
+    def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Slots`."""
+        rows = jnp.arange(old.shape[0])[:, None]
+        kept = old.at[rows, :, self.added].set(jnp.swapaxes(new, 1, 2).astype(old.dtype), mode="drop")
+        return kept, kept
+
+    def without_last(self) -> Self:
+        """See `Slots`."""
+        rows, index = jnp.arange(self.index.shape[0]), jnp.maximum(self.index - 1, 0)
+        tokens = Tokens(self.tokens.positions.at[rows, index].set(EMPTY), self.tokens.columns)
+        return dataclasses.replace(self, tokens=tokens, index=index)
+
+
+@flax.struct.dataclass
+class PagedSlots(RowSlots):
+    """Pages of one pool, given to rows by a table ("PagedAttention", 2023); page 0 is nobody's."""
+
+    table: jax.Array
+    """int32 [B, P]: the pages of each row; 0 where it has none."""
+
+    @classmethod
+    def unheld(cls, batch: int, pages: int, size: int) -> "PagedSlots":
+        """Rows that have no page yet, and may get so many of this size."""
+        rows = RowSlots.empty(batch, pages * size)
+        return cls(rows.tokens, rows.index, rows.added, jnp.zeros((batch, pages), jnp.int32))
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`; `old` is the pool [pages, K, size, ...]."""
@@ -172,12 +192,6 @@ class PagedSlots:
         kept = old.at[pages, :, self.added % size].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
         seen = jnp.swapaxes(kept[self.table], 1, 2)
         return kept, seen.reshape(B, old.shape[1], P * size, *old.shape[3:])
-
-    def without_last(self) -> "PagedSlots":
-        """See `Slots`."""
-        rows, index = jnp.arange(self.index.shape[0]), jnp.maximum(self.index - 1, 0)
-        tokens = Tokens(self.tokens.positions.at[rows, index].set(EMPTY), self.tokens.columns)
-        return dataclasses.replace(self, tokens=tokens, index=index)
 
 
 def _emptied(tokens: Tokens, slot: jax.Array) -> Tokens:
