@@ -68,9 +68,19 @@ def test_no_ngram_occurs_again(n, expected):
     assert excluded(Rules(no_repeat_ngram=n), histories) == expected
 
 
+def test_histories_without_room():
+    full, one = jnp.array([[4, 4]]), jnp.array([1])
+    for n, expected in ((1, {4}), (2, {4}), (3, set())):
+        found = constraints.exclude_repeated(LOGITS[:1], full, 2 * one, n)
+        assert set(np.flatnonzero(found[0] == -jnp.inf)) == expected
+    found = constraints.exclude_sequences(LOGITS[:1], full[:, :1], one, ((8, 4, 4, 6), (4, 5)))
+    assert np.flatnonzero(found[0] == -jnp.inf) == [5]
+
+
 def test_forbidden_sequences_are_not_completed():
-    rules = Rules(forbidden=((9,), (4, 5), (4, 6), (8, 4, 7), (4, 4, 4, 4, 4, 6)))
+    rules = Rules(forbidden=((4, 4, 4, 4, 4, 6), (9,), (4, 5), (4, 6), (8, 4, 7)))
     assert rules.need_history
+    assert Rules(forbidden=((9,), (4, 5))).need_history
     assert excluded(rules, [[8, 4], [4, 8], []]) == [[5, 6, 7, 9], [9], [9]]
     single = Rules(forbidden=((9,), (5,)))
     assert not single.need_history

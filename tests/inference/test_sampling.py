@@ -72,6 +72,14 @@ def test_top_k_is_the_beginning_of_a_stable_sort(size, k):
     check()
 
 
+@pytest.mark.parametrize(("size", "k"), [(5000, 5), (577, 9), (40_001, 3)])
+def test_top_k_at_the_end_of_what_is_no_whole_block(size, k):
+    rising = np.arange(size, dtype=np.float32)
+    np.testing.assert_array_equal(sampling.top_k(jnp.asarray(rising), k)[1], size - 1 - np.arange(k))
+    nothing = jnp.full(size, -jnp.inf).at[-1].set(0)
+    np.testing.assert_array_equal(sampling.top_k(nothing, k)[1], [size - 1, *range(k - 1)])
+
+
 @pytest.mark.parametrize("k", [1, 5, 70, 100])
 def test_top_k_inside_a_loop(k):
     values = np.random.default_rng(k).permutation(4 * 5000).reshape(4, 5000).astype(np.float32)
@@ -83,9 +91,12 @@ def test_top_k_inside_a_loop(k):
 
 
 def test_top_k_never_sorts_all_values():
-    used_in_part = jax.jit(lambda x: sampling.top_k(x, 4)[0][:, :2])
+    def used_in_part(values):
+        found, places = sampling.top_k(values, 4)
+        return found[:, :2], places
+
     for size in (400, 5000):
-        program = used_in_part.lower(jax.ShapeDtypeStruct((2, size), jnp.float32)).compile().as_text()
+        program = jax.jit(used_in_part).lower(jax.ShapeDtypeStruct((2, size), jnp.float32)).compile().as_text()
         sorted_sizes = [int(size) for size in re.findall(r"\[2,(\d+)\]\S* sort\(", program)]
         assert all(size <= 4 for size in sorted_sizes), sorted_sizes
 
@@ -118,6 +129,14 @@ def test_top_k_keeps_what_is_as_probable_as_the_last():
     logits = jnp.array([[-0.0, 0.0, -1.0, 5.0, -jnp.inf], [-2.0, -2.0, -2.0, -3.0, -3.0]])
     kept = sampling.keep_top_k(logits, jnp.array([2, 4])) > -jnp.inf
     np.testing.assert_array_equal(kept, [[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_top_k_tells_neighbours_among_numbers_apart(sign):
+    neighbours = jnp.asarray(1 + np.arange(12) * 2.0**-23, jnp.float32)
+    for k in range(1, 13):
+        kept = sampling.keep_top_k(sign * neighbours[None], jnp.array([k])) > -jnp.inf
+        assert kept.sum() == k
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9, 1.0])
@@ -240,5 +259,6 @@ def test_rows_of_a_config():
         "repetition": [pytest.approx(1.2)] * 2,
         "min_tokens": [4] * 2,
     }
+    assert RowSettings.of(DecodeConfig(top_p=0.0), 1).top_p == 0
     for strategy in ("greedy", "beam"):
         assert not RowSettings.of(DecodeConfig(strategy=strategy, temperature=0.5), 2).sample.any()

@@ -178,6 +178,16 @@ def test_a_run_of_fallback_bytes_waits_for_its_end():
     assert pieces(tokenizer, [letter, *run, first + 0xFF], [])[0][-1] == "\ufffd" * 4
 
 
+def test_a_token_without_text_does_not_end_a_run():
+    tokenizer = llama()
+    first = min(tokenizer.fallback_bytes)
+    letter, smile = tokenizer.encode("a")[-1], [first + byte for byte in "😀".encode()]
+    silent = first - 1
+    assert tokenizer.decode([silent]) == ""
+    tokens = [letter, *smile[:2], silent, *smile[2:], letter]
+    assert pieces(tokenizer, tokens, [])[0] == ["a", "", "", "", "", "", "😀a", ""]
+
+
 def test_what_may_become_a_stop_text_is_held_back():
     tokenizer = CharacterTokenizer("abcd")
     shown, done = pieces(tokenizer, tokenizer.encode("abacabcd"), ["abc"])
@@ -220,9 +230,10 @@ def test_the_stop_text_that_is_complete_first_counts(text, stop, left):
     assert "".join(pieces(tokenizer, tokenizer.encode(text), stop)[0]) == left
 
 
-@pytest.mark.parametrize("kind", [*TRAINED, *IMPORTED])
+@pytest.mark.parametrize("kind", [*TRAINED, *IMPORTED, "broken bytes"])
 def test_the_cost_of_a_token_does_not_grow(kind):
-    tokenizer = IMPORTED[kind]() if kind in IMPORTED else trained(kind)
+    tokenizer = IMPORTED[kind]() if kind in IMPORTED else ByteTokenizer() if "broken" in kind else trained(kind)
+    tokens = [FIRST + 0x80] * 300 if "broken" in kind else tokenizer.encode(" ".join(TEXTS))
     lengths = []
 
     class Counting:
@@ -232,7 +243,6 @@ def test_the_cost_of_a_token_does_not_grow(kind):
             lengths.append(len(ids))
             return tokenizer.decode(ids)
 
-    tokens = tokenizer.encode(" ".join(TEXTS))
     stream = TextStream(Counting(), ["never"])
     text = "".join([*map(stream.feed, tokens), stream.close()])
     assert text == tokenizer.decode(tokens)

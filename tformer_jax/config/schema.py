@@ -194,7 +194,7 @@ class DecodeConfig(Section):
     repetition_penalty: float = setting(
         1.0, "logits of tokens that occurred are divided by it (negative ones multiplied); 1: no penalty", low=0.01
     )
-    no_repeat_ngram: int = setting(0, "no so many tokens in a row occur a second time; 0: they may", low=0)
+    no_repeat_ngram: int = setting(0, "n: no n tokens in a row occur twice; 0: they may", low=0)
     forbidden: tuple[str, ...] = setting(
         (), "texts whose tokens, as they are alone and after a space, are never completed"
     )

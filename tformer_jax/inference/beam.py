@@ -97,7 +97,7 @@ class Beams:
         grown = jnp.where(now, tokens[..., None], _take(self.running, parents))
         made = self.made + ~self.done
         ends = (tokens == EOS) | (made >= self.room)[:, None]
-        going, order = jax.lax.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
+        going, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
         finished = self._finish(grown, sums, ends, made)
         can_improve = _can_improve(going[:, 0], finished.scores, made, self.room, self.cfg)
         ancestors = _take(self.lineage.ancestors, _take(parents, order))
@@ -145,7 +145,7 @@ class Beams:
         values, tokens = sampling.top_k(self._allowed(logits, total), min(2 * k, logits.shape[-1]))
         B, _, width = values.shape
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
-        best, found = jax.lax.top_k(sums, 2 * k)
+        best, found = sampling.top_k(sums, 2 * k)
         return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
@@ -165,7 +165,7 @@ class Beams:
         k = self.cfg.beams
         counts = ends & (jnp.arange(2 * k) < k) & ~self.done[:, None]
         scores = jnp.where(counts, sums / length_penalty(made, self.cfg)[:, None], WORST)
-        best, order = jax.lax.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
+        best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         return Hypotheses(_take(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
 
 

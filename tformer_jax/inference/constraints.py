@@ -53,8 +53,8 @@ def constrain(
 ) -> jax.Array:
     """Logits (or log-probabilities) of what the rules allow; what they exclude has -inf.
 
-    A row whose tokens are all excluded ends: it is left EOS. Forced tokens go before all other rules; the one whose
-    turn it is has 0, all others -inf.
+    A row whose tokens are all excluded ends: EOS has 0. Forced tokens go before all other rules: the one whose turn it
+    is has 0, all others -inf.
 
     Args:
         logits: float32 [B, V].
@@ -109,8 +109,6 @@ def exclude_sequences(
     """Excludes the last token of each sequence whose other tokens end the history; that of a single token always."""
     rows = logits.shape[0]
     for length, group in itertools.groupby(sorted(sequences, key=len), key=len):
-        if length - 1 > history.shape[1]:
-            break
         ids = jnp.array(list(group), jnp.int32)
         complete = jnp.broadcast_to((counts >= length - 1)[:, None], (rows, len(ids)))
         for place, token in enumerate(_ending(history, counts, length - 1)):

@@ -221,7 +221,7 @@ class Engine:
         if kind in self._lanes:
             return True
         if len(self._lanes) == LANES:
-            unused = [other for other, lane in self._lanes.items() if not lane.running]
+            unused = [other for other, lane in self._lanes.items() if lane.unused]
             if not unused:
                 return False
             del self._lanes[unused[0]]

@@ -54,6 +54,11 @@ class Lane:
         self.state = compiled.empty(plan, self._size)
         self._ended = np.zeros(plan.rows, bool)
 
+    @property
+    def unused(self) -> bool:
+        """Whether no row runs or is about to."""
+        return not self.running and not self._reserved
+
     def worth_beginning(self, waiting: int) -> bool:
         """Whether rows are given to `waiting` requests now: a few together where many wait, for speed."""
         return len(self._free) >= min(waiting, -(-self.plan.rows // 4))

@@ -1,0 +1,254 @@
+"""An engine gives every request what it would get alone, whoever comes and goes beside it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import oracles
+from tests.helpers import build, tiny
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.inference import engine as engines
+from tformer_jax.inference import generate, scheduler
+from tformer_jax.inference.batching import pad_rows
+from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.engine import Engine, Event, Request
+from tformer_jax.special_tokens import EOS, PAD
+
+LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
+TOKENIZERS = Tokenizers(LETTERS, LETTERS)
+TEXTS = ["abc", "gfedcba", "a", "abcabcabc", "bb", "cab"]
+LONG = 40
+GREEDY = DecodeConfig(max_new_tokens=7)
+SAMPLE = DecodeConfig(max_new_tokens=7, strategy="sample", temperature=2.0)
+BEAM = DecodeConfig(max_new_tokens=7, strategy="beam", beams=3)
+
+
+def config(family: str, **changes) -> Config:
+    source, batching = {"seq2seq": ("cldr_translation", "buckets"), "decoder_lm": ("stdlib_text", "windows")}[family]
+    model = tiny(family, max_length=LONG, **changes)
+    return Config(model=model, data=DataConfig(source=source, batching=batching, window=8, bucket_lengths=(8, 16)))
+
+
+def models(family: str, **changes):
+    cfg = config(family, **changes)
+    return cfg, *build(cfg.model, seed=1)
+
+
+@pytest.fixture(scope="module", params=["seq2seq", "decoder_lm"])
+def trained(request):
+    return models(request.param)
+
+
+def row_keys(seed: int, places: np.ndarray) -> jax.Array:
+    """One PRNG key a row: the seed, and the place folded in."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), places)
+
+
+def engine(trained, slots: int = 3, **options) -> Engine:
+    return Engine(*trained, TOKENIZERS, slots=slots, **options)
+
+
+def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int, int], tuple[str, Event]]:
+    """Runs to the end: for each request and sample its text, and its last event."""
+    events = [] if events is None else events
+    while not served.idle:
+        events += served.step()
+    texts: dict[tuple[int, int], str] = {}
+    last: dict[tuple[int, int], Event] = {}
+    for event in events:
+        key = event.request, event.sample
+        assert key not in last or last[key].finish is None, "nothing follows the end"
+        texts[key], last[key] = texts.get(key, "") + event.text, event
+    assert served.pages_used == 0
+    assert all(event.finish for event in last.values())
+    return {key: (texts[key], last[key]) for key in texts}
+
+
+def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, place: int = 0) -> str:
+    """The best output, by the batch functions, for this text only."""
+    cfg, model, params = trained
+    ids = LETTERS.encode(text)
+    translates = cfg.model.family == "seq2seq"
+    run = generate.translate if translates else generate.continue_text
+    row = pad_rows([[*ids, EOS] if translates else ids], 1, 32, pad_left=not translates)
+    keys, rules = row_keys(seed, np.array([place])), Rules.of(decode, LETTERS)
+    (output,) = np.asarray(run(model, params, row, keys, length=decode.max_new_tokens, cfg=decode, rules=rules))
+    return LETTERS.decode(output)
+
+
+@pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
+def test_requests_get_what_they_get_alone(trained, decode):
+    served = engine(trained)
+    numbers = [served.submit(Request(text, decode, seed=3, place=place)) for place, text in enumerate(TEXTS)]
+    found = finish(served)
+    expected = [alone(trained, text, decode, 3, place) for place, text in enumerate(TEXTS)]
+    assert [found[number, 0][0] for number in numbers] == expected
+    assert len(set(expected)) > 1
+
+
+VARIANTS = {
+    "rotary, windows": {"position": "rotary", "head_dim": 4, "window": 3, "layer_pattern": ("window", "full")},
+    "learned, post, GQA": {"position": "learned", "norm_placement": "post", "num_kv_heads": 2},
+    "ALiBi": {"position": "alibi"},
+    "prefix LM": {"prefix_lm": True},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
+    monkeypatch.setattr(scheduler, "CHUNK", 8)
+    trained = models("decoder_lm", decoder_layers=2, **changes)
+    served = engine(trained)
+    long = "abcdefgabcdefgabcdefg"
+    texts = [long, long + "ab", "ga", long, long[:17] + "a"]
+    decode = dataclasses.replace(GREEDY, cache_dtype="float32")
+    numbers = [served.submit(Request(text, decode)) for text in texts]
+    found = finish(served)
+    _, model, params = trained
+    rows = pad_rows([LETTERS.encode(text) for text in texts], len(texts), 32, pad_left=True)
+    outputs = generate.continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
+    assert [found[number, 0][0] for number in numbers] == [LETTERS.decode(row) for row in np.asarray(outputs)]
+
+
+@pytest.mark.parametrize("text", ["abc", "abcdefgabcdefgabcd"])
+def test_samples_of_one_prompt_share_it(trained, text):
+    served = engine(trained, slots=4)
+    number = served.submit(Request(text, SAMPLE, seed=5, place=7, samples=4))
+    events = served.step()
+    full = 4 * -(-(len(text) + 7) // 16)
+    assert trained[0].model.family == "seq2seq" or served.pages_used == full - 3 * ((len(text) - 1) // 16)
+    found = finish(served, events)
+    outputs = [found[number, sample][0] for sample in range(4)]
+    assert outputs == [alone(trained, text, SAMPLE, 5, 7 + sample) for sample in range(4)]
+    assert len(set(outputs)) > 1
+
+
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_whoever_comes_and_goes_nobody_notices(trained, data):
+    """Requests of all kinds come at any time, and some leave; the others get what they get alone."""
+    served, events = engine(trained, pages=data.draw(st.sampled_from([None, 9]))), []
+    asked: dict[int, tuple] = {}
+    for _ in range(data.draw(st.integers(1, 12))):
+        action = data.draw(st.sampled_from(["submit", "submit", "step", "cancel"]))
+        if action == "submit":
+            text, decode = data.draw(st.sampled_from(TEXTS)), data.draw(st.sampled_from([GREEDY, SAMPLE, BEAM]))
+            seed = data.draw(st.integers(0, 2))
+            asked[served.submit(Request(text, decode, seed=seed))] = text, decode, seed
+        elif action == "step":
+            events += served.step()
+        elif asked:
+            number = data.draw(st.sampled_from(sorted(asked)))
+            served.cancel(number)
+            if not any(event.request == number and event.finish for event in events):
+                del asked[number]
+                events = [event for event in events if event.request != number]
+    found = finish(served, events)
+    assert {number for number, _ in found} == set(asked)
+    for number, (text, decode, seed) in asked.items():
+        assert found[number, 0][0] == alone(trained, text, decode, seed), (text, decode)
+
+
+def test_the_best_outputs_come_with_their_scores(trained):
+    cfg, model, params = trained
+    served = engine(trained)
+    number = served.submit(Request("abc", BEAM, samples=2))
+    found = finish(served)
+    search = generate.best_translations if cfg.model.family == "seq2seq" else generate.best_continuations
+    ids = LETTERS.encode("abc")
+    rows = np.array([[*ids, EOS] if cfg.model.family == "seq2seq" else [PAD, *ids]])
+    best = search(model, params, rows, length=7, cfg=BEAM)
+    for sample in range(2):
+        text, event = found[number, sample]
+        assert text == LETTERS.decode(np.asarray(best.tokens)[0, sample])
+        assert event.score == pytest.approx(float(best.scores[0, sample]), rel=1e-5)
+
+
+def test_the_score_is_the_sum_of_log_probabilities():
+    trained = cfg, _, params = models("decoder_lm")
+    served = engine(trained)
+    number = served.submit(Request("abcde", GREEDY))
+    text, event = finish(served)[number, 0]
+    ids = LETTERS.encode("abcde") + LETTERS.encode(text)
+    tokens = np.array([ids + [EOS] * (event.finish == "stop")])
+    log_p = np.log(oracles.softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, tokens, tokens != PAD)))[0]
+    assert event.tokens == tokens.shape[1] - 5
+    expected = sum(log_p[place - 1, tokens[0, place]] for place in range(5, tokens.shape[1]))
+    assert event.score == pytest.approx(expected, rel=1e-5)
+
+
+def endless(family: str = "decoder_lm"):
+    """A model that never chooses EOS, and its greedy output for "abc"."""
+    cfg, model, params = models(family, output_bias=True)
+    params["head"]["bias"] = params["head"]["bias"].at[np.array([EOS, 3])].set(-1e4)
+    return (cfg, model, params), alone((cfg, model, params), "abc", GREEDY)
+
+
+def test_a_stop_text_ends_an_output_and_frees_its_row():
+    trained, output = endless()
+    served = engine(trained, slots=1)
+    stop = output[2:4]
+    first = served.submit(Request("abc", dataclasses.replace(GREEDY, stop=(stop,))))
+    second = served.submit(Request("abc", GREEDY))
+    found = finish(served)
+    assert found[first, 0][0] == output[: output.index(stop)]
+    assert found[first, 0][1].finish == "stop"
+    assert found[second, 0][0] == output
+    assert found[second, 0][1].finish == "length"
+
+
+def test_rules_and_limits_belong_to_requests():
+    trained, output = endless()
+    served = engine(trained)
+    forbids = dataclasses.replace(GREEDY, forbidden=(output[0],), max_new_tokens=3)
+    first = served.submit(Request("abc", forbids))
+    second = served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=LONG)))
+    found = finish(served)
+    assert output[0] not in found[first, 0][0] and len(found[first, 0][0]) == 3
+    assert len(found[second, 0][0]) == LONG - 3
+
+
+def test_pages_limit_who_runs_at_once():
+    trained, _ = endless()
+    served = engine(trained, slots=4, pages=2)
+    long = dataclasses.replace(GREEDY, max_new_tokens=20)
+    numbers = [served.submit(Request("abc", long)) for _ in range(3)]
+    events = served.step()
+    assert (served.running, served.waiting, served.pages_used) == (1, 2, 2)
+    found = finish(served, events)
+    assert len({found[number, 0][0] for number in numbers}) == 1
+    with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: ask for fewer"):
+        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=32)))
+
+
+def test_more_kinds_of_decoding_than_lanes_wait_for_each_other(trained, monkeypatch):
+    monkeypatch.setattr(engines, "LANES", 1)
+    served = engine(trained)
+    kinds = [GREEDY, BEAM, SAMPLE]
+    numbers = [served.submit(Request("abc", decode)) for decode in kinds]
+    found = finish(served)
+    assert [found[number, 0][0] for number in numbers] == [alone(trained, "abc", decode) for decode in kinds]
+
+
+@pytest.mark.parametrize(
+    ("request_of", "sentence"),
+    [
+        (lambda: Request("a" * LONG, GREEDY), "has 40 tokens, but the model takes at most 39: shorten it"),
+        (lambda: Request("", GREEDY), "is empty: write at least one character"),
+        (lambda: Request("abc", BEAM, samples=4), "4 outputs are more than decode.beams=3"),
+        (lambda: Request("abc", SAMPLE, samples=4), "4 outputs are more than the engine's 3 rows"),
+        (lambda: Request("abc", dataclasses.replace(GREEDY, forbidden=("?",))), "the vocabulary has no token of '\\?'"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_once(trained, request_of, sentence):
+    served = engine(trained)
+    for ask in (served.check, served.submit):
+        with pytest.raises(ConfigError, match=sentence):
+            ask(request_of())
+    assert served.idle
