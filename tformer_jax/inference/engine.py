@@ -9,15 +9,16 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import encode_one
-from tformer_jax.inference.generate import as_loop
 from tformer_jax.inference.lane import Plan
 from tformer_jax.inference.scheduler import Lane, Running
 from tformer_jax.inference.stopping import TextStream
+from tformer_jax.nn import layouts
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 PAGE_SIZE = 16
@@ -80,8 +81,7 @@ class Engine:
         self, cfg: Config, model: Any, params: Any, tokenizers: Tokenizers, *, slots: int, pages: int | None = None
     ):
         self._cfg, self._tokenizers = cfg, tokenizers
-        self._model, variables = as_loop(model, params)
-        self._params = variables["params"]
+        self._model, self._params = _prepared(model, params)
         self._slots, self._pages = slots, pages
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
@@ -232,35 +232,39 @@ class Engine:
         return True
 
     def _advance(self, lane: Lane) -> list[Event]:
-        tokens, scores, done = lane.step()
+        tokens, scores, done = (column.tolist() for column in lane.step())
         events = []
         for row, running in list(lane.running.items()):
-            if lane.plan.decode.strategy == "beam":
-                running.made += 1
-                if done[row]:
-                    events += self._best(lane, row, running)
-                    lane.leave(row)
-                continue
-            events.append(_chain_event(running, int(tokens[row]), float(scores[row]), bool(done[row])))
-            if events[-1].finish:
+            running.made += 1
+            if lane.plan.decode.strategy != "beam":
+                events.append(_chain_event(running, tokens[row], scores[row], done[row]))
+            elif done[row]:
+                events += self._best(running, *lane.hypotheses(row))
+            if events and events[-1].request == running.request and events[-1].finish:
                 lane.leave(row)
         return events
 
-    def _best(self, lane: Lane, row: int, running: Running) -> list[Event]:
-        """The outputs of a beam search that is done."""
-        found = jax.device_get(jax.tree.map(lambda leaf: leaf[row], lane.state.rows.finished))
+    def _best(self, running: Running, tokens: np.ndarray, scores: np.ndarray) -> list[Event]:
+        """The outputs of a beam search that is done: int [k, length] and float [k]."""
         events = []
-        for sample in range(running.outputs):
-            ids = [int(token) for token in found.tokens[sample] if token != PAD]
+        for sample, (row, score) in enumerate(zip(tokens[: running.outputs], scores, strict=False)):
+            ids = row[row != PAD].tolist()
             stream = TextStream(self._tokenizers.target, running.decode.stop)
             text = "".join([*map(stream.feed, ids), stream.close()])
             finish = "stop" if EOS in ids or stream.done else "length"
-            events.append(Event(running.request, sample, text, finish, float(found.scores[sample]), len(ids)))
+            events.append(Event(running.request, sample, text, finish, float(score), len(ids)))
         return events
 
 
+def _prepared(model: Any, params: Any) -> tuple[Any, Any]:
+    """The model in the layout that decodes fastest on this device."""
+    cfg, params = layouts.unrolled(model.cfg, params)
+    if jax.default_backend() == "cpu":
+        cfg, params = layouts.untied(cfg, params)
+    return type(model)(cfg), params
+
+
 def _chain_event(running: Running, token: int, score: float, done: bool) -> Event:
-    running.made += 1
     text = running.stream.feed(token)
     finish = "stop" if running.stream.done else "length" if done else None
     if finish:

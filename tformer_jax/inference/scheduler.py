@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import lane as compiled
 from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two
+from tformer_jax.inference.beam import Beams, Hypotheses
 from tformer_jax.inference.lane import Newcomers, Plan, Size
 from tformer_jax.inference.page_table import Holding, OutOfPages, PageTable
 from tformer_jax.inference.sampling import RowSettings
@@ -50,8 +51,9 @@ class Lane:
         self.table = PageTable(plan.pages, plan.page_size)
         self.running: dict[int, Running] = {}
         self._reserved = 0
-        self._size = SMALLEST
+        self._size = self._needed = SMALLEST
         self.state = compiled.empty(plan, self._size)
+        self._hypotheses: Hypotheses | None = None
         self._ended = np.zeros(plan.rows, bool)
 
     @property
@@ -107,8 +109,10 @@ class Lane:
         leaders = [request[0][1] for request in placed]
         places = np.full(power_of_two(len(leaders)), self.plan.rows, np.int32)
         places[: len(leaders)] = [request[0][0] for request in placed]
-        if not self.running and self._size != SMALLEST:
-            self._size, self.state = SMALLEST, compiled.empty(self.plan, SMALLEST)
+        if not self.running:
+            if self._needed != self._size:
+                self.state = compiled.empty(self.plan, self._needed)
+            self._size, self._needed = self._needed, SMALLEST
         self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
         self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers(leaders, places))
         self._read_prompts(leaders, places)
@@ -121,6 +125,7 @@ class Lane:
 
     def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One more token for every row: tokens int32 [R], scores float32 [R], done bool [R]."""
+        self._hypotheses = None
         width, slots = self.plan.decode.width, 1
         for running in self.running.values():
             running.holding.filled += width if running.made else 1
@@ -130,6 +135,12 @@ class Lane:
         self.state, report = compiled.step(self.plan, self._params, self.state, self._ended, pages=pages)
         return jax.device_get((report.tokens, report.scores, report.done))
 
+    def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """What beam search has found for a row: tokens int32 [k, length], scores float32 [k]."""
+        if self._hypotheses is None:
+            self._hypotheses = jax.device_get(cast(Beams, self.state.rows).finished)
+        return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
+
     def leave(self, row: int) -> None:
         """Takes a row back, with its pages."""
         self.table.release(self.running.pop(row).holding)
@@ -138,6 +149,7 @@ class Lane:
     def _widen(self, source: int, output: int) -> None:
         """Makes room for sources and outputs of such lengths."""
         wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output)))
+        self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
         if size != self._size:
             self._size, self.state = size, compiled.widen(self.plan, self.state, size)

@@ -1,4 +1,4 @@
-"""Converts parameters between a loop over layers and a scan, so that each loads the other's weights."""
+"""Converts parameters between layouts of one model: a loop over layers or a scan, a tied or a separate output head."""
 
 import dataclasses
 from typing import Any
@@ -27,6 +27,16 @@ def convert(params: Params, cfg: ModelConfig, *, scan_layers: bool) -> Params:
 def unrolled(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     """The same model as a loop, which decoding needs."""
     return dataclasses.replace(cfg, scan_layers=False), convert(params, cfg, scan_layers=False)
+
+
+def untied(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """The same model with a kernel [D, V] for the logits, which a CPU multiplies faster than a table [V, D]."""
+    kinds = {"output": "none", "all": "inputs"}
+    if cfg.tie_embeddings not in kinds:
+        return cfg, params
+    table = params["target_embedding" if cfg.family == "seq2seq" else "embedding"]["embedding"]
+    head = {**params.get("head", {}), "kernel": table.T}
+    return dataclasses.replace(cfg, tie_embeddings=kinds[cfg.tie_embeddings]), {**params, "head": head}
 
 
 def _stack(stack: Params, depth: int, period: int) -> Params:
