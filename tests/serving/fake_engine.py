@@ -1,0 +1,147 @@
+"""A small engine that keeps the real one's promises, one letter a token: a text is followed by its letters backwards.
+
+python -m tests.serving.fake_engine --port 0 --family seq2seq serves it.
+"""
+
+import argparse
+import collections
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tformer_jax.cli import serve
+from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.inference.engine import Event, Request
+from tformer_jax.serving import server
+from tformer_jax.serving.app import Served
+
+LONGEST = 2000
+
+
+def expected(request: Request, sample: int = 0) -> tuple[str, str]:
+    """An output and how it finishes; the second sample begins with a 1, and so on; so does what a seed samples."""
+    mark = str(request.seed % 7) if request.decode.strategy == "sample" else ""
+    text = mark + (str(sample) if sample else "") + request.text[::-1]
+    ends = [text.find(stop) for stop in request.decode.stop if stop in text]
+    text = text[: min(ends)] if ends else text
+    room = request.decode.max_new_tokens
+    return (text[:room], "length") if len(text) > room else (text, "stop")
+
+
+class Row:
+    """One output that is being made."""
+
+    def __init__(self, number: int, sample: int, request: Request) -> None:
+        self.number, self.sample, self.tokens = number, sample, 0
+        self.text, self.finish = expected(request, sample)
+
+    def step(self) -> Event:
+        """One more letter; the finish comes with the last one."""
+        new = self.text[self.tokens : self.tokens + 1]
+        self.tokens += 1
+        done = self.tokens >= len(self.text)
+        score = -0.25 * self.sample if done else None
+        return Event(self.number, self.sample, new, self.finish if done else None, score, self.tokens)
+
+
+class FakeEngine:
+    """Slots are rows, and each row holds one page. Only one thread may call it.
+
+    The text `explode` makes a step fail, `odd` a submission.
+    """
+
+    def __init__(self, *, slots: int = 4, delay: float = 0.0, decode: DecodeConfig | None = None) -> None:
+        self.slots, self.pages, self.delay = slots, slots, delay
+        self.decode = decode or DecodeConfig()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.cancelled: list[int] = []
+        self.seen: list[Request] = []
+        self._queue: collections.deque[tuple[int, Request]] = collections.deque()
+        self._rows: list[Row] = []
+        self._owner: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        self._own()
+        return not self._queue and not self._rows
+
+    @property
+    def waiting(self) -> int:
+        self._own()
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        self._own()
+        return len({row.number for row in self._rows})
+
+    @property
+    def pages_used(self) -> int:
+        self._own()
+        return len(self._rows)
+
+    def check(self, request: Request) -> None:
+        if not request.text:
+            raise ConfigError("the prompt is empty: write at least one character")
+        if len(request.text) > LONGEST:
+            raise ConfigError(f"the prompt has {len(request.text)} tokens, but the model takes at most {LONGEST}")
+        if request.samples > self.slots:
+            raise ConfigError(f"{request.samples} outputs need more than {self.slots} slots")
+
+    def submit(self, request: Request) -> int:
+        self._own()
+        self.check(request)
+        if request.text == "odd":
+            raise ZeroDivisionError
+        self.seen.append(request)
+        self._queue.append((len(self.seen), request))
+        return len(self.seen)
+
+    def cancel(self, request: int) -> None:
+        self._own()
+        if any(row.number == request for row in self._rows) or any(number == request for number, _ in self._queue):
+            self.cancelled.append(request)
+        self._rows = [row for row in self._rows if row.number != request]
+        self._queue = collections.deque(one for one in self._queue if one[0] != request)
+
+    def step(self) -> list[Event]:
+        self._own()
+        self.gate.wait()
+        time.sleep(self.delay)
+        while self._queue and len(self._rows) + self._queue[0][1].samples <= self.slots:
+            number, request = self._queue.popleft()
+            if request.text == "explode":
+                raise RuntimeError("out of memory\nand a stack")
+            self._rows += [Row(number, sample, request) for sample in range(request.samples)]
+        events = [row.step() for row in self._rows]
+        self._rows = [row for row, event in zip(self._rows, events, strict=True) if event.finish is None]
+        return events
+
+    def _own(self) -> None:
+        self._owner = self._owner or threading.get_ident()
+        assert self._owner == threading.get_ident(), "two threads call the engine"
+
+
+def served(engine: FakeEngine, family: str) -> Served:
+    """What the server says of the fake."""
+    return Served("fake", family, engine.decode, len)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The server of scripts/serve.py around a fake engine."""
+    parser = argparse.ArgumentParser(parents=[serve.parser()], add_help=False, conflict_handler="resolve")
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--family", default="decoder_lm")
+    parser.add_argument("--delay", type=float, default=0.001)
+    options = parser.parse_args(argv)
+    engine = FakeEngine(slots=options.slots, delay=options.delay)
+    with server.listen(options.host, options.port) as bound:
+        serve.serve(engine, served(engine, options.family), bound, options)
+
+
+if __name__ == "__main__":
+    from tformer_jax.cli.common import run_main
+
+    run_main(main)

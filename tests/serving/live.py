@@ -1,0 +1,108 @@
+"""A server in a thread of this process, around a fake engine."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+from tests.serving.fake_engine import FakeEngine, served
+from tformer_jax.serving import app, server
+from tformer_jax.serving.engine_thread import EngineThread
+
+LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
+
+
+class Live:
+    """What a test needs of a running server."""
+
+    def __init__(self, engine: FakeEngine, family: str, *, grace: float, loopback: bool, **limits: Any) -> None:
+        self.engine = engine
+        self.socket = server.listen("127.0.0.1", 0)
+        self.thread = EngineThread(engine, {**LIMITS, **limits}["queue"])
+        application = app.build(
+            self.thread, served(engine, family), app.Limits(**{**LIMITS, **limits}), loopback=loopback
+        )
+        self.server = server.Server(application, self.thread, grace)
+        self.url = server.address(self.socket)
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.running = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
+
+    def post(self, route: str, **body: Any) -> httpx.Response:
+        return self.client.post(route, json=body)
+
+    def stream(self, route: str, **body: Any) -> list[Any]:
+        """The events of a stream, up to its [DONE]."""
+        with self.client.stream("POST", route, json={**body, "stream": True}) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith("text/event-stream")
+            return list(events(response))
+
+    def metric(self, name: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+    def background(self, route: str, **body: Any) -> tuple[threading.Thread, list[httpx.Response]]:
+        """A request in a thread of its own, and the list that its response will be in."""
+        found: list[httpx.Response] = []
+
+        def ask() -> None:
+            found.append(httpx.post(self.url + route, json=body, timeout=30))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        return thread, found
+
+    def raw(self) -> socket.socket:
+        """A connection without a client library."""
+        return socket.create_connection(self.socket.getsockname(), timeout=20)
+
+
+@contextlib.contextmanager
+def live(
+    family: str = "decoder_lm",
+    *,
+    slots: int = 4,
+    delay: float = 0.0,
+    decode: Any = None,
+    grace: float = 10.0,
+    loopback: bool = True,
+    **limits: Any,
+) -> Iterator[Live]:
+    """A server that is stopped at the end."""
+    one = Live(FakeEngine(slots=slots, delay=delay, decode=decode), family, grace=grace, loopback=loopback, **limits)
+    one.running.start()
+    until(lambda: one.server.started)
+    try:
+        yield one
+    finally:
+        one.engine.gate.set()
+        one.client.close()
+        if one.running.is_alive():
+            one.server.stop()
+        one.running.join(20)
+        assert not one.running.is_alive()
+
+
+def events(response: httpx.Response) -> Iterator[Any]:
+    """The events of a stream as they arrive; a stream that ends without [DONE] must end with an error."""
+    last = None
+    for line in response.iter_lines():
+        if line == "data: [DONE]":
+            return
+        if line:
+            last = json.loads(line.removeprefix("data: "))
+            yield last
+    assert last is not None and "error" in last
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Waits for something that happens soon."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)

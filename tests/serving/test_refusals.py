@@ -1,0 +1,187 @@
+"""Whatever a client does wrong, it gets a status and one sentence, and the server goes on."""
+
+import json
+
+import pytest
+
+from tests.serving.live import live, until
+
+COMPLETE, TRANSLATE = "/v1/completions", "/translate"
+
+
+@pytest.fixture(scope="module")
+def lm():
+    with live("decoder_lm") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def translator():
+    with live("seq2seq") as one:
+        yield one
+
+
+def refused(response, status: int, sentence: str, param: str | None = None) -> None:
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, param), error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert sentence in error["message"]
+    assert "\n" not in error["message"] and len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence", "param"),
+    [
+        ({}, "prompt: must be a text, or a list of texts", "prompt"),
+        ({"prompt": []}, "prompt: must be a text, or a list of texts", "prompt"),
+        ({"prompt": [1, 2]}, "prompt: must be a text, or a list of texts", "prompt"),
+        ({"prompt": 5}, "prompt: must be a text or a list of texts, not a whole number", "prompt"),
+        ({"prompt": {"a": 1}}, "not an object", "prompt"),
+        ({"prompt": ""}, "the prompt is empty", None),
+        ({"prompt": ["a", ""]}, "text 2: the prompt is empty", None),
+        ({"prompt": "a" * 2001}, "takes at most 2000", None),
+        ({"prompt": ["a"] * 9}, "prompt: at most 8 texts at once", "prompt"),
+        ({"prompt": "a", "max_token": 5}, "unknown field; did you mean 'max_tokens'?", "max_token"),
+        ({"prompt": "a", "logprobs": 3}, "logprobs: this server does not offer it", "logprobs"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1", "max_tokens"),
+        ({"prompt": "a", "max_tokens": 10**12}, "max_tokens: must be at most", "max_tokens"),
+        ({"prompt": "a", "max_tokens": 1.5}, "must be a whole number or null, not a number", "max_tokens"),
+        ({"prompt": "a", "max_tokens": True}, "not true or false", "max_tokens"),
+        ({"prompt": "a", "temperature": -1}, "temperature: must be at least 0", "temperature"),
+        ({"prompt": "a", "temperature": 1e300}, "temperature: must be at most 100", "temperature"),
+        ({"prompt": "a", "temperature": 1e-9}, "temperature: must be 0 (greedy) or at least", "temperature"),
+        ({"prompt": "a", "temperature": "hot"}, "must be a number or null, not a text", "temperature"),
+        ({"prompt": "a", "top_p": 1.5}, "top_p: must be at most 1", "top_p"),
+        ({"prompt": "a", "top_k": 0}, "top_k: must be at least 1", "top_k"),
+        ({"prompt": "a", "min_p": -0.1}, "min_p: must be at least 0", "min_p"),
+        ({"prompt": "a", "n": 65}, "n: must be at most 64", "n"),
+        ({"prompt": "a", "n": 5}, "5 outputs need more than 4 slots", None),
+        ({"prompt": "a", "n": 2, "temperature": 0}, "n: must be 1 for temperature 0", "n"),
+        ({"prompt": "a", "stop": [""]}, "stop: must be a text, or a list of at most 16", "stop"),
+        ({"prompt": "a", "stop": ["x"] * 17}, "stop: must be a text, or a list of at most 16", "stop"),
+        ({"prompt": "a", "stop": [["x"]]}, "stop: must be a text, or a list of at most 16", "stop"),
+        ({"prompt": "a", "seed": -1}, "seed: must be at least 0", "seed"),
+        ({"prompt": "a", "stream": "yes"}, "stream: must be true or false, not a text", "stream"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_wrong_fields(lm, body, sentence, param, stream):
+    refused(lm.post(COMPLETE, **({"stream": True} if stream else {}) | body), 400, sentence, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence", "param"),
+    [
+        ({}, "text: must be a text, or a list of texts", "text"),
+        ({"text": "a", "beams": 0}, "beams: must be at least 1", "beams"),
+        ({"text": "a", "beams": 2, "n_best": 3}, "n_best: needs at least as many beams: write 3 for beams", "n_best"),
+        ({"text": "a", "temperature": 1}, "'temperature': unknown field", "temperature"),
+    ],
+)
+def test_wrong_fields_of_translate(translator, body, sentence, param):
+    refused(translator.post(TRANSLATE, **body), 400, sentence, param)
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (b"", "the body is not JSON"),
+        (b"{", "the body is not JSON"),
+        (b"[1]", "the body must be a JSON object"),
+        (b"null", "the body must be a JSON object"),
+        (b'{"prompt": "a"} x', "the body is not JSON"),
+        (b'{"prompt": "\xff"}', "the body is not UTF-8"),
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"prompt": "a", "temperature": NaN}', "holds the number NaN"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "holds the number -Infinity"),
+        (b'{"prompt": "a", "temperature": 1e999}', "holds the number 1e999"),
+        (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "which is out of range"),
+        (b'{"prompt": "a", "prompt": "b"}', "names a field twice"),
+        (b"[" * 9000, "nested too deeply"),
+    ],
+)
+def test_bodies_that_are_no_strict_json(lm, raw, sentence):
+    response = lm.client.post(COMPLETE, content=raw, headers={"Content-Type": "application/json"})
+    refused(response, 400, sentence)
+
+
+def test_the_wrong_content_type_route_method_family_or_model(lm, translator):
+    refused(lm.client.post(COMPLETE, content=b'{"prompt": "a"}'), 415, "must be application/json")
+    refused(lm.client.get("/nowhere"), 404, "/nowhere is not a route")
+    response = lm.client.get(COMPLETE)
+    refused(response, 405, "does not take GET")
+    assert response.headers["allow"] == "POST"
+    refused(lm.client.post("/health"), 405, "does not take POST")
+    refused(lm.post(TRANSLATE, text="a"), 404, "holds a decoder_lm model, which does not translate")
+    refused(lm.post(COMPLETE, prompt="a", model="gpt-4"), 404, "this server holds only 'fake'", "model")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large(lm, chunked):
+    body = json.dumps({"prompt": "a" * 10_000}).encode()
+    content = iter([body[:5000], body[5000:]]) if chunked else body
+    response = lm.client.post(COMPLETE, content=content, headers={"Content-Type": "application/json"})
+    refused(response, 413, "more than 10000 bytes")
+    assert lm.post(COMPLETE, prompt="ab").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::1", "", "::", "a b"]
+)
+def test_names_of_other_machines(lm, host):
+    refused(lm.client.get("/health", headers={"Host": host}), 403, "answers only to localhost")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:9", "[::1]:8000", "[::1]"])
+def test_names_of_this_machine(lm, host):
+    assert lm.client.get("/health", headers={"Host": host}).status_code == 200
+
+
+def test_any_name_where_the_server_is_open_to_others():
+    with live(loopback=False) as one:
+        assert one.client.get("/health", headers={"Host": "model.example"}).status_code == 200
+
+
+def test_a_slow_sender():
+    with live(body_timeout=0.2) as one, one.raw() as connection:
+        head = (
+            f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
+        )
+        connection.sendall(f"{head}\r\n{{".encode())
+        answer = b""
+        while piece := connection.recv(9999):
+            answer += piece
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"did not arrive within 0.2 seconds" in answer
+
+
+def test_what_is_not_http(lm):
+    with lm.raw() as connection:
+        connection.sendall(b"\x00\xff\r\n\r\n")
+        assert connection.recv(99).startswith(b"HTTP/1.1 400 ")
+    assert lm.post(COMPLETE, prompt="ab").status_code == 200
+
+
+def test_a_request_that_the_engine_cannot_take(lm):
+    refused(lm.post(COMPLETE, prompt="odd"), 500, "could not take this request")
+    assert lm.post(COMPLETE, prompt="ab").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long_is_cancelled(stream):
+    with live(timeout=0.3) as one:
+        one.engine.gate.clear()
+        refused(one.post(COMPLETE, prompt="abc", stream=stream), 504, "took longer than 0.3 seconds")
+        one.engine.gate.set()
+        until(lambda: one.engine.cancelled == [1])
+        until(lambda: one.metric("tformer_pages_used") == 0)
+        assert one.post(COMPLETE, prompt="ab").status_code == 200
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error():
+    with live(timeout=0.3, delay=0.02) as one:
+        *_, last = one.stream(COMPLETE, prompt="a" * 2000, max_tokens=2000)
+        assert last["error"]["code"] == "timeout"
+        until(lambda: one.engine.cancelled == [1])
+        text = one.client.get("/metrics").text
+        assert f'tformer_requests_total{{route="{COMPLETE}",status="504"}} 1' in text

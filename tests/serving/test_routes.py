@@ -1,0 +1,164 @@
+"""Every route says what it should, whole and piece by piece."""
+
+import pytest
+
+from tests.serving.fake_engine import expected
+from tests.serving.live import live
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.engine import Request
+
+
+@pytest.fixture(scope="module")
+def lm():
+    with live("decoder_lm") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def translator():
+    with live("seq2seq") as one:
+        yield one
+
+
+def test_translate_one_text_and_several(translator):
+    assert translator.post("/translate", text="abc").json() == {"translations": [[{"text": "cba", "score": 0.0}]]}
+    found = translator.post("/translate", text=["abc", "xy"], n_best=2).json()["translations"]
+    assert [[one["text"] for one in row] for row in found] == [["cba", "1cba"], ["yx", "1yx"]]
+    assert [one["score"] for one in found[0]] == [0.0, -0.25]
+
+
+def test_translate_streams_pieces(translator):
+    found = translator.stream("/translate", text=["abc", "xy"], n_best=2)
+    assert len(found) > 4
+    whole: dict = {}
+    for piece in found:
+        whole[piece["index"], piece["rank"]] = whole.get((piece["index"], piece["rank"]), "") + piece["text"]
+    assert whole == {(0, 0): "cba", (0, 1): "1cba", (1, 0): "yx", (1, 1): "1yx"}
+    ends = {(piece["index"], piece["rank"]): piece["score"] for piece in found if piece["finish_reason"] == "stop"}
+    assert ends == {(0, 0): 0.0, (0, 1): -0.25, (1, 0): 0.0, (1, 1): -0.25}
+
+
+def test_a_completion_has_openai_s_shape(lm):
+    found = lm.post("/v1/completions", model="fake", prompt="hello", temperature=0).json()
+    assert found.pop("id").startswith("cmpl-")
+    assert isinstance(found.pop("created"), int)
+    choice = {"text": "olleh", "index": 0, "logprobs": None, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
+    assert found == {"object": "text_completion", "model": "fake", "choices": [choice], "usage": usage}
+
+
+def test_several_prompts_and_outputs_are_numbered_prompt_first(lm):
+    found = lm.post("/v1/completions", prompt=["abc", "xy"], n=2, seed=3, echo=True).json()
+    assert [one["index"] for one in found["choices"]] == [0, 1, 2, 3]
+    assert [one["text"] for one in found["choices"]] == ["abc3cba", "abc31cba", "xy4yx", "xy41yx"]
+    assert found["usage"]["prompt_tokens"] == 5
+    assert found["usage"]["completion_tokens"] == 4 + 5 + 3 + 4
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_stream_adds_up_to_the_whole(lm, echo):
+    asked = {"prompt": ["hello", "ab"], "n": 2, "seed": 5, "echo": echo, "max_tokens": 4}
+    whole = lm.post("/v1/completions", **asked).json()["choices"]
+    chunks = lm.stream("/v1/completions", **asked)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    for choice in whole:
+        mine = [part for part in parts if part["index"] == choice["index"]]
+        assert len(mine) > 2
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        assert [part["finish_reason"] for part in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+
+
+def test_a_translator_completes_too(translator):
+    found = translator.post("/v1/completions", prompt="abc").json()
+    assert found["choices"][0]["text"] == "cba"
+
+
+SAVED = DecodeConfig(top_k=7, max_new_tokens=50)
+
+
+@pytest.mark.parametrize(
+    ("family", "route", "body", "decode"),
+    [
+        ("decoder_lm", "/v1/completions", {}, SAVED),
+        ("decoder_lm", "/v1/completions", {"temperature": 0}, DecodeConfig(top_k=7, max_new_tokens=50)),
+        (
+            "decoder_lm",
+            "/v1/completions",
+            {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "max_tokens": 9, "stop": "!"},
+            DecodeConfig("sample", temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, max_new_tokens=9, stop=("!",)),
+        ),
+        ("decoder_lm", "/v1/completions", {"n": 2}, DecodeConfig("sample", top_k=7, max_new_tokens=50)),
+        ("seq2seq", "/translate", {}, SAVED),
+        ("seq2seq", "/translate", {"beams": 3}, DecodeConfig("beam", beams=3, top_k=7, max_new_tokens=50)),
+        ("seq2seq", "/translate", {"n_best": 2}, DecodeConfig("beam", beams=2, top_k=7, max_new_tokens=50)),
+        ("seq2seq", "/translate", {"max_new_tokens": 2}, DecodeConfig(top_k=7, max_new_tokens=2)),
+    ],
+)
+def test_settings_of_a_request_stand_before_those_of_the_run(family, route, body, decode):
+    with live(family, decode=SAVED) as one:
+        answer = one.post(route, **{"text" if family == "seq2seq" else "prompt": "a!b"}, **body)
+        assert answer.status_code == 200
+        assert one.engine.seen[0].decode == decode
+        assert one.engine.seen[0].samples == body.get("n", body.get("n_best", 1))
+
+
+def test_stop_texts_and_lengths_end_an_output(lm):
+    found = lm.post("/v1/completions", prompt="abcdef", temperature=0, stop=["c", "d"]).json()["choices"][0]
+    assert (found["text"], found["finish_reason"]) == ("fe", "stop")
+    found = lm.post("/v1/completions", prompt="abcdef", temperature=0, max_tokens=2).json()["choices"][0]
+    assert (found["text"], found["finish_reason"]) == ("fe", "length")
+
+
+def test_a_seed_repeats_and_no_seed_does_not(lm):
+    def outputs(**body) -> set[str]:
+        answers = [lm.post("/v1/completions", prompt="abc", temperature=1, **body) for _ in range(12)]
+        return {answer.json()["choices"][0]["text"] for answer in answers}
+
+    assert len(outputs(seed=4)) == 1
+    assert len(outputs()) > 1
+
+
+def test_every_text_arrives_as_it_was_sent(lm):
+    for text in ("ä 漢字 🙂", "\n\n", "data: [DONE]\n\n", "\u2028\u0000\x7f", "a" * 2000, '"\\'):
+        request = Request(text, DecodeConfig(max_new_tokens=2000))
+        asked = {"prompt": text, "max_tokens": 2000}
+        assert lm.post("/v1/completions", **asked).json()["choices"][0]["text"] == expected(request)[0]
+        chunks = lm.stream("/v1/completions", **asked)
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected(request)[0]
+
+
+def test_models_and_health(lm):
+    (model,) = lm.client.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"]) == ("fake", "model")
+    health = lm.client.get("/health")
+    assert (health.status_code, health.json()) == (200, {"status": "ok", "model": "fake", "family": "decoder_lm"})
+
+
+def test_metrics_count_what_happened():
+    with live(slots=3) as one:
+        for _ in range(3):
+            one.post("/v1/completions", prompt="abcd", temperature=0)
+        one.stream("/v1/completions", prompt="ab")
+        one.client.get("/nowhere")
+        text = one.client.get("/metrics").text
+        assert 'tformer_requests_total{route="/v1/completions",status="200"} 4' in text
+        assert 'tformer_requests_total{route="other",status="404"} 1' in text
+        assert one.metric("tformer_tokens_generated_total") == 3 * 4 + 2
+        assert (one.metric("tformer_pages_used"), one.metric("tformer_pages")) == (0, 3)
+        for name in ("tformer_first_token_seconds", "tformer_request_seconds"):
+            assert one.metric(f"{name}_count") == 4
+            assert f'{name}_bucket{{le="+Inf"}} 4' in text
+            buckets = [int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name}_bucket")]
+            assert buckets == sorted(buckets)
+        kinds = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+        names = {line.split("{")[0].split()[0] for line in text.splitlines() if not line.startswith("#")}
+        assert all(any(name.startswith(kind) for kind in kinds) for name in names)
+
+
+def test_the_page_needs_nothing_from_elsewhere(lm):
+    page = lm.client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http://" not in page.text and "https://" not in page.text

@@ -1,0 +1,172 @@
+"""Many clients at once, clients that go away, a full queue, a broken engine, and the end of the server."""
+
+import concurrent.futures
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.live import events, live, until
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPLETE = "/v1/completions"
+LONG = {"prompt": "a" * 2000, "max_tokens": 2000}
+
+
+def test_answers_are_not_mixed_up():
+    texts = [f"text {number} {'x' * (number % 7)}" for number in range(60)]
+    with live(slots=3, queue=60) as one, concurrent.futures.ThreadPoolExecutor(20) as pool:
+
+        def ask(text: str) -> str:
+            if len(text) % 2:
+                return "".join(chunk["choices"][0]["text"] for chunk in one.stream(COMPLETE, prompt=text))
+            return one.post(COMPLETE, prompt=text).json()["choices"][0]["text"]
+
+        assert list(pool.map(ask, texts)) == [text[::-1] for text in texts]
+
+
+def test_a_stream_arrives_while_it_is_made():
+    with live() as one:
+        one.engine.delay = 0.05
+        with one.client.stream("POST", COMPLETE, json={"prompt": "abcdef", "stream": True}) as response:
+            pieces = events(response)
+            assert next(pieces)["choices"][0]["text"] == "f"
+            one.engine.gate.clear()
+            assert next(pieces)["choices"][0]["text"] == "e"
+            one.engine.gate.set()
+            assert "".join(piece["choices"][0]["text"] for piece in pieces) == "dcba"
+
+
+def test_a_client_that_leaves_a_stream_frees_its_pages():
+    with live(delay=0.01) as one:
+        with one.client.stream("POST", COMPLETE, json={**LONG, "stream": True}) as response:
+            next(response.iter_lines())
+            until(lambda: one.metric("tformer_pages_used") == 1)
+        until(lambda: one.engine.cancelled == [1])
+        until(lambda: one.metric("tformer_pages_used") == 0)
+        text = one.client.get("/metrics").text
+        assert f'tformer_requests_total{{route="{COMPLETE}",status="499"}} 1' in text
+
+
+def test_a_client_that_leaves_before_its_answer_frees_its_pages():
+    with live(delay=0.01, slots=1) as one:
+        for number in (1, 2):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(one.url + COMPLETE, json=LONG, timeout=0.2)
+            until(lambda number=number: one.engine.cancelled == list(range(1, number + 1)))
+        until(lambda: one.metric("tformer_pages_used") == 0)
+
+
+def test_one_that_leaves_while_it_waits_is_never_begun():
+    with live(slots=1) as one:
+        one.engine.gate.clear()
+        thread, found = one.background(COMPLETE, prompt="abc")
+        until(lambda: len(one.thread.jobs) == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(one.url + COMPLETE, json={"prompt": "xyz"}, timeout=0.2)
+        until(lambda: len(one.thread.jobs) == 1)
+        one.engine.gate.set()
+        thread.join()
+        assert found[0].json()["choices"][0]["text"] == "cba"
+        assert one.metric("tformer_tokens_generated_total") == 3
+
+
+def test_a_full_queue_refuses_and_then_takes_again():
+    with live(slots=2, queue=3, delay=0.002) as one:
+        one.engine.gate.clear()
+        asked = [one.background(COMPLETE, prompt="a" * 50) for _ in range(9)]
+        until(lambda: len(one.thread.jobs) == 9)
+        one.engine.gate.set()
+        for thread, _ in asked:
+            thread.join()
+        answers = [found[0] for _, found in asked]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert 9 - 2 - 3 - 1 <= len(refused) <= 9 - 2 - 3  # one may be computed before the last one comes
+        assert all(answer.headers["retry-after"] == "1" for answer in refused)
+        assert refused[0].json()["error"]["type"] == "rate_limit_error"
+        assert all(answer.status_code == 200 for answer in answers if answer not in refused)
+        assert one.post(COMPLETE, prompt="ab").status_code == 200
+
+
+def test_a_burst_fills_the_slots_before_it_fills_the_queue():
+    with live(slots=8, queue=1) as one:
+        one.engine.gate.clear()
+        asked = [one.background(COMPLETE, prompt="a" * 30) for _ in range(8)]
+        until(lambda: len(one.thread.jobs) == 8)
+        one.engine.gate.set()
+        for thread, _ in asked:
+            thread.join()
+        assert [found[0].status_code for _, found in asked] == [200] * 8
+
+
+def test_a_broken_engine_answers_everybody_and_says_so():
+    with live(slots=1, delay=0.005) as one:
+        first, answer = one.background(COMPLETE, **LONG)
+        until(lambda: one.metric("tformer_requests_running") == 1)
+        streamed: list = []
+        stream = threading.Thread(target=lambda: streamed.extend(one.stream(COMPLETE, **LONG)))
+        assert one.client.get("/health").status_code == 200
+        one.engine.slots = 3
+        stream.start()
+        until(lambda: one.metric("tformer_requests_running") == 2)
+        refusal = one.post(COMPLETE, prompt="explode")
+        first.join()
+        stream.join()
+        for error in (refusal.json()["error"], answer[0].json()["error"], streamed[-1]["error"]):
+            assert error["code"] == "engine_failed"
+            assert error["message"] == "the engine has failed (RuntimeError: out of memory): restart the server"
+        assert (refusal.status_code, answer[0].status_code) == (500, 500)
+        health = one.client.get("/health")
+        assert health.status_code == 503
+        assert health.json()["reason"] == "RuntimeError: out of memory"
+        assert one.post(COMPLETE, prompt="ab").status_code == 500
+
+
+def test_stopping_lets_requests_finish_and_takes_no_new_ones():
+    with live(delay=0.005) as one:
+        thread, found = one.background(COMPLETE, prompt="a" * 60)
+        until(lambda: one.metric("tformer_requests_running") == 1)
+        one.server.stop()
+        until(lambda: one.thread.stopping)
+        answer = one.post(COMPLETE, prompt="ab")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+        health = one.client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "stopping")
+        thread.join()
+        assert found[0].status_code == 200
+        one.running.join(5)
+        assert not one.running.is_alive()
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_what_takes_longer_than_the_grace_period_is_cancelled(hurry):
+    with live(delay=0.01, grace=100.0 if hurry else 0.2) as one:
+        thread, found = one.background(COMPLETE, **LONG)
+        until(lambda: one.metric("tformer_requests_running") == 1)
+        one.server.stop()
+        if hurry:
+            one.server.stop()
+        thread.join()
+        assert found[0].status_code == 503
+        one.running.join(5)
+        assert not one.running.is_alive()
+        assert one.engine.cancelled == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_process_with_status_0(number):
+    command = [sys.executable, "-m", "tests.serving.fake_engine", "--port", "0", "--delay", "0.005"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().split(" at ")[1].split(";")[0]
+        asked = {"prompt": "a" * 100, "stream": True}
+        with httpx.stream("POST", url + COMPLETE, json=asked, timeout=30) as response:
+            pieces = events(response)
+            next(pieces)
+            process.send_signal(number)
+            assert len(list(pieces)) == 99
+        output, errors = process.communicate(timeout=20)
+        assert (process.returncode, output, errors) == (0, "", "")

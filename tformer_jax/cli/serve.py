@@ -1,0 +1,95 @@
+"""`scripts/serve.py`: serves a trained model over HTTP."""
+
+import argparse
+import functools
+import importlib.util
+import logging
+import math
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tformer_jax.cli import common
+from tformer_jax.config import ConfigError
+from tformer_jax.inference.engine import Engine
+from tformer_jax.train.trained import Trained, load_trained
+
+if TYPE_CHECKING:
+    from tformer_jax.serving.app import Served
+
+MIB = 2**20
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serves until Ctrl-C or SIGTERM."""
+    options = parser().parse_args(argv)
+    check_installed()
+    from tformer_jax.serving import server
+    from tformer_jax.serving.app import Served
+
+    with server.listen(options.host, options.port) as bound:
+        trained = load_trained(options.run)
+        family = trained.cfg.model.family
+        if family not in ("seq2seq", "decoder_lm"):
+            raise ConfigError(f"{options.run} holds a {family} model: use scripts/{common.COMMANDS[family]}")
+        engine = Engine(trained.cfg, trained.model, trained.params, trained.tokenizers, slots=options.slots)
+        served = Served(trained.cfg.name, family, trained.cfg.decode, functools.partial(prompt_tokens, trained))
+        serve(engine, served, bound, options)
+
+
+def serve(engine: Engine, served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
+    """Serves an engine at a bound address, within the limits that the flags name."""
+    from tformer_jax.serving import app, server
+    from tformer_jax.serving.engine_thread import EngineThread
+
+    loopback = app.is_loopback(options.host)
+    if not loopback:
+        logging.warning(
+            "--host %s: whoever reaches this machine can use the model; there is no password and no encryption",
+            options.host,
+        )
+    limits = app.Limits(options.queue, options.max_body, options.timeout, options.body_timeout)
+    thread = EngineThread(engine, options.queue)
+    print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
+    application = app.build(thread, served, limits, loopback=loopback)
+    server.Server(application, thread, options.grace).run(sockets=[bound])
+
+
+def prompt_tokens(trained: Trained, text: str) -> int:
+    """The number of tokens that the model reads of a text."""
+    if trained.cfg.model.family == "seq2seq":
+        return len(trained.tokenizers.source.encode(text)) + 1
+    return len(trained.tokenizers.target.encode(text))
+
+
+def check_installed() -> None:
+    """Raises `ConfigError` where the libraries of the server are not there."""
+    if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
+        raise ConfigError('serving needs the packages starlette and uvicorn: pip install -e ".[serve]"')
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    result = common.run_parser(
+        "serve.py",
+        "Serves a trained translator or language model over HTTP, with a page for people at /, and requests of many "
+        "clients computed together.",
+    )
+    add = result.add_argument
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, only this machine")
+    add("--port", type=common.whole(0), default=8000, metavar="N", help="default: 8000; 0: any free one, printed")
+    add("--slots", type=common.whole(1), default=8, metavar="N", help="rows computed together (default: 8)")
+    add("--queue", type=common.whole(1), default=64, metavar="N", help="requests that may wait (default: 64)")
+    add("--max-body", type=common.whole(1), default=MIB, metavar="BYTES", help="of a request (default: 1 MiB)")
+    add("--timeout", type=seconds, default=120.0, metavar="S", help="of a request, in seconds (default: 120)")
+    add("--body-timeout", type=seconds, default=10.0, metavar="S", help="to send a body in (default: 10)")
+    add("--grace", type=seconds, default=10.0, metavar="S", help="to finish requests in at the end (default: 10)")
+    return result
+
+
+def seconds(text: str) -> float:
+    """An argparse type: a positive, finite number."""
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value

@@ -1,0 +1,86 @@
+"""Listens, and stops gracefully: on Ctrl-C or SIGTERM, running requests may finish within a grace period."""
+
+import asyncio
+import socket
+import time
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tformer_jax.config import ConfigError
+from tformer_jax.serving.engine_thread import EngineThread
+
+CLOSING = 5
+"""Whole seconds that connections have to close, once their requests are done."""
+TICK = 0.05
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which drains the engine before it closes; a second signal cancels what is running.
+
+    Args:
+        app: from `app.build`.
+        thread: the engine's.
+        grace: seconds that running requests have to finish.
+    """
+
+    def __init__(self, app: ASGIApp, thread: EngineThread, grace: float) -> None:
+        config = uvicorn.Config(
+            app, http="h11", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=CLOSING
+        )
+        super().__init__(config)
+        self._thread, self._grace = thread, grace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until `stop` is called or a signal arrives."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """What a signal does."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Begins to stop; called again, cancels what is still running. Any thread and any signal may call it."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._draining is None:
+            self._thread.stopping = True
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self._grace = 0
+
+    async def _drain(self) -> None:
+        begun = time.monotonic()
+        while self._thread.jobs and time.monotonic() < begun + self._grace:
+            await asyncio.sleep(TICK)
+        self._thread.stop_jobs()
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to an address; port 0 takes any free one.
+
+    Raises:
+        ConfigError: there is no such address, or it is taken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "a port is a number from 0 to 65535"
+        raise ConfigError(f"--host {host} --port {port}: {reason}; write another one") from None
+    return bound
+
+
+def address(bound: socket.socket) -> str:
+    """The URL of a socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
