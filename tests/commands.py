@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 from tformer_jax import config
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.train import optimizers, run_folder, state
+from tformer_jax.train import optimizers, provenance, run_folder, state
 from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.run_folder import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -70,6 +72,12 @@ def start(arguments: list[str], cache: Path, **options: Any) -> subprocess.Popen
     }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     return subprocess.Popen(arguments, cwd=ROOT, env=environment, text=True, **pipes)
+
+
+def write_record(path: Path, module: str, **found: Any) -> None:
+    """Writes what `python -m module` found, with what that depends on."""
+    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
+    write_json(path, {**provenance.collect(), "command": command, **found})
 
 
 def records(run: Path) -> list[dict[str, Any]]:

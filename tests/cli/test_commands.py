@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_jax.cli import classify, common, generate, lines, score, translate
+from tformer_jax.cli import classify, common, generate, lines, score, serve, translate
 from tformer_jax.config import (
     Config,
     ConfigError,
@@ -293,6 +293,10 @@ def test_score_each_token_of_a_text(runs, capsys):
         (score, "classifier", ["x"], "holds a classifier model: use scripts/classify.py"),
         (generate, "decoder_lm", ["--prompt", "x", "--input", "in.txt"], "or with --input, not both"),
         (translate, "missing", ["x"], "missing does not exist; name the run folder"),
+        (serve, "missing", ["--port", "0"], "missing does not exist; name the run folder"),
+        (serve, "classifier", ["--port", "0"], "holds a classifier model: use scripts/classify.py"),
+        (serve, "seq2seq", ["--port", "65536"], "--port 65536: must be at most 65535"),
+        (serve, "seq2seq", ["--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: Cannot assign requested address"),
     ],
 )
 def test_mistakes(runs, command, run, arguments, sentence):

@@ -14,6 +14,7 @@ from tformer_jax.serving.engine_thread import EngineThread
 CLOSING = 5
 """Whole seconds that connections have to close, once their requests are done."""
 TICK = 0.05
+LAST_PORT = 65535
 
 
 class Server(uvicorn.Server):
@@ -69,13 +70,15 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: there is no such address, or it is taken.
     """
+    if port > LAST_PORT:
+        raise ConfigError(f"--port {port}: must be at most {LAST_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or "a port is a number from 0 to 65535"
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a name of the internet"
         raise ConfigError(f"--host {host} --port {port}: {reason}; write another one") from None
     return bound
 

@@ -1,0 +1,51 @@
+"""How the server starts: its address, its flags, and what it says of them."""
+
+import importlib.util
+
+import pytest
+
+from tests.serving.fake_engine import FakeEngine, served
+from tformer_jax.cli import serve
+from tformer_jax.config import ConfigError
+from tformer_jax.serving import server
+
+
+def test_a_free_port_is_found_and_a_taken_one_refused():
+    with server.listen("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+        assert server.address(bound) == f"http://127.0.0.1:{port}"
+        bound.listen()
+        with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; write another one"):
+            server.listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["a b", "a" * 300, "192.0.2.1"])
+def test_an_address_that_is_none(host):
+    with pytest.raises(ConfigError, match=f"--host {host} --port 0: .*; write another one"):
+        server.listen(host, 0)
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_a_warning_where_others_can_reach_it(host, warned, monkeypatch, caplog, capsys):
+    monkeypatch.setattr(server.Server, "run", lambda *_, **__: None)
+    options = serve.parser().parse_args(["--run", "x", "--host", host, "--port", "0"])
+    with server.listen(options.host, options.port) as bound:
+        serve.serve(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
+        port = bound.getsockname()[1]
+    assert ("there is no password" in caplog.text) == warned
+    shown = capsys.readouterr().out
+    assert shown.startswith("Serving fake (seq2seq) at http://")
+    assert f":{port};" in shown
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_times_are_positive(value, capsys):
+    with pytest.raises(SystemExit):
+        serve.parser().parse_args(["--run", "x", "--timeout", value])
+    assert "--timeout" in capsys.readouterr().err
+
+
+def test_missing_libraries(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[serve\]"'):
+        serve.main(["--run", "x"])
