@@ -41,8 +41,7 @@ class Row:
         new = self.text[self.tokens : self.tokens + 1]
         self.tokens += 1
         done = self.tokens >= len(self.text)
-        score = -0.25 * self.sample if done else None
-        return Event(self.number, self.sample, new, self.finish if done else None, score, self.tokens)
+        return Event(self.number, self.sample, new, self.finish if done else None, None, self.tokens)
 
 
 class FakeEngine:
@@ -54,6 +53,7 @@ class FakeEngine:
     def __init__(self, *, slots: int = 4, delay: float = 0.0, decode: DecodeConfig | None = None) -> None:
         self.slots, self.pages, self.delay = slots, slots, delay
         self.decode = decode or DecodeConfig()
+        self.score: float | None = 0.0
         self.gate = threading.Event()
         self.gate.set()
         self.cancelled: list[int] = []
@@ -115,9 +115,14 @@ class FakeEngine:
             if request.text == "explode":
                 raise RuntimeError("out of memory\nand a stack")
             self._rows += [Row(number, sample, request) for sample in range(request.samples)]
-        events = [row.step() for row in self._rows]
+        events = [self._scored(row.step()) for row in self._rows]
         self._rows = [row for row, event in zip(self._rows, events, strict=True) if event.finish is None]
         return events
+
+    def _scored(self, event: Event) -> Event:
+        if event.finish is None or self.score is None:
+            return event
+        return event._replace(score=self.score - 0.25 * event.sample)
 
     def _own(self) -> None:
         self._owner = self._owner or threading.get_ident()

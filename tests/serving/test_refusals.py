@@ -142,17 +142,31 @@ def test_any_name_where_the_server_is_open_to_others():
         assert one.client.get("/health", headers={"Host": "model.example"}).status_code == 200
 
 
+HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def answer_to(one, request: str) -> str:
+    """What the server says to bytes after which the client sends no more; the server closes or waits."""
+    with one.raw() as connection:
+        connection.sendall(f"{HEAD}{request}".encode())
+        return connection.recv(9999).decode()
+
+
+def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(lm):
+    assert answer_to(lm, f"Content-Length: {10**15}\r\n\r\n").startswith("HTTP/1.1 413 ")
+
+
+def test_a_body_without_an_end_is_refused_once_it_is_too_large(lm):
+    chunk = f"2ee0\r\n{'x' * 12_000}\r\n"
+    assert answer_to(lm, f"Transfer-Encoding: chunked\r\n\r\n{chunk}").startswith("HTTP/1.1 413 ")
+
+
 def test_a_slow_sender():
-    with live(body_timeout=0.2) as one, one.raw() as connection:
-        head = (
-            f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
-        )
-        connection.sendall(f"{head}\r\n{{".encode())
-        answer = b""
-        while piece := connection.recv(9999):
-            answer += piece
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b"did not arrive within 0.2 seconds" in answer
+    with live(body_timeout=0.2) as one:
+        answer = answer_to(one, "Content-Length: 99\r\n\r\n{")
+        assert answer.startswith("HTTP/1.1 408 ")
+        assert "did not arrive within 0.2 seconds" in answer
+        assert "connection: close" in answer.lower()
 
 
 def test_what_is_not_http(lm):
@@ -160,6 +174,13 @@ def test_what_is_not_http(lm):
         connection.sendall(b"\x00\xff\r\n\r\n")
         assert connection.recv(99).startswith(b"HTTP/1.1 400 ")
     assert lm.post(COMPLETE, prompt="ab").status_code == 200
+
+
+def test_a_mistake_of_the_server_itself():
+    with live() as one:
+        one.thread.load = None
+        refused(one.client.get("/metrics"), 500, "the server made a mistake")
+        assert one.client.get("/health").status_code == 200
 
 
 def test_a_request_that_the_engine_cannot_take(lm):
@@ -183,5 +204,4 @@ def test_a_stream_that_takes_too_long_ends_with_an_error():
         *_, last = one.stream(COMPLETE, prompt="a" * 2000, max_tokens=2000)
         assert last["error"]["code"] == "timeout"
         until(lambda: one.engine.cancelled == [1])
-        text = one.client.get("/metrics").text
-        assert f'tformer_requests_total{{route="{COMPLETE}",status="504"}} 1' in text
+        until(lambda: one.metric(f'tformer_requests_total{{route="{COMPLETE}",status="504"}}') == 1)

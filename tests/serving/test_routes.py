@@ -1,11 +1,14 @@
 """Every route says what it should, whole and piece by piece."""
 
+import math
+
 import pytest
 
 from tests.serving.fake_engine import expected
 from tests.serving.live import live
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
+from tformer_jax.serving.metrics import Histogram
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,19 @@ def test_translate_one_text_and_several(translator):
     found = translator.post("/translate", text=["abc", "xy"], n_best=2).json()["translations"]
     assert [[one["text"] for one in row] for row in found] == [["cba", "1cba"], ["yx", "1yx"]]
     assert [one["score"] for one in found[0]] == [0.0, -0.25]
+
+
+@pytest.mark.parametrize("score", [math.nan, -math.inf, None])
+def test_a_score_that_is_no_number(score):
+    with live("seq2seq") as one:
+        one.engine.score = score
+        assert one.post("/translate", text="a").json() == {"translations": [[{"text": "a", "score": None}]]}
+        assert one.stream("/translate", text="a")[-1]["score"] is None
+
+
+def test_null_stands_for_the_default(lm):
+    body = {"prompt": "abc", "n": None, "stop": None, "stream": None, "max_tokens": None, "temperature": 0}
+    assert lm.post("/v1/completions", **body).json()["choices"][0]["text"] == "cba"
 
 
 def test_translate_streams_pieces(translator):
@@ -155,6 +171,22 @@ def test_metrics_count_what_happened():
         kinds = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
         names = {line.split("{")[0].split()[0] for line in text.splitlines() if not line.startswith("#")}
         assert all(any(name.startswith(kind) for kind in kinds) for name in names)
+
+
+def test_a_histogram_by_hand():
+    histogram = Histogram()
+    for seconds in (0.001, 0.005, 0.03, 500.0):
+        histogram.observe(seconds)
+    lines = list(histogram.lines("x", "of a test"))
+    assert lines[:6] == [
+        "# HELP x of a test",
+        "# TYPE x histogram",
+        'x_bucket{le="0.005"} 2',
+        'x_bucket{le="0.01"} 2',
+        'x_bucket{le="0.025"} 2',
+        'x_bucket{le="0.05"} 3',
+    ]
+    assert lines[-4:] == ['x_bucket{le="120.0"} 3', 'x_bucket{le="+Inf"} 4', "x_sum 500.036", "x_count 4"]
 
 
 def test_the_page_needs_nothing_from_elsewhere(lm):

@@ -225,4 +225,5 @@ async def _gone(_: HttpRequest, __: ClientDisconnect) -> Response:
 
 
 async def _apologise(_: HttpRequest, __: Exception) -> Response:
-    return Refusal("the server made a mistake; its log says which", 500).response()
+    message = "the server made a mistake; its log says which"
+    return Refusal(message, 500, headers={"Connection": "close"}).response()

@@ -161,7 +161,7 @@ class EngineThread:
     def _refuse_what_waits(self) -> None:
         """After a step whoever still waits found no free slot: what does not fit behind that is refused."""
         for job in [*self._arrived]:
-            if self._engine.waiting and not self._fits(job):
+            if not self._fits(job):
                 message = f"the queue of {self._limit} requests is full: try again later"
                 self._refuse(job, Refusal(message, 429, code="queue_full", headers={"Retry-After": "1"}))
 
