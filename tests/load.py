@@ -6,6 +6,7 @@ python -m tests.load --run runs/translate_cldr_en_de
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -36,6 +37,8 @@ REFUSED = {"oversized": 413, "malformed": 400, "slow sender": 408}
 HELD = ("tformer_pages_used", "tformer_requests_running", "tformer_requests_waiting")
 TOKENS = "tformer_tokens_generated_total"
 JSON = {"Content-Type": "application/json"}
+PATIENCE = (0.05, 0.5, 5.0)
+"""Means of the seconds after which a client loses patience."""
 GROWTH = 1.05
 """Largest memory in the last quarter, as a multiple of that in the first."""
 TEXTS = {
@@ -130,14 +133,18 @@ class Load:
         await self.streamed(body, expected, pause=0.05)
 
     async def killed(self, body: dict, expected: Any) -> None:
-        """Leaves at a random moment: while it waits, or after some pieces."""
-        try:
-            async with asyncio.timeout(self.draw.expovariate(1 / 0.05)):
-                async with await self.open(body, stream=self.draw.random() < 0.7) as response:
-                    async for _ in response.aiter_raw():
-                        pass
-        except TimeoutError:
-            pass
+        """Leaves after some pieces, or at a random moment while nothing has come."""
+        if self.draw.random() < 0.5:
+            async with await self.open(body) as response:
+                left = self.draw.randint(1, 6)
+                async for _ in response.aiter_raw():
+                    left -= 1
+                    if left == 0:
+                        return
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.draw.expovariate(1 / self.draw.choice(PATIENCE))):
+                await self.polite(body)
 
     async def oversized(self, body: dict, expected: Any) -> None:
         body = {**body, "prompt" if "prompt" in body else "text": "x" * MAX_BODY}

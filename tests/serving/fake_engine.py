@@ -21,7 +21,7 @@ LONGEST = 2000
 
 def expected(request: Request, sample: int = 0) -> tuple[str, str]:
     """An output and how it finishes; the second sample begins with a 1, and so on; so does what a seed samples."""
-    mark = str(request.seed % 7) if request.decode.strategy == "sample" else ""
+    mark = str((request.seed + request.place) % 7) if request.decode.strategy == "sample" else ""
     text = mark + (str(sample) if sample else "") + request.text[::-1]
     ends = [text.find(stop) for stop in request.decode.stop if stop in text]
     text = text[: min(ends)] if ends else text

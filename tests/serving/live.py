@@ -1,4 +1,4 @@
-"""A server in a thread of this process, around a fake engine."""
+"""A server in a thread of this process."""
 
 import contextlib
 import json
@@ -12,6 +12,7 @@ import httpx
 
 from tests.serving.fake_engine import FakeEngine, served
 from tformer_jax.serving import app, server
+from tformer_jax.serving.app import Served
 from tformer_jax.serving.engine_thread import EngineThread
 
 LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
@@ -20,13 +21,11 @@ LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
 class Live:
     """What a test needs of a running server."""
 
-    def __init__(self, engine: FakeEngine, family: str, *, grace: float, loopback: bool, **limits: Any) -> None:
+    def __init__(self, engine: Any, model: Served, *, grace: float, loopback: bool, **limits: Any) -> None:
         self.engine = engine
         self.socket = server.listen("127.0.0.1", 0)
         self.thread = EngineThread(engine, {**LIMITS, **limits}["queue"])
-        application = app.build(
-            self.thread, served(engine, family), app.Limits(**{**LIMITS, **limits}), loopback=loopback
-        )
+        application = app.build(self.thread, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback)
         self.server = server.Server(application, self.thread, grace)
         self.url = server.address(self.socket)
         self.client = httpx.Client(base_url=self.url, timeout=30)
@@ -64,23 +63,26 @@ class Live:
 
 @contextlib.contextmanager
 def live(
-    family: str = "decoder_lm",
-    *,
-    slots: int = 4,
-    delay: float = 0.0,
-    decode: Any = None,
-    grace: float = 10.0,
-    loopback: bool = True,
-    **limits: Any,
+    family: str = "decoder_lm", *, slots: int = 4, delay: float = 0.0, decode: Any = None, **options: Any
 ) -> Iterator[Live]:
-    """A server that is stopped at the end."""
-    one = Live(FakeEngine(slots=slots, delay=delay, decode=decode), family, grace=grace, loopback=loopback, **limits)
+    """A server around a fake engine, which is stopped at the end."""
+    engine = FakeEngine(slots=slots, delay=delay, decode=decode)
+    with around(engine, served(engine, family), **options) as one:
+        try:
+            yield one
+        finally:
+            engine.gate.set()
+
+
+@contextlib.contextmanager
+def around(engine: Any, model: Served, *, grace: float = 10.0, loopback: bool = True, **limits: Any) -> Iterator[Live]:
+    """A server around any engine, which is stopped at the end."""
+    one = Live(engine, model, grace=grace, loopback=loopback, **limits)
     one.running.start()
     until(lambda: one.server.started)
     try:
         yield one
     finally:
-        one.engine.gate.set()
         one.client.close()
         if one.running.is_alive():
             one.server.stop()

@@ -73,6 +73,7 @@ def test_wrong_fields(lm, body, sentence, param, stream):
     ("body", "sentence", "param"),
     [
         ({}, "text: must be a text, or a list of texts", "text"),
+        ({"text": "a", "n_best": 17}, "n_best: must be at most 16", "n_best"),
         ({"text": "a", "beams": 0}, "beams: must be at least 1", "beams"),
         ({"text": "a", "beams": 2, "n_best": 3}, "n_best: needs at least as many beams: write 3 for beams", "n_best"),
         ({"text": "a", "temperature": 1}, "'temperature': unknown field", "temperature"),

@@ -15,6 +15,8 @@ from tformer_jax.serving.refusal import Refusal
 MOST = 2**31 - 1
 """Largest whole number: what the device counts with."""
 MOST_OUTPUTS = 64
+MOST_BEAMS = 16
+"""Each number of beams has a cache of its own, whose size grows with it."""
 STOPS = 16
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
@@ -70,8 +72,8 @@ class Translation(Body):
     """The fields of `POST /translate`."""
 
     text: tuple[str, ...] = setting((), "a text, or a list of texts")
-    beams: int | None = setting(None, "beams of the search; the run's own setting", low=1, high=MOST_OUTPUTS)
-    n_best: int = setting(1, "translations of each text", low=1, high=MOST_OUTPUTS)
+    beams: int | None = setting(None, "beams of the search; the run's own setting", low=1, high=MOST_BEAMS)
+    n_best: int = setting(1, "translations of each text", low=1, high=MOST_BEAMS)
     max_new_tokens: int | None = setting(None, "longest translation; the run's own setting", low=1, high=MOST)
     stream: bool = setting(False, "answer by server-sent events")
 
@@ -132,7 +134,7 @@ class Completion(Body):
             raise self.error("n", "must be 1 for temperature 0, where all outputs are alike")
 
     def requests(self, saved: DecodeConfig) -> list[Request]:
-        """One request a prompt; the second one's seed is the first one's plus 1, and so on.
+        """One request a prompt; equal prompts of one list get different samples.
 
         Raises:
             ConfigError: settings contradict each other.
@@ -148,6 +150,8 @@ class Completion(Body):
         if self.stop:
             changes["stop"] = self.stop
         decode = dataclasses.replace(saved, **changes)
-        first = secrets.randbelow(MOST) if self.seed is None else self.seed
-        seeds = ((first + place) % (MOST + 1) for place in range(len(self.prompt)))
-        return [Request(text, decode, seed=seed, samples=self.n) for text, seed in zip(self.prompt, seeds, strict=True)]
+        seed = secrets.randbelow(MOST) if self.seed is None else self.seed
+        return [
+            Request(text, decode, seed=seed, place=number * self.n, samples=self.n)
+            for number, text in enumerate(self.prompt)
+        ]
