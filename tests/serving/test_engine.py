@@ -10,7 +10,7 @@ from tests.serving.live import around, until
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.inference.engine import Engine
+from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.text import TextGenerator, Translator
 from tformer_jax.serving.app import Served
 
@@ -110,3 +110,11 @@ def test_every_page_comes_back(lm, translator):
     for server in (lm[-1], translator[-1]):
         until(lambda server=server: server.metric("tformer_pages_used") == 0)
         assert server.metric("tformer_pages") > 0
+
+
+def test_what_the_engine_remembers_of_requests_is_limited():
+    cfg, model, params, _ = parts("decoder_lm")
+    engine = Engine(cfg, model, params, TOKENIZERS, slots=1)
+    for number in range(300):
+        engine.check(Request("ab", dataclasses.replace(cfg.decode, strategy="sample", temperature=1 + number / 100)))
+    assert len(engine._kinds) <= 256

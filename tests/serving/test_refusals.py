@@ -59,6 +59,7 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({"prompt": "a", "n": 2, "temperature": 0}, "n: must be 1 for temperature 0", "n"),
         ({"prompt": "a", "stop": [""]}, "stop: must be a text, or a list of at most 16", "stop"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop: must be a text, or a list of at most 16", "stop"),
+        ({"prompt": "a", "stop": "x" * 201}, "texts of 1 to 200 characters", "stop"),
         ({"prompt": "a", "stop": [["x"]]}, "stop: must be a text, or a list of at most 16", "stop"),
         ({"prompt": "a", "seed": -1}, "seed: must be at least 0", "seed"),
         ({"prompt": "a", "stream": "yes"}, "stream: must be true or false, not a text", "stream"),

@@ -25,6 +25,8 @@ PAGE_SIZE = 16
 """Tokens of a page."""
 LANES = 4
 """So many kinds of decoding (greedy and sampling are one) are kept ready at once."""
+REMEMBERED = 256
+"""So many settings of requests are looked up instead of worked out."""
 BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
 Kind = tuple[DecodeConfig, Rules]
 
@@ -210,6 +212,8 @@ class Engine:
     def _kind(self, decode: DecodeConfig) -> Kind:
         """What a lane is compiled for; greedy and sampling differ by settings of each row only."""
         if decode not in self._kinds:
+            if len(self._kinds) == REMEMBERED:
+                self._kinds.clear()
             rules = Rules.of(decode, self._tokenizers.target)
             names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
             given = {name: getattr(decode, name) for name in names}

@@ -17,7 +17,7 @@ MOST = 2**31 - 1
 MOST_OUTPUTS = 64
 MOST_BEAMS = 16
 """Each number of beams has a cache of its own, whose size grows with it."""
-STOPS = 16
+STOPS, STOP_LENGTH = 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
     "str": "a text",
@@ -126,8 +126,10 @@ class Completion(Body):
 
     def check(self) -> None:
         self.check_texts("prompt")
-        if not all(isinstance(text, str) and text for text in self.stop) or len(self.stop) > STOPS:
-            raise self.error("stop", f"must be a text, or a list of at most {STOPS} texts, none of them empty")
+        fits = all(isinstance(text, str) and 0 < len(text) <= STOP_LENGTH for text in self.stop)
+        if not fits or len(self.stop) > STOPS:
+            limits = f"at most {STOPS} texts of 1 to {STOP_LENGTH} characters"
+            raise self.error("stop", f"must be a text, or a list of {limits}")
         if self.temperature is not None and 0 < self.temperature < 1e-4:
             raise self.error("temperature", "must be 0 (greedy) or at least 0.0001")
         if self.temperature == 0 and self.n > 1:
