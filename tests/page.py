@@ -72,9 +72,9 @@ def stop_stops(page: Any, translates: bool) -> None:
 
 
 def a_refusal_is_shown(page: Any, translates: bool) -> None:
-    type_and_start(page, "abc", alternatives=60)
+    type_and_start(page, "abc", alternatives=12)
     error = page.get_by_role("alert")
-    error.filter(has_text="60 outputs need more than 8 slots").wait_for()
+    error.filter(has_text="12 outputs need more than 8 slots").wait_for()
     type_and_start(page, "abc")
     ended(page, "Done.")
     assert error.text_content() == ""
