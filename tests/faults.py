@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tests import commands
-from tformer_jax.train import provenance
-from tformer_jax.train.run_folder import write_json
 
 KIND = "bucketed translation"
 Outcome = dict[str, Any]
@@ -195,7 +193,7 @@ def main() -> None:
                 found[name] = json.loads(text)
                 print(name, *map(json.dumps, found[name]), sep="\n    ", flush=True)
     if options.record:
-        write_json(options.record, {**provenance.collect(), "faults": found})
+        commands.write_record(options.record, "tests.faults", faults=found)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tests import commands
-from tformer_jax.train import provenance
-from tformer_jax.train.run_folder import write_json
 
 PLACES = ("while starting", "between two steps", "while saving")
 SHARES = (0.15, 0.4, 0.45)
@@ -32,7 +30,7 @@ def main() -> None:
             found[kind] = kill_often(kind, options.kills, random.Random(f"{options.seed} {kind}"), Path(folder))
         print(f"{kind}: {json.dumps(found[kind])}", flush=True)
     if options.record:
-        write_json(options.record, {**provenance.collect(), "seed": options.seed, "runs": found})
+        commands.write_record(options.record, "tests.kills", seed=options.seed, runs=found)
 
 
 def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict[str, Any]:
