@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import apply, assert_close, build, tiny
 from tformer_jax.config import ConfigError
-from tformer_jax.nn.kv_cache import empty_cache, paged_cache
+from tformer_jax.nn.kv_cache import empty_cache, paged_cache, row_cache
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9, 4], [4, 10, 4, 6, 8, 7]], np.int32)
@@ -85,11 +85,11 @@ def test_smaller_storage_costs_little(make, dtype, tolerance):
 
 
 @pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
-@pytest.mark.parametrize("kind", ["dense", "paged"])
+@pytest.mark.parametrize("kind", ["dense", "rows", "paged"])
 def test_left_padding_changes_nothing(changes, kind):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)
-    cache = paged(model.cfg) if kind == "paged" else empty_cache(model.cfg, 2, 8)
+    cache = {"dense": empty_cache, "rows": row_cache}[kind](model.cfg, 2, 8) if kind != "paged" else paged(model.cfg)
     logits, cache = read_in_chunks(model, params, cache, padded, [1, 3, 1, 1], padded != PAD)
     assert_close(logits[:1, 2:], apply(model, params, padded[:1, 2:]))
     assert_close(logits[1:], apply(model, params, padded[1:]))

@@ -5,7 +5,7 @@ import pytest
 from tests.helpers import apply, assert_close, build, tiny
 from tests.models.test_cache import SOURCE, TOKENS
 from tformer_jax.models import registry
-from tformer_jax.nn import layouts
+from tformer_jax.nn import layouts, projections
 from tformer_jax.special_tokens import PAD
 
 
@@ -20,3 +20,22 @@ def test_a_head_of_its_own_changes_nothing(family, tie):
     options = {"source_mask": SOURCE != PAD} if family == "seq2seq" else {}
     expected = apply(model, params, *inputs, **options)
     assert_close(apply(registry.build(cfg), separate, *inputs, **options), expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"num_kv_heads": 2}, "fused_qkv"),
+        ({"attention_projections": "fused_kv"}, "fused_qkv"),
+        ({"attention_bias": ("output",)}, "fused_qkv"),
+        ({"attention_bias": ("query", "value")}, "separate"),
+        ({"attention": "basic", "num_heads": 1}, "separate"),
+    ],
+)
+@pytest.mark.parametrize("family", ["decoder_lm", "seq2seq"])
+def test_projections_are_fused_where_they_can_be(family, changes, kind):
+    model, params = build(tiny(family, **changes))
+    cfg, together = projections.fused(model.cfg, params)
+    assert cfg.attention_projections == kind
+    inputs = (SOURCE, TOKENS) if family == "seq2seq" else (TOKENS,)
+    assert_close(apply(registry.build(cfg), together, *inputs), apply(model, params, *inputs), 1e-6)

@@ -18,7 +18,7 @@ from tformer_jax.inference.encoding import encode_one
 from tformer_jax.inference.lane import Plan
 from tformer_jax.inference.scheduler import Lane, Running
 from tformer_jax.inference.stopping import TextStream
-from tformer_jax.nn import layouts
+from tformer_jax.nn import layouts, projections
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 PAGE_SIZE = 16
@@ -264,7 +264,7 @@ def _prepared(model: Any, params: Any) -> tuple[Any, Any]:
     """The model in the layout that decodes fastest on this device."""
     cfg, params = layouts.unrolled(model.cfg, params)
     if jax.default_backend() == "cpu":
-        cfg, params = layouts.untied(cfg, params)
+        cfg, params = projections.fused(*layouts.untied(cfg, params))
     return type(model)(cfg), params
 
 

@@ -1,5 +1,6 @@
 """Converts parameters between separate and fused attention projections, so that each kind loads the others' weights."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +20,14 @@ def convert(params: Params, cfg: ModelConfig, kind: str) -> Params:
     Any part of a model will do, down to one self-attention; what is no projection stays as it is.
     """
     return _convert(params, cfg, kind, cross=False)
+
+
+def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """The same model with one projection for queries, keys and values, where all or none of them have a bias."""
+    biased = {"query", "key", "value"} & set(cfg.attention_bias)
+    if cfg.attention == "basic" or len(biased) in (1, 2):
+        return cfg, params
+    return dataclasses.replace(cfg, attention_projections="fused_qkv"), convert(params, cfg, "fused_qkv")
 
 
 def fuse(params: Params, names: tuple[str, ...], fused: str) -> Params:
