@@ -185,7 +185,7 @@ def test_blockwise_equals_reference_for_ragged_sizes_and_every_mask(rule, data):
         "real": data.draw(array((2, S), st.booleans())),
         "segments": (data.draw(rising((2, T))), data.draw(rising((2, S)))),
         "prefix": data.draw(array((2,), st.integers(0, S))),
-        "start": jnp.int32(data.draw(st.integers(0, S - T))),
+        "positions": (data.draw(array((2, T), st.integers(0, S))), data.draw(array((2, S), st.integers(-1, S)))),
         "explicit": data.draw(array((2, 1, T, S), st.booleans())),
     }
     results = blockwise_and_reference(rule)(arrays)
