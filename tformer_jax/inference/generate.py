@@ -4,6 +4,7 @@ All functions are compiled once for each model, shape of the input, `length` and
 all PAD only fills up a batch: nothing is generated for it, and no step waits for it.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ def translate(
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    return _decode(_begin_translation(model, params, source, length, cfg), keys, length, cfg, rules)
+    return _decode(begin_translation(model, params, source, length, cfg), keys, length, cfg, rules)
 
 
 @_compiled
@@ -72,7 +73,7 @@ def continue_text(
     Returns:
         int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
-    return _decode(_begin_continuation(model, params, prompt, length, cfg), keys, length, cfg, rules)
+    return _decode(begin_continuation(model, params, prompt, length, cfg), keys, length, cfg, rules)
 
 
 @_compiled
@@ -80,7 +81,7 @@ def best_translations(
     model: Seq2Seq, params: Any, source: jax.Array, *, length: int, cfg: DecodeConfig, rules: Rules = NO_RULES
 ) -> Hypotheses:
     """The `cfg.beams` best targets of each source that beam search finds; arguments as of `translate`."""
-    return _search(_begin_translation(model, params, source, length, cfg), length, cfg, rules)
+    return _search(begin_translation(model, params, source, length, cfg), length, cfg, rules)
 
 
 @_compiled
@@ -88,10 +89,10 @@ def best_continuations(
     model: DecoderLM, params: Any, prompt: jax.Array, *, length: int, cfg: DecodeConfig, rules: Rules = NO_RULES
 ) -> Hypotheses:
     """The `cfg.beams` best continuations of each prompt that beam search finds; arguments as of `continue_text`."""
-    return _search(_begin_continuation(model, params, prompt, length, cfg), length, cfg, rules)
+    return _search(begin_continuation(model, params, prompt, length, cfg), length, cfg, rules)
 
 
-class _Begun(NamedTuple):
+class Begun(NamedTuple):
     """What decoding starts from."""
 
     read: Read
@@ -103,26 +104,32 @@ class _Begun(NamedTuple):
     """int [B]: the most tokens of each row."""
 
 
-def _begin_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:
+def begin_translation(
+    model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig, *, ragged: bool = False
+) -> Begun:
+    """Reads sources; with a `ragged` cache, rows may forget different numbers of tokens."""
     model, variables = as_loop(model, params)
     real = source != PAD
     memory = model.apply(variables, source, real, method="encode")
-    options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
+    options: Any = {"width": cfg.width, "ragged": ragged, "dtype": cfg.cache_dtype}
     cache: Any = model.apply(variables, memory, real, length, **options, method="init_cache")
     first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
     room = jnp.where(real.any(axis=1), length, 0)
-    return _Begun(reader(model, variables), first, cache, room)
+    return Begun(reader(model, variables), first, cache, room)
 
 
-def _begin_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:
+def begin_continuation(
+    model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig, *, ragged: bool = False
+) -> Begun:
+    """Reads prompts; `ragged` as of `begin_translation`."""
     model, variables = as_loop(model, params)
     B, T = prompt.shape
     lengths = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
-    options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
+    options: Any = {"width": cfg.width, "ragged": ragged, "dtype": cfg.cache_dtype}
     cache: Any = model.apply(variables, B, T + length, lengths, **options, method="init_cache")
     room = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
     cache = read_prompt(model, variables, prompt if model.cfg.prefix_lm else prompt[:, :-1], cache)
-    return _Begun(reader(model, variables), prompt, cache, room)
+    return Begun(reader(model, variables), prompt, cache, room)
 
 
 def read_prompt(model: Seq2Seq | DecoderLM, variables: Any, tokens: jax.Array, cache: DecoderCache) -> DecoderCache:
@@ -133,15 +140,19 @@ def read_prompt(model: Seq2Seq | DecoderLM, variables: Any, tokens: jax.Array, c
     if tokens.shape[1] == 0:
         return cache
     _, cache = reader(model, variables)(tokens, cache)
-    return cache.without_last() if model.cfg.prefix_lm else cache
+    return cache.forget(jnp.ones_like(cache.lengths)) if model.cfg.prefix_lm else cache
 
 
 def reader(model: Seq2Seq | DecoderLM, variables: Any) -> Read:
     """The model as `finish` calls it; its layers are a loop."""
+    uncrowded = type(model)(dataclasses.replace(model.cfg, expert_capacity=None))
 
-    def read(tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None) -> tuple[jax.Array, DecoderCache]:
-        options: Any = {"token_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}
-        result: Any = model.apply(variables, tokens, cache, **options, method="decode_step")
+    def read(
+        tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None, *, last_only: bool = True
+    ) -> tuple[jax.Array, DecoderCache]:
+        options: Any = {"token_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None and last_only}
+        reading = model if last_only else uncrowded
+        result: Any = reading.apply(variables, tokens, cache, **options, method="decode_step")
         return result
 
     return read
@@ -153,7 +164,7 @@ def as_loop(model: Any, params: Any) -> tuple[Any, Any]:
     return type(model)(cfg), {"params": params}
 
 
-def _decode(begun: _Begun, keys: jax.Array, length: int, cfg: DecodeConfig, rules: Rules) -> jax.Array:
+def _decode(begun: Begun, keys: jax.Array, length: int, cfg: DecodeConfig, rules: Rules) -> jax.Array:
     """int32 [B, length], as `cfg.strategy` says."""
     if cfg.strategy == "beam":
         return _search(begun, length, cfg, rules).tokens[:, 0]
@@ -162,7 +173,7 @@ def _decode(begun: _Begun, keys: jax.Array, length: int, cfg: DecodeConfig, rule
     return finish(begun.read, begun.cache, rows).outputs(length)
 
 
-def _search(begun: _Begun, length: int, cfg: DecodeConfig, rules: Rules) -> Hypotheses:
+def _search(begun: Begun, length: int, cfg: DecodeConfig, rules: Rules) -> Hypotheses:
     """The outputs of beam search."""
     settings = RowSettings.of(cfg, begun.room.shape[0])
     rows = Beams.start(begun.prompt, begun.room, settings, rules, length=length, cfg=cfg)

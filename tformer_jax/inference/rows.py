@@ -11,11 +11,12 @@ class Read(Protocol):
     """The model: what it makes of tokens and of a cache of those before them."""
 
     def __call__(
-        self, tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None
+        self, tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None, *, last_only: bool = True
     ) -> tuple[jax.Array, DecoderCache]:
         """tokens int [B, T] -> float32 logits [B, 1, V] of the last one, and the cache that holds them.
 
-        With a `lineage`, the tokens are beams: logits [B, T, V].
+        Unless `last_only`, logits [B, T, V], and each token is read as if it were the last one: those after it take
+        no room of an expert from it. With a `lineage`, the tokens are beams: logits [B, T, V].
         """
 
 

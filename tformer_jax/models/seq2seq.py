@@ -98,11 +98,19 @@ class Seq2Seq(nn.Module):
         )
 
     def init_cache(
-        self, memory: jax.Array, memory_mask: jax.Array | None, length: int, *, width: int = 1, dtype: str | None = None
+        self,
+        memory: jax.Array,
+        memory_mask: jax.Array | None,
+        length: int,
+        *,
+        width: int = 1,
+        ragged: bool = False,
+        dtype: str | None = None,
     ) -> DecoderCache:
         """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once.
 
-        `width` tokens may stand side by side at each position; `dtype` is that of storage (None: `cfg.dtype`).
+        `width` tokens may stand side by side at each position; rows of a `ragged` one may forget different numbers of
+        tokens; `dtype` is that of storage (None: `cfg.dtype`).
         """
         crosses = self.decoder.cross_keys_values(memory)
         return empty_cache(
@@ -110,6 +118,7 @@ class Seq2Seq(nn.Module):
             memory.shape[0],
             length,
             width=width,
+            ragged=ragged,
             dtype=dtype,
             cross_attention=crosses,
             memory_mask=memory_mask,

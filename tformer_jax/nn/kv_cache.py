@@ -136,10 +136,13 @@ class DecoderCache:
         )
         return moved, jnp.maximum(positions, 0), {kind: seen for kind, (_, seen) in admitted.items()}
 
-    def without_last(self) -> "DecoderCache":
-        """The cache before the last token of each row, which stood in the last column of a call."""
-        slots = {kind: slots.without_last() for kind, slots in self.slots.items()}
-        return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - 1, 0))
+    def forget(self, counts: jax.Array) -> "DecoderCache":
+        """The cache without so many last tokens of each row, int32 [B].
+
+        Where rows share their places (`empty_cache` without `ragged`), it is one token, in the last column of a call.
+        """
+        slots = {kind: slots.forget(counts) for kind, slots in self.slots.items()}
+        return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - counts, 0))
 
 
 def empty_cache(
@@ -148,6 +151,7 @@ def empty_cache(
     length: int,
     *,
     width: int = 1,
+    ragged: bool = False,
     dtype: str | None = None,
     cross_attention: Sequence[KeyValues] | None = None,
     memory_mask: jax.Array | None = None,
@@ -156,14 +160,17 @@ def empty_cache(
     """A cache with room for `length` positions in each row, holding none.
 
     Args:
-        width: tokens that stand side by side at one position.
+        width: tokens that stand side by side at one position; 1 where `ragged`.
+        ragged: rows may forget different numbers of tokens; then layers that see a window keep all tokens, too.
         dtype: of what is stored, a floating dtype or `int8`; None: `cfg.dtype`.
         cross_attention: one entry a layer.
         prefix: int32 [B], see `DecoderCache`.
     """
     slots: dict[str, Slots] = {}
     for kind in set(cfg.layer_pattern):
-        if kind == "window" and cfg.window is not None and cfg.window < length:
+        if ragged:
+            slots[kind] = RowSlots.empty(batch, length)
+        elif kind == "window" and cfg.window is not None and cfg.window < length:
             slots[kind] = RingSlots.empty(batch, cfg.window, width)
         else:
             slots[kind] = DenseSlots.empty(batch, length * width)

@@ -38,7 +38,7 @@ class Tokens:
 
 
 class Slots(Protocol):
-    """A layout. `admit` first takes note of a call's tokens; then `extend` puts their keys and values in."""
+    """A layout. `admit` takes note of a call's tokens, `extend` puts their keys and values in; `settled` follows."""
 
     tokens: Tokens
 
@@ -52,8 +52,11 @@ class Slots(Protocol):
             What to keep, like `old`, and what this call attends to, [B, K, S, ...], in the order of `admit`'s tokens.
         """
 
-    def without_last(self) -> Self:
-        """The layout before the last token of each row, which stood in the last column of a call."""
+    def settled(self) -> Self:
+        """The layout between two calls: all arrays have the shapes that they had before the last one."""
+
+    def forget(self, counts: jax.Array) -> Self:
+        """The layout without so many of each row's newest tokens, int32 [B]: those after no others in their call."""
 
 
 @flax.struct.dataclass
@@ -82,9 +85,13 @@ class DenseSlots:
         kept = _put(old, new, self.index - new.shape[2], axis=2)
         return kept, kept
 
-    def without_last(self) -> "DenseSlots":
+    def settled(self) -> "DenseSlots":
         """See `Slots`."""
-        return DenseSlots(_emptied(self.tokens, self.index - 1), self.index - 1)
+        return self
+
+    def forget(self, counts: jax.Array) -> "DenseSlots":
+        """See `Slots`; slots that all rows leave are written anew."""
+        return DenseSlots(_without_newest(self.tokens, counts), self.index - counts.min())
 
 
 @flax.struct.dataclass
@@ -127,10 +134,13 @@ class RingSlots:
         newest = jax.lax.slice_in_dim(in_order, T, T + size, axis=axis)
         return jnp.roll(newest, self.index, axis), seen
 
-    def without_last(self) -> "RingSlots":
+    def settled(self) -> "RingSlots":
         """See `Slots`."""
-        last = (self.index - 1) % self.tokens.positions.shape[1]
-        return dataclasses.replace(self, tokens=_emptied(self.tokens, last), index=self.index - 1)
+        return self
+
+    def forget(self, counts: jax.Array) -> "RingSlots":
+        """See `Slots`; one token in each row, since what several have pushed out is in the window again."""
+        return dataclasses.replace(self, tokens=_without_newest(self.tokens, counts), index=self.index - counts.min())
 
 
 @flax.struct.dataclass
@@ -141,7 +151,7 @@ class RowSlots:
     index: jax.Array
     """int32 [B]: slots written so far."""
     added: jax.Array
-    """int32 [B, T]: the slots of the last call's tokens, or S for padding."""
+    """int32 [B, T]: the slots of a call's tokens, or S for padding; [B, 0] between two calls."""
 
     @classmethod
     def empty(cls, batch: int, slots: int) -> "RowSlots":
@@ -158,17 +168,22 @@ class RowSlots:
         index = self.index + real.sum(axis=1, dtype=jnp.int32)
         return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
 
+    def settled(self) -> Self:
+        """See `Slots`."""
+        return dataclasses.replace(self, added=self.added[:, :0])
+
+    def forget(self, counts: jax.Array) -> Self:
+        """See `Slots`."""
+        index = jnp.maximum(self.index - counts, 0)
+        left = jnp.arange(self.tokens.positions.shape[1]) >= index[:, None]
+        tokens = Tokens(jnp.where(left, EMPTY, self.tokens.positions), self.tokens.columns)
+        return dataclasses.replace(self, tokens=tokens, index=index)
+
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
         rows = jnp.arange(old.shape[0])[:, None]
         kept = old.at[rows, :, self.added].set(jnp.swapaxes(new, 1, 2).astype(old.dtype), mode="drop")
         return kept, kept
-
-    def without_last(self) -> Self:
-        """See `Slots`."""
-        rows, index = jnp.arange(self.index.shape[0]), jnp.maximum(self.index - 1, 0)
-        tokens = Tokens(self.tokens.positions.at[rows, index].set(EMPTY), self.tokens.columns)
-        return dataclasses.replace(self, tokens=tokens, index=index)
 
 
 @flax.struct.dataclass
@@ -194,10 +209,10 @@ class PagedSlots(RowSlots):
         return kept, seen.reshape(B, old.shape[1], P * size, *old.shape[3:])
 
 
-def _emptied(tokens: Tokens, slot: jax.Array) -> Tokens:
-    """Without the token in one slot of every row."""
-    nothing = jnp.full_like(tokens.positions[:, :1], EMPTY)
-    return Tokens(_put(tokens.positions, nothing, slot, axis=1), tokens.columns)
+def _without_newest(tokens: Tokens, counts: jax.Array) -> Tokens:
+    """Without so many tokens of each row, int32 [B], of which none stand side by side."""
+    newest = tokens.positions.max(axis=1) - counts
+    return Tokens(jnp.where(tokens.positions > newest[:, None], EMPTY, tokens.positions), tokens.columns)
 
 
 def _put(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:

@@ -201,7 +201,8 @@ class Decoder(Stack):
             x, written = layer(x, around, layer_cache)
             layer_caches.append(written)
         x = self.norm(x) if self.norm else x
-        return x, dataclasses.replace(cache, layers=tuple(layer_caches))
+        slots = {kind: of.settled() for kind, of in cache.slots.items()}
+        return x, dataclasses.replace(cache, layers=tuple(layer_caches), slots=slots)
 
     def cross_keys_values(self, memory: jax.Array) -> tuple[KeyValues, ...]:
         """What each layer's cross-attention reads of memory [B, S, D].

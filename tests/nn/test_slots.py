@@ -1,0 +1,81 @@
+"""Rows that go on and back on their own hold what lists would hold."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RaggedSlots, RingSlots, Tokens
+
+ROWS, S, T = 3, 8, 3
+PAGES = jnp.arange(1, 1 + ROWS * 2).reshape(ROWS, 2)
+
+
+def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
+    """Rows read tokens, None for padding; the key of each is its name."""
+    places = [[EMPTY if name is None else length for name in row] for row, length in zip(tokens, lengths, strict=True)]
+    places = [
+        [n + sum(p != EMPTY for p in row[:i]) if n != EMPTY else EMPTY for i, n in enumerate(row)] for row in places
+    ]
+    keys = np.array([[-9 if name is None else name for name in row] for row in tokens], np.float32)
+    slots, seen = slots.admit(Tokens.of_call(jnp.array(places, jnp.int32)))
+    kept, attended = slots.extend(kept, jnp.array(keys)[:, None, :, None])
+    return slots.settled(), kept, np.asarray(seen.positions), np.asarray(attended[:, 0, :, 0])
+
+
+def held(positions: np.ndarray, keys: np.ndarray) -> list[list[int]]:
+    """The names in each row, in the order of their positions, which are 0, 1, ..."""
+    rows = []
+    for place, key in zip(positions, keys, strict=True):
+        order = [slot for slot in np.argsort(place, kind="stable") if place[slot] != EMPTY]
+        assert place[order].tolist() == list(range(len(order)))
+        rows.append(key[order].tolist())
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["ragged", "paged"])
+def test_rows_forget_different_numbers_of_tokens(kind):
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def check(data):
+        if kind == "paged":
+            slots, kept = PagedSlots.empty(ROWS, 2, S // 2), jnp.zeros((1 + ROWS * 2, 1, S // 2, 1))
+            slots = dataclasses.replace(slots, table=PAGES)
+        else:
+            slots, kept = RaggedSlots.empty(ROWS, S), jnp.zeros((ROWS, 1, S, 1))
+        shapes = [leaf.shape for leaf in (slots.index, slots.added, slots.tokens.positions)]
+        expected: list[list[int]] = [[] for _ in range(ROWS)]
+        name = 0
+        for _ in range(data.draw(st.integers(1, 4))):
+            tokens: list[list[int | None]] = []
+            for row in expected:
+                real = data.draw(st.lists(st.booleans(), min_size=T, max_size=T))
+                room = S - len(row)
+                names = [name + i if there and sum(real[:i]) < room else None for i, there in enumerate(real)]
+                tokens.append(names)
+                name += T
+            lengths = [len(row) for row in expected]
+            slots, kept, positions, keys = read(slots, kept, tokens, lengths)
+            for row, names in zip(expected, tokens, strict=True):
+                row += [one for one in names if one is not None]
+            assert held(positions, keys) == expected
+            counts = [data.draw(st.integers(0, len(row))) for row in expected]
+            slots = slots.forget(jnp.array(counts))
+            expected = [row[: len(row) - count] for row, count in zip(expected, counts, strict=True)]
+            assert [leaf.shape for leaf in (slots.index, slots.added, slots.tokens.positions)] == shapes
+            np.testing.assert_array_equal(
+                (np.asarray(slots.tokens.positions) != EMPTY).sum(1), list(map(len, expected))
+            )
+
+    check()
+
+
+@pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 5), lambda: RingSlots.empty(2, 5, 1)])
+def test_all_rows_forget_their_last_token_and_write_in_its_place(make):
+    slots, kept, *_ = read(make(), jnp.zeros((2, 1, 5, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
+    slots = slots.forget(jnp.array([1, 1]))
+    _, _, positions, keys = read(slots, kept, [[13, 14], [22, 23]], [2, 1])
+    assert held(positions, keys) == [[10, 11, 13, 14], [20, 22, 23]]
