@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 
+from tformer_jax.special_tokens import BOS, PAD
+
 
 def f64(tree):
     """A parameter tree as NumPy float64."""
@@ -299,6 +301,20 @@ def seq2seq(p, cfg, source, target, source_real, target_real):
     mask = causal_mask(target.shape[1]) & padding_mask(target_real)
     x = stack(x, p["decoder"], cfg, cfg.decoder_layers, mask, memory, padding_mask(source_real))
     return logits(x, p.get("head", {}), p["target_embedding"] if cfg.tie_embeddings in ("output", "all") else None, cfg)
+
+
+def sampled(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """The probabilities that tokens are drawn with, [V] -> [V], worked out by sorting."""
+    row = np.float64(logits) / temperature
+    row[[PAD, BOS]] = -np.inf
+    if top_k:
+        row[np.argsort(row)[:-top_k]] = -np.inf
+    order = np.argsort(-row)
+    probabilities = softmax(row)
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    row[order[1:][before[1:] >= top_p]] = -np.inf
+    row[softmax(row) < min_p * softmax(row).max()] = -np.inf
+    return softmax(row)
 
 
 def classifier(p, cfg, tokens, real):

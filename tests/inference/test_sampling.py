@@ -193,19 +193,6 @@ def test_a_threshold_is_exact(logits, k, p):
         assert p == 1 or not without_last.any() or probabilities[without_last].sum() < p + 1e-5
 
 
-def distribution(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """The probabilities in float64, worked out by sorting."""
-    row = np.where(NEVER, -np.inf, np.float64(logits)) / temperature
-    if top_k:
-        row[np.argsort(row)[:-top_k]] = -np.inf
-    order = np.argsort(-row)
-    probabilities = oracles.softmax(row)
-    before = np.cumsum(probabilities[order]) - probabilities[order]
-    row[order[1:][before[1:] >= top_p]] = -np.inf
-    row[oracles.softmax(row) < min_p * oracles.softmax(row).max()] = -np.inf
-    return oracles.softmax(row)
-
-
 def test_samples_follow_the_restricted_distribution_of_their_row():
     wanted = [
         {"temperature": 0.7, "top_k": 4},
@@ -220,7 +207,7 @@ def test_samples_follow_the_restricted_distribution_of_their_row():
     logits = jnp.tile(LOGITS[:1], (each * len(wanted), 1))
     chosen = np.asarray(jax.jit(sampling.choose)(logits, rows(len(logits), **given), keys(len(logits))))
     for number, row in enumerate(wanted):
-        expected = distribution(LOGITS[0], **row) * each
+        expected = oracles.sampled(LOGITS[0], **row) * each
         observed = np.bincount(chosen[number :: len(wanted)], minlength=12)
         possible = expected > 0
         assert observed[~possible].sum() == 0

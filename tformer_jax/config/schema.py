@@ -190,6 +190,7 @@ class DecodeConfig(Section):
     cache_dtype: str | None = setting(
         None, "how keys and values are kept; None: as model.dtype", choices=(*DTYPES, "int8")
     )
+    draft_tokens: int = setting(4, "tokens that a draft model, where one is used, proposes at once", low=1)
     min_new_tokens: int = setting(0, "shortest output, in tokens", low=0)
     repetition_penalty: float = setting(
         1.0, "logits of tokens that occurred are divided by it (negative ones multiplied); 1: no penalty", low=0.01

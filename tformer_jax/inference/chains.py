@@ -75,22 +75,29 @@ class Chains:
 
     def advance(self, logits: jax.Array) -> "Chains":
         """One more token in each row that is not done: logits float32 [B, 1, V]."""
-        allowed = constrain(forbid(logits[:, 0]), self.history, self.counts, self.made, self.settings, self.rules)
-        tokens = choose(allowed, self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.made))
-        goes_on = ~self.done
-        rows, made = jnp.arange(tokens.shape[0]), self.made + goes_on
-        place = jnp.where(goes_on, self.counts, self.history.shape[1])
+        tokens = choose(self.allowed(logits[:, 0]), self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.made))
         scores = self.scores
         if self.scored:
-            chosen = jnp.take_along_axis(logits[:, 0], tokens[:, None], axis=1)[:, 0]
-            scores = jnp.where(goes_on, scores + chosen - jax.nn.logsumexp(logits[:, 0], axis=1), scores)
+            scores = jnp.where(self.done, scores, scores + log_probabilities(logits, tokens[:, None])[:, 0])
+        return dataclasses.replace(self.extended(tokens[:, None], ~self.done), scores=scores)
+
+    def allowed(self, logits: jax.Array, ahead: jax.Array | int = 0) -> jax.Array:
+        """Logits of what the rules allow after `ahead` more tokens of the history: float32 [B, V] -> [B, V]."""
+        counts, made = self.counts + ahead, self.made + ahead
+        return constrain(forbid(logits), self.history, counts, made, self.settings, self.rules)
+
+    def extended(self, tokens: jax.Array, many: jax.Array) -> "Chains":
+        """With the first `many` (int [B]; 0 for rows that are done) of more tokens, int32 [B, T]."""
+        columns = jnp.arange(tokens.shape[1])
+        real = columns < many[:, None]
+        places = jnp.where(real, self.counts[:, None] + columns, self.history.shape[1])
+        made = self.made + many
         return dataclasses.replace(
             self,
-            history=self.history.at[rows, place].set(tokens, mode="drop"),
-            counts=self.counts + goes_on,
+            history=self.history.at[jnp.arange(len(tokens))[:, None], places].set(tokens, mode="drop"),
+            counts=self.counts + many,
             made=made,
-            done=self.done | (tokens == EOS) | (made >= self.room),
-            scores=scores,
+            done=self.done | (real & (tokens == EOS)).any(axis=1) | (made >= self.room),
         )
 
     def ended(self, rows: jax.Array) -> "Chains":
@@ -118,3 +125,9 @@ class Chains:
     def _last(self) -> jax.Array:
         """int32 [B]."""
         return jnp.take_along_axis(self.history, jnp.maximum(self.counts - 1, 0)[:, None], axis=1)[:, 0]
+
+
+def log_probabilities(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Those of tokens int [B, T] by logits [B, T, V]: float32 [B, T]."""
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

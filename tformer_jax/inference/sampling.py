@@ -38,6 +38,11 @@ class RowSettings:
     min_tokens: jax.Array
     """int32 [B]: tokens before EOS; 0: any number."""
 
+    @property
+    def draw(self) -> jax.Array:
+        """bool [B]: whether chance decides."""
+        return self.sample & (self.temperature > 0)
+
     @classmethod
     def of(cls, cfg: DecodeConfig, rows: int) -> "RowSettings":
         """The same settings for every row."""
@@ -74,13 +79,32 @@ def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Arr
     """
     logits = forbid(logits)
     best = most_probable(logits)
-    sampled = settings.sample & (settings.temperature > 0)
 
     def draw() -> jax.Array:
         drawn = jax.vmap(jax.random.categorical)(keys, restrict(logits, settings))
-        return jnp.where(sampled, drawn.astype(jnp.int32), best)
+        return jnp.where(settings.draw, drawn.astype(jnp.int32), best)
 
-    return jax.lax.cond(sampled.any(), draw, lambda: best)
+    return jax.lax.cond(settings.draw.any(), draw, lambda: best)
+
+
+def probabilities(logits: jax.Array, settings: RowSettings) -> jax.Array:
+    """What `choose` draws from, float32 [B, V] -> [B, V]; all of it is one token where chance decides nothing."""
+    logits = forbid(logits)
+    best = jax.nn.one_hot(most_probable(logits), logits.shape[-1])
+
+    def restricted() -> jax.Array:
+        return jnp.where(settings.draw[:, None], jax.nn.softmax(restrict(logits, settings), axis=-1), best)
+
+    return jax.lax.cond(settings.draw.any(), restricted, lambda: best)
+
+
+def draw(probabilities: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
+    """A token of each row's distribution: float32 [B, V], of any sum, and keys [B] -> int32 [B]."""
+
+    def at_random() -> jax.Array:
+        return jax.vmap(jax.random.categorical)(keys, jnp.log(probabilities)).astype(jnp.int32)
+
+    return jax.lax.cond(settings.draw.any(), at_random, lambda: most_probable(probabilities))
 
 
 def forbid(logits: jax.Array) -> jax.Array:
