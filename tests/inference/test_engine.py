@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +17,7 @@ from tformer_jax.inference import generate, scheduler
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.engine import Engine, Event, Request
+from tformer_jax.inference.sampling import row_keys
 from tformer_jax.special_tokens import EOS, PAD
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
@@ -43,11 +43,6 @@ def models(family: str, **changes):
 @pytest.fixture(scope="module", params=["seq2seq", "decoder_lm"])
 def trained(request):
     return models(request.param)
-
-
-def row_keys(seed: int, places: np.ndarray) -> jax.Array:
-    """One PRNG key a row: the seed, and the place folded in."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), places)
 
 
 def engine(trained, slots: int = 3, **options) -> Engine:

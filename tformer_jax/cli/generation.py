@@ -2,14 +2,18 @@
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tformer_jax.cli import common, decoding, interactive, lines
 from tformer_jax.cli.inputs import Line, Source
-from tformer_jax.config import DecodeConfig
+from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.inference.outputs import Output
+from tformer_jax.inference.speculative_text import SpeculativeDecoder
 from tformer_jax.inference.text import TextGenerator, Translator
+from tformer_jax.train.trained import Trained
 
 KINDS: dict[str, tuple[Callable[..., Translator | TextGenerator], str]] = {
     "seq2seq": (Translator, "beam"),
@@ -23,6 +27,13 @@ def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
     lines.add_field(parser)
     decoding.add_flags(parser, KINDS[family][1])
     interactive.add_flag(parser)
+    parser.add_argument(
+        "--draft",
+        type=Path,
+        metavar="DIR",
+        help="run folder of a smaller model with the same tokenizer; it proposes tokens, which changes the time that "
+        "outputs take, and not what they are (samples: how they are distributed)",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Generation:
     options: argparse.Namespace
     params: Any
     decode: DecodeConfig
-    model: Translator | TextGenerator
+    model: Translator | TextGenerator | SpeculativeDecoder
 
     def outputs(self, texts: Iterable[str], skip: int = 0) -> Iterator[list[Output]]:
         """The outputs of each text, in order, without those of `skip` first ones."""
@@ -59,8 +70,15 @@ class Generation:
         options = self.options
         command = {name: getattr(options, name) for name in ("field", "seed", "outputs", "scores")}
         settings = {"command": command, "decode": dataclasses.asdict(self.decode)}
+        if options.draft:
+            settings["draft"] = lines.run_identity(options.draft)
         fields = {"--field": options.field}
         lines.process(options, source, lines.Work(fields, settings, results, plain, added, options.outputs))
+
+    def report(self) -> None:
+        """Tells how the draft did, where there is one."""
+        if isinstance(self.model, SpeculativeDecoder):
+            print(self.model.acceptance(), file=sys.stderr)
 
     def with_score(self, output: Output, text: str) -> str:
         """`text` after the output's score, where that is asked for and there is one."""
@@ -71,10 +89,26 @@ def load(options: argparse.Namespace, family: str) -> Generation:
     """The model of the run, with the settings of the command line.
 
     Raises:
-        ConfigError: it is not a run folder, its model is of another family, or a setting is wrong.
+        ConfigError: it is not a run folder, its model is of another family, or a setting is wrong; or the draft does
+            not fit it.
     """
+    if options.draft_tokens is not None and options.draft is None:
+        raise ConfigError("--draft-tokens needs --draft DIR")
     trained = common.load(options.run, family)
     kind, several = KINDS[family]
     decode = decoding.decode_config(trained.cfg.decode, options, several)
-    model = kind(dataclasses.replace(trained.cfg, decode=decode), trained.model, trained.tokenizers)
-    return Generation(options, trained.params, decode, model)
+    cfg = dataclasses.replace(trained.cfg, decode=decode)
+    if options.draft is None:
+        return Generation(options, trained.params, decode, kind(cfg, trained.model, trained.tokenizers))
+    return Generation(options, trained.params, decode, _with_draft(options, cfg, trained))
+
+
+def _with_draft(options: argparse.Namespace, cfg: Config, trained: Trained) -> SpeculativeDecoder:
+    if cfg.decode.strategy == "beam":
+        raise ConfigError("--draft does not go together with beam search: leave one of them out")
+    draft = common.load(options.draft, cfg.model.family)
+    if draft.tokenizers.to_json() != trained.tokenizers.to_json():
+        raise ConfigError(
+            f"{options.draft} has another tokenizer than {options.run}: train the draft with the same data settings"
+        )
+    return SpeculativeDecoder(cfg, trained.model, trained.tokenizers, draft.model, draft.params)

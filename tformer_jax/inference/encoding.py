@@ -4,6 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.special_tokens import EOS
+
+WRITE = "write at least one character"
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int, what: str, *, cut: bool = False) -> list[list[int]]:
@@ -27,6 +30,32 @@ def reader(
             alone = place == 0 and next(texts, None) is None
             raise too_long(f"the {what}" if alone else f"{what} {place + 1}", len(ids), limit)
         return ids[:limit]
+
+    return read
+
+
+def source_reader(
+    tokenizer: Tokenizer, sources: Iterator[str], max_length: int, *, cut: bool = False
+) -> Callable[[int, str], list[int]]:
+    """What `reader` makes of sources, each ended by EOS; nothing of a blank one."""
+    encode_source = reader(tokenizer, sources, max_length - 1, "source", cut=cut)
+
+    def read(place: int, source: str) -> list[int]:
+        return [*encode_source(place, source), EOS] if source.strip() else []
+
+    return read
+
+
+def prompt_reader(tokenizer: Tokenizer, prompts: Iterator[str], max_length: int) -> Callable[[int, str], list[int]]:
+    """What `reader` makes of prompts, which leave room for a token; an empty one is refused."""
+    encode_prompt = reader(tokenizer, prompts, max_length - 1, "prompt")
+
+    def read(place: int, prompt: str) -> list[int]:
+        row = encode_prompt(place, prompt)
+        if not row:
+            alone = place == 0 and next(prompts, None) is None
+            raise ConfigError(f"{'the prompt' if alone else f'prompt {place + 1}'} is empty: {WRITE}")
+        return row
 
     return read
 

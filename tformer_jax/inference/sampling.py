@@ -66,6 +66,11 @@ class RowSettings:
         )
 
 
+def row_keys(seed: int, places: np.ndarray) -> jax.Array:
+    """One PRNG key a row, by its place among all inputs (int [B]): batching does not change what is sampled."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), places)
+
+
 def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
     """The next token of each row, as its settings say; never PAD or BOS.
 

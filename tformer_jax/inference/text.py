@@ -8,14 +8,12 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import in_batches, in_chunks
-from tformer_jax.inference.encoding import encode, reader
+from tformer_jax.inference.encoding import encode, prompt_reader, reader, source_reader
 from tformer_jax.inference.outputs import Output, RowDecoder
-from tformer_jax.special_tokens import EOS, PAD
-
-WRITE = "write at least one character"
+from tformer_jax.special_tokens import PAD
 
 
 class _Generator:
@@ -72,25 +70,14 @@ class Translator(_Generator):
     """
 
     def _reader(self, texts: Iterator[str]) -> Callable[[int, str], list[int]]:
-        encode_text = reader(self.tokenizers.source, texts, self.cfg.model.max_length - 1, "source", cut=self.cut)
-        return lambda place, text: [*encode_text(place, text), EOS] if text.strip() else []
+        return source_reader(self.tokenizers.source, texts, self.cfg.model.max_length, cut=self.cut)
 
 
 class TextGenerator(_Generator):
     """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt, which must not be empty."""
 
     def _reader(self, texts: Iterator[str]) -> Callable[[int, str], list[int]]:
-        limit = self.cfg.model.max_length - 1
-        encode_prompt = reader(self.tokenizers.target, texts, limit, "prompt", cut=self.cut)
-
-        def read(place: int, prompt: str) -> list[int]:
-            row = encode_prompt(place, prompt)
-            if not row:
-                alone = place == 0 and next(texts, None) is None
-                raise ConfigError(f"{'the prompt' if alone else f'prompt {place + 1}'} is empty: {WRITE}")
-            return row
-
-        return read
+        return prompt_reader(self.tokenizers.target, texts, self.cfg.model.max_length)
 
 
 class LabelClassifier:
