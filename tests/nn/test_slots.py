@@ -73,9 +73,10 @@ def test_rows_forget_different_numbers_of_tokens(kind):
     check()
 
 
-@pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 5), lambda: RingSlots.empty(2, 5, 1)])
+@pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RingSlots.empty(2, 4, 1)])
 def test_all_rows_forget_their_last_token_and_write_in_its_place(make):
-    slots, kept, *_ = read(make(), jnp.zeros((2, 1, 5, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
+    slots, kept, *_ = read(make(), jnp.zeros((2, 1, 4, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
     slots = slots.forget(jnp.array([1, 1]))
-    _, _, positions, keys = read(slots, kept, [[13, 14], [22, 23]], [2, 1])
+    slots, kept, *_ = read(slots, kept, [[13], [22]], [2, 1])
+    _, _, positions, keys = read(slots, kept, [[14], [23]], [3, 2])
     assert held(positions, keys) == [[10, 11, 13, 14], [20, 22, 23]]
