@@ -43,15 +43,14 @@ def test_texts_and_scores_are_those_of_the_model_alone(family):
     cfg, model, params = setup(family)
     plain = (Translator if family == "seq2seq" else TextGenerator)(cfg, model, TOKENIZERS)
     drafted, texts = with_draft(cfg, model), TEXTS[family]
-    expected = list(plain.stream(params, texts, outputs=2, scored=True))
-    found = list(drafted.stream(params, texts, outputs=2, scored=True))
+    expected = list(plain.stream(params, texts, outputs=2))
+    found = list(drafted.stream(params, texts, outputs=2))
     assert len({outputs[0].text for outputs in found}) > 1
     for mine, theirs in zip(found, expected, strict=True):
         assert [output.text for output in mine] == [output.text for output in theirs]
         assert [output.score for output in mine] == [
             None if output.score is None else pytest.approx(output.score, rel=1e-4) for output in theirs
         ]
-    assert [output.score for (output,) in drafted.stream(params, texts)] == [None] * len(texts)
     assert list(drafted.stream_pieces(params, "abc")) == [found[0][0].text]
 
 
@@ -79,11 +78,11 @@ def test_samples_depend_on_their_place_alone(monkeypatch):
 
 def test_outputs_end_before_a_text_that_stops():
     cfg, model, params = setup("decoder_lm")
-    ((whole,),) = with_draft(cfg, model).stream(params, ["abc"], scored=True)
+    ((whole,),) = with_draft(cfg, model).stream(params, ["abc"])
     assert len(whole.text) > 3
     end = whole.text[2]
     cfg = dataclasses.replace(cfg, decode=dataclasses.replace(cfg.decode, stop=(end,)))
-    ((found,),) = with_draft(cfg, model).stream(params, ["abc"], scored=True)
+    ((found,),) = with_draft(cfg, model).stream(params, ["abc"])
     assert found.text == whole.text[: whole.text.index(end)]
     assert 0 > found.score > whole.score
 
