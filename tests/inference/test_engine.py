@@ -12,11 +12,11 @@ from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.inference import engine as engines
-from tformer_jax.inference import generate, scheduler
+from tformer_jax.inference import generate
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.engine import Engine, Event, Request
+from tformer_jax.inference.engine import Engine, Event, Request, scheduler
+from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.sampling import row_keys
 from tformer_jax.special_tokens import EOS, PAD
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_jax.inference.page_table import NOBODY, Holding, OutOfPages, PageTable
+from tformer_jax.inference.engine.page_table import NOBODY, Holding, OutOfPages, PageTable
 
 SIZE, PAGES = 2, 9
 

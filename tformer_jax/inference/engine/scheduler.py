@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import lane as compiled
 from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two
 from tformer_jax.inference.beam import Beams, Hypotheses
-from tformer_jax.inference.lane import Newcomers, Plan, Size
-from tformer_jax.inference.page_table import Holding, OutOfPages, PageTable
+from tformer_jax.inference.engine import lane as compiled
+from tformer_jax.inference.engine.page_table import Holding, OutOfPages, PageTable
+from tformer_jax.inference.engine.state import Newcomers, Plan, Size
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextStream
 

@@ -1,4 +1,4 @@
-"""Continuous batching: requests come and go at any time, and every step serves all that run.
+"""Requests come and go at any time, and every step serves all that run.
 
 Rows of one compiled step are given to requests, and taken back when their output ends; pages of one pool hold their
 keys and values. `Engine` is plain Python around `lane`, which is all that is compiled. One thread uses it.
@@ -15,8 +15,8 @@ from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import encode_one
-from tformer_jax.inference.lane import Plan
-from tformer_jax.inference.scheduler import Lane, Running
+from tformer_jax.inference.engine.scheduler import Lane, Running
+from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.stopping import TextStream
 from tformer_jax.nn import layouts, projections
 from tformer_jax.special_tokens import BOS, EOS, PAD
