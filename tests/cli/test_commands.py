@@ -235,6 +235,7 @@ def test_a_prompt_answers(runs, monkeypatch, capsys, command, run):
     assert "has 17 tokens, but the model takes at most 15" in found.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "run", "texts"),
     [(translate, "seq2seq", ["abc", "", "b"]), (generate, "decoder_lm", ["--prompt", "abc"])],
@@ -253,6 +254,7 @@ def test_a_draft_changes_no_output(runs, capsys, command, run, texts):
     assert capsys.readouterr().out == sampled
 
 
+@pytest.mark.slow
 def test_an_output_that_was_begun_with_a_draft_goes_on_with_it(runs, tmp_path):
     (tmp_path / "in.txt").write_text("abc\n" + "a" * 16 + "\n")
     files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")]

@@ -124,6 +124,7 @@ def test_samples_of_one_prompt_share_it(trained, text):
     assert len(set(outputs)) > 1
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_whoever_comes_and_goes_nobody_notices(trained, data):
@@ -222,6 +223,7 @@ def test_pages_limit_who_runs_at_once():
         served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=32)))
 
 
+@pytest.mark.slow
 def test_more_kinds_of_decoding_than_lanes_wait_for_each_other(trained, monkeypatch):
     monkeypatch.setattr(engines, "LANES", 1)
     served = engine(trained)

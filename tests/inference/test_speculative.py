@@ -167,6 +167,7 @@ def test_greedy_outputs_are_those_of_the_model_alone(name):
     assert 0 < rates["nearly right"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 50])
 def test_any_number_of_proposals_by_a_draft_of_another_architecture(k):
     model, params, rows, decode, _ = case("ALiBi, GQA, RMSNorm")
@@ -175,6 +176,7 @@ def test_any_number_of_proposals_by_a_draft_of_another_architecture(k):
     assert_like_full_passes(found, model, params, draft, its, rows, min(k, LENGTH - 1))
 
 
+@pytest.mark.slow
 def test_a_prompt_gets_what_its_own_length_leaves_room_for():
     """Learned positions beyond the model's are NaN."""
     model, params, _, decode, plain = case("learned, post-norm")
@@ -188,6 +190,7 @@ def test_a_prompt_gets_what_its_own_length_leaves_room_for():
         assert np.isfinite(found.log_probs).all()
 
 
+@pytest.mark.slow
 def test_experts_with_little_room_read_each_proposal_as_if_it_stood_alone():
     changes = {**EXPERTS, **TWO, "expert_capacity": 0.5}
     model, params = build(tiny("decoder_lm", **changes), seed=21)
@@ -199,6 +202,7 @@ def test_experts_with_little_room_read_each_proposal_as_if_it_stood_alone():
         np.testing.assert_array_equal(found.tokens, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_smaller_storage(dtype):
     model, params, rows, decode, plain = case("translation, ALiBi, GQA, RMSNorm")
@@ -227,6 +231,7 @@ def test_the_model_is_called_once_for_all_that_is_accepted(monkeypatch):
         assert len(calls) == expected
 
 
+@pytest.mark.slow
 def test_rules_are_kept():
     rules = Rules(repetition=True, no_repeat_ngram=2, forbidden=((5,), (4, 6)), forced=(7, 4))
     settings = {"repetition_penalty": 1.5, "min_new_tokens": 5}
@@ -269,6 +274,7 @@ def assert_distributed(samples: np.ndarray, expected: dict[tuple[int, ...], floa
     assert chi_square < stats.chi2.ppf(0.999, len(pairs) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["decoder_lm", "seq2seq"])
 @pytest.mark.parametrize("settings", SAMPLING.values(), ids=SAMPLING)
 def test_samples_follow_the_distribution_of_the_model_alone(family, settings):
@@ -321,6 +327,7 @@ def test_where_rounding_alone_refuses_the_model_chooses():
     assert accepted[0] == 0 and 0 <= following[0] < 4
 
 
+@pytest.mark.slow
 def test_samples_depend_on_the_key_of_the_row_alone():
     model, params, rows, decode, _ = case("rotary, windows")
     its, cfg = noisy(params, 0.3), DecodeConfig(strategy="sample", temperature=2.0, draft_tokens=3)

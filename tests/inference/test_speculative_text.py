@@ -14,6 +14,8 @@ from tformer_jax.inference.speculative_text import SpeculativeDecoder
 from tformer_jax.inference.text import TextGenerator, Translator
 from tformer_jax.special_tokens import EOS, UNK
 
+pytestmark = pytest.mark.slow
+
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
 TEXTS = {"seq2seq": ["abc", "g", "", "fedcba"], "decoder_lm": ["abc", "g", "abcdefgabcdefg"]}

@@ -230,6 +230,7 @@ def test_the_stop_text_that_is_complete_first_counts(text, stop, left):
     assert "".join(pieces(tokenizer, tokenizer.encode(text), stop)[0]) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*TRAINED, *IMPORTED, "broken bytes"])
 def test_the_cost_of_a_token_does_not_grow(kind):
     tokenizer = IMPORTED[kind]() if kind in IMPORTED else ByteTokenizer() if "broken" in kind else trained(kind)

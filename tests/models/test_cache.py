@@ -53,12 +53,19 @@ def paged(cfg, table=((3, 1, 6, 5), (2, 7, 4, 8)), **options):
 
 
 @pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
-@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
-@pytest.mark.parametrize("kind", ["dense", "paged"])
-def test_decoder_lm(changes, chunks, kind):
+@pytest.mark.parametrize(
+    ("kind", "chunks"),
+    [
+        ("dense", "one by one"),
+        ("paged", "chunked prefill"),
+        pytest.param("dense", "chunked prefill", marks=pytest.mark.slow),
+        pytest.param("paged", "one by one", marks=pytest.mark.slow),
+    ],
+)
+def test_decoder_lm(changes, kind, chunks):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
     cache = paged(model.cfg) if kind == "paged" else empty_cache(model.cfg, 2, 8)
-    logits, cache = read_in_chunks(model, params, cache, TOKENS, chunks)
+    logits, cache = read_in_chunks(model, params, cache, TOKENS, CHUNKS[chunks])
     assert_close(logits, apply(model, params, TOKENS))
     np.testing.assert_array_equal(cache.lengths, [6, 6])
 
@@ -85,7 +92,7 @@ def test_smaller_storage_costs_little(make, dtype, tolerance):
 
 
 @pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
-@pytest.mark.parametrize("kind", ["dense", "rows", "paged"])
+@pytest.mark.parametrize("kind", ["rows", "paged", pytest.param("dense", marks=pytest.mark.slow)])
 def test_left_padding_changes_nothing(changes, kind):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)

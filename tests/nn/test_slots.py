@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RaggedSlots, RingSlots, Tokens
+from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
 
 ROWS, S, T = 3, 8, 3
 PAGES = jnp.arange(1, 1 + ROWS * 2).reshape(ROWS, 2)
@@ -42,10 +42,10 @@ def test_rows_forget_different_numbers_of_tokens(kind):
     @given(data=st.data())
     def check(data):
         if kind == "paged":
-            slots, kept = PagedSlots.empty(ROWS, 2, S // 2), jnp.zeros((1 + ROWS * 2, 1, S // 2, 1))
+            slots, kept = PagedSlots.unheld(ROWS, 2, S // 2), jnp.zeros((1 + ROWS * 2, 1, S // 2, 1))
             slots = dataclasses.replace(slots, table=PAGES)
         else:
-            slots, kept = RaggedSlots.empty(ROWS, S), jnp.zeros((ROWS, 1, S, 1))
+            slots, kept = RowSlots.empty(ROWS, S), jnp.zeros((ROWS, 1, S, 1))
         shapes = [leaf.shape for leaf in (slots.index, slots.added, slots.tokens.positions)]
         expected: list[list[int]] = [[] for _ in range(ROWS)]
         name = 0
