@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
@@ -59,6 +60,18 @@ def apply(module: Any, params: Any, *arguments: Any, **options: Any) -> Any:
 def normal(*shape: int, seed: int = 0) -> jax.Array:
     """N(0, 1) in float32."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def rest_slow(cases: Any, fast: int) -> list[Any]:
+    """Cases of `pytest.mark.parametrize`, of which all but the first ones are run by `pytest -m slow` only.
+
+    Those of a dictionary have its keys as names.
+    """
+    named = cases.items() if isinstance(cases, dict) else ((None, case) for case in cases)
+    return [
+        pytest.param(case, id=name, marks=() if number < fast else pytest.mark.slow)
+        for number, (name, case) in enumerate(named)
+    ]
 
 
 EQUIVALENCES: dict[tuple[str, str], float] = {}

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.helpers import rest_slow
 from tformer_jax.cli import benchmark, benchmark_decode, decode_systems
 from tformer_jax.config import ConfigError
 from tformer_jax.models import registry
@@ -133,7 +134,7 @@ def test_sources():
     assert len(benchmark_decode.works(options("--lines", "0"))) == 2
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", rest_slow([3, 1], 1))
 def test_outputs_are_full_and_varied(beams):
     chosen = options("--vocab", "500", "--dim", "64", "--ffn-dim", "128", "--length", "16", "--batch", "8")
     cfg, params = benchmark_decode.network(chosen)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracles
-from tests.helpers import build, tiny
+from tests.helpers import build, rest_slow, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -95,7 +95,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", rest_slow(VARIANTS, 1))
 def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 8)
     trained = models("decoder_lm", decoder_layers=2, **changes)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tests import oracles
-from tests.helpers import build, normal, tiny
+from tests.helpers import build, normal, rest_slow, tiny
 from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.inference import generate, speculative
 from tformer_jax.inference.constraints import NO_RULES, Rules
@@ -151,7 +151,7 @@ def alone(of, model, params, tokens, *, length=LENGTH, rules=NO_RULES, **decode)
     return np.asarray(of(model, params, tokens, keys, length=length, cfg=DecodeConfig(**decode), rules=rules))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", rest_slow(CASES.keys(), 2))
 def test_greedy_outputs_are_those_of_the_model_alone(name):
     model, params, rows, decode, plain = case(name)
     tokens = padded(rows, left=decode is speculative.continue_text)

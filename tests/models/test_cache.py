@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import apply, assert_close, build, tiny
+from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tformer_jax.config import ConfigError
 from tformer_jax.nn.kv_cache import empty_cache, paged_cache, row_cache
 from tformer_jax.special_tokens import PAD
@@ -70,7 +70,7 @@ def test_decoder_lm(changes, kind, chunks):
     np.testing.assert_array_equal(cache.lengths, [6, 6])
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", rest_slow(VARIANTS, 3))
 def test_seq2seq(changes):
     model, params = build(tiny("seq2seq", decoder_layers=2, **changes))
     mask = SOURCE != PAD
@@ -81,7 +81,7 @@ def test_seq2seq(changes):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.02), ("int8", 0.02)])
-@pytest.mark.parametrize("make", [empty_cache, paged], ids=["dense", "paged"])
+@pytest.mark.parametrize("make", rest_slow({"paged": paged, "dense": empty_cache}, 1))
 def test_smaller_storage_costs_little(make, dtype, tolerance):
     model, params = build(tiny("decoder_lm", decoder_layers=2, window=3, layer_pattern=("window", "full")))
     cache = make(model.cfg, **({"batch": 2, "length": 8} if make is empty_cache else {}), dtype=dtype)
@@ -92,7 +92,7 @@ def test_smaller_storage_costs_little(make, dtype, tolerance):
 
 
 @pytest.mark.parametrize("changes", [*VARIANTS.values(), WINDOWED], ids=[*VARIANTS, "windows"])
-@pytest.mark.parametrize("kind", ["rows", "paged", pytest.param("dense", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", rest_slow(["rows", "paged", "dense"], 1))
 def test_left_padding_changes_nothing(changes, kind):
     model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)

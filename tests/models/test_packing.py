@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import apply, assert_close, build, tiny
+from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tformer_jax.nn.stacks import token_positions
 
 FIRST, SECOND = np.array([[5, 6, 7]], np.int32), np.array([[8, 9, 4, 10]], np.int32)
@@ -37,7 +37,7 @@ def test_windows_end_at_a_document():
     assert_close(packed[:, 3:], apply(model, params, SECOND))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", rest_slow(KINDS.keys(), 2))
 def test_translation(name):
     model, params = build(tiny("seq2seq", decoder_layers=2, **KINDS[name]))
     segments = {"source_segments": SOURCE_SEGMENTS, "target_segments": SEGMENTS}

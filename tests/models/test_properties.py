@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import apply, assert_close, build, tiny, with_settings
+from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax import axes
 from tformer_jax.models import registry
 from tformer_jax.models.classifier import mean_pool
@@ -137,7 +137,7 @@ def test_dropout_follows_its_key():
     assert np.abs(first - other).max() > 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", rest_slow(FAMILIES, 1))
 def test_bfloat16_computes_near_float32_with_float32_parameters_and_logits(family):
     exact, params = build(tiny(family))
     rounded, _ = build(with_settings(exact.cfg, dtype="bfloat16"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers import apply, assert_close, build, tiny
+from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tests.models.test_cache import SOURCE, TOKENS
 from tformer_jax.models import registry
 from tformer_jax.nn import layouts, projections
@@ -32,7 +32,7 @@ def test_a_head_of_its_own_changes_nothing(family, tie):
         ({"attention": "basic", "num_heads": 1}, "separate"),
     ],
 )
-@pytest.mark.parametrize("family", ["decoder_lm", "seq2seq"])
+@pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm"], 1))
 def test_projections_are_fused_where_they_can_be(family, changes, kind):
     model, params = build(tiny(family, **changes))
     cfg, together = projections.fused(model.cfg, params)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close, build, tiny, with_settings
+from tests.helpers import assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax.config import DecodeConfig, model
 from tformer_jax.inference.generate import continue_text
 from tformer_jax.models import registry
@@ -38,7 +38,7 @@ def run(model, params, batch):
     return logits, gradients
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rest_slow(MODELS.keys(), 1))
 def test_scan_equals_loop_and_parameters_convert_both_ways(name):
     changes, batch = MODELS[name]
     family = "seq2seq" if name == "seq2seq" else "decoder_lm"
@@ -58,7 +58,7 @@ def test_scan_equals_loop_and_parameters_convert_both_ways(name):
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("policy", [policy for policy in model.REMAT_POLICIES if policy != "none"])
+@pytest.mark.parametrize("policy", rest_slow([policy for policy in model.REMAT_POLICIES if policy != "none"], 1))
 def test_checkpointing_changes_nothing(policy, scan_layers):
     plain, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=scan_layers))
     remat, _ = build(with_settings(plain.cfg, remat=policy))
@@ -68,6 +68,7 @@ def test_checkpointing_changes_nothing(policy, scan_layers):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6, proves=proves), gradients, expected_gradients)
 
 
+@pytest.mark.slow
 def test_checkpointing_keeps_less():
     def saved(policy):
         model, params = build(tiny("decoder_lm", decoder_layers=4, remat=policy))

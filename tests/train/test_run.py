@@ -112,6 +112,7 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
     """Accumulated, with a running mean and records every three steps: the waiting metrics are part of the state."""
     cfg = small_config(steps=7, log_every=3, eval_every=7, checkpoint_every=4, accumulate=2, ema_decay=0.5)
@@ -132,6 +133,7 @@ def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_trace_is_written(corpus_folder, tmp_path):
     built = experiment.build(small_config(steps=12, eval_every=12), tmp_path / "run", data_root=corpus_folder)
     loop.run(built, profile=True)
@@ -157,6 +159,7 @@ def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
     assert_same_run(folder, uninterrupted)
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_trains_on_when_there_are_more_steps(uninterrupted, corpus_folder, tmp_path):
     folder = tmp_path / "longer"
     run(two_shapes(steps=4), folder, corpus_folder)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, tiny
+from tests.helpers import assert_close, rest_slow, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy
@@ -125,7 +125,7 @@ def pairs(rows: int = 32, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("family", ["seq2seq", "decoder_lm"])
+@pytest.mark.parametrize("family", rest_slow(["decoder_lm", "seq2seq"], 1))
 def test_accumulated_parts_give_the_result_of_the_whole_batch(family):
     model, optimizer, whole = experiment(family)
     _, _, parts = experiment(family, train={"accumulate": 4})
@@ -140,7 +140,7 @@ def test_accumulated_parts_give_the_result_of_the_whole_batch(family):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5, proves=proves), four.params, one.params)
 
 
-@pytest.mark.parametrize("chunk", [3, 8, 20])
+@pytest.mark.parametrize("chunk", rest_slow([3, 8, 20], 1))
 @pytest.mark.parametrize("tied", ["output", "none"])
 def test_the_loss_in_chunks_is_the_plain_one(chunk, tied):
     extra = {"z_loss": 0.01}
@@ -263,7 +263,7 @@ def test_one_compilation_a_shape_and_no_transfers(devices):
     assert step._cache_size() == 2
 
 
-@pytest.mark.parametrize("family", ["seq2seq", "decoder_lm", "classifier"])
+@pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm", "classifier"], 1))
 def test_overfits_one_batch(family):
     model, optimizer, step = experiment(family, train={"label_smoothing": 0.0}, optim={"weight_decay": 0.0})
     data = {

@@ -43,6 +43,7 @@ def test_the_mean_by_hand():
     assert found["b"].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_the_last_checkpoints_are_averaged(corpus_folder, tmp_path):
     folder = tmp_path / "run"
     cfg = small_config(keep_checkpoints=3, weights="average_last", average=3, ema_decay=0.5)
@@ -57,6 +58,7 @@ def test_the_last_checkpoints_are_averaged(corpus_folder, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, checkpoint(folder, 8).ema)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_and_an_early_end(corpus_folder, tmp_path, capsys, monkeypatch):
     losses, evaluate = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5}, loop.Trainer.evaluate
 
@@ -116,6 +118,7 @@ def test_parameters_of_another_run_where_they_fit(corpus_folder, tmp_path):
     np.testing.assert_array_equal(kernel, fresh["decoder"]["layers_0"]["ffn"]["expand"]["kernel"])
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_with_them_and_says_so(corpus_folder, tmp_path, capsys):
     run(small_config(steps=2), tmp_path / "first", corpus_folder)
     tuned = small_config(steps=1, start_from=str(tmp_path / "first"), ema_decay=0.9)
