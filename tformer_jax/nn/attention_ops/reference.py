@@ -24,11 +24,14 @@ def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring)
 
 
 def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """weights [B, N, T, S], v [B, S, K, H] -> [B, T, N, H]."""
+    """weights [B, N, T, S], v [B, S, K, H] -> [B, T, N, H].
+
+    The product comes in the order that needs no transposed operand, which is several times faster on a CPU.
+    """
     B, N, T, S = weights.shape
     K, H = v.shape[2:]
-    out = jnp.einsum("BKGTS,BSKH->BTKGH", weights.reshape(B, K, N // K, T, S), v)
-    return out.reshape(B, T, N, H)
+    out = jnp.einsum("BKGTS,BSKH->BKGTH", weights.reshape(B, K, N // K, T, S), v)
+    return jnp.swapaxes(out.reshape(B, N, T, H), 1, 2)
 
 
 def reference(
