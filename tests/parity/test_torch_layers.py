@@ -182,7 +182,7 @@ def test_encoder_layer(placement, activation):
     torch_layer = randomised(torch.nn.TransformerEncoderLayer(D, N, **options))
     layer = TransformerLayer(cfg)
     compare(
-        lambda params, x: layer.apply({"params": params}, x, Surroundings(mask=Mask(real=REAL)))[0],
+        lambda params, x: layer.apply({"params": params}, x, Surroundings(masks={"full": Mask(real=REAL)}))[0],
         lambda x: torch_layer(x, src_key_padding_mask=torch.tensor(~REAL)),
         our_layer,
         torch_layer,
