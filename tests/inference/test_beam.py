@@ -1,5 +1,6 @@
 """Beam search against exhaustive search, greedy decoding and the length penalties' formulas."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -10,6 +11,7 @@ from tests import oracles
 from tests.helpers import assert_close, build, tiny
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import beam, generate
+from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 SOURCES = np.array([[5, 4, 5, EOS], [4, EOS, PAD, PAD], [3, 3, 4, EOS]], np.int32)
@@ -71,6 +73,18 @@ def test_one_beam_is_greedy(seq2seq):
     greedy = generate.translate(model, params, SOURCES, keys, length=8, cfg=DecodeConfig())
     one = best(model, params, SOURCES, length=8, beams=1)
     np.testing.assert_array_equal(one.tokens[:, 0], greedy)
+
+
+def test_beams_do_not_compete_for_experts():
+    """Alone, a token always finds room, whatever the capacity: so must each beam."""
+    crowded = tiny("decoder_lm", vocab_size=VOCAB, ffn="moe", num_experts=3, experts_per_token=1, expert_capacity=0.5)
+    model, params = build(crowded)
+    roomy = registry.build(dataclasses.replace(crowded, expert_capacity=None))
+    cfg = DecodeConfig(strategy="beam", beams=4)
+    prompts = np.array([[4], [5], [3]], np.int32)
+    found, expected = (generate.best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    assert_close(found.scores, expected.scores, 1e-6)
 
 
 def test_no_row_depends_on_another(seq2seq):
