@@ -1,6 +1,8 @@
 """Settings that every test shares, and the record of what equals what."""
 
 import atexit
+import gc
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -11,12 +13,15 @@ from pathlib import Path
 import pytest
 
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # eight devices, fast compilation
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # halves the time; another version may not know the flag
+    FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what one test compiled serves all workers of this test run
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="tformer_jax_tests_")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay
 
 collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]
 seen: dict[str, float] = {}
