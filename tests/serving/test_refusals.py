@@ -9,18 +9,6 @@ from tests.serving.live import live, until
 COMPLETE, TRANSLATE = "/v1/completions", "/translate"
 
 
-@pytest.fixture(scope="module")
-def lm():
-    with live("decoder_lm") as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def translator():
-    with live("seq2seq") as one:
-        yield one
-
-
 def refused(response, status: int, sentence: str, param: str | None = None) -> None:
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (status, param), error

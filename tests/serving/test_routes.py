@@ -12,18 +12,6 @@ from tformer_jax.inference.engine import Request
 from tformer_jax.serving.metrics import Histogram
 
 
-@pytest.fixture(scope="module")
-def lm():
-    with live("decoder_lm") as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def translator():
-    with live("seq2seq") as one:
-        yield one
-
-
 def test_translate_one_text_and_several(translator):
     assert translator.post("/translate", text="abc").json() == {"translations": [[{"text": "cba", "score": 0.0}]]}
     found = translator.post("/translate", text=["abc", "xy"], n_best=2).json()["translations"]

@@ -74,15 +74,20 @@ def test_one_that_leaves_while_it_waits_is_never_begun():
         assert one.metric("tformer_tokens_generated_total") == 3
 
 
+def at_once(one, count: int, prompt: str) -> list:
+    """The answers to so many requests, of which none is served before all have come."""
+    one.engine.gate.clear()
+    asked = [one.background(COMPLETE, prompt=prompt) for _ in range(count)]
+    until(lambda: len(one.thread.jobs) == count)
+    one.engine.gate.set()
+    for thread, _ in asked:
+        thread.join()
+    return [found[0] for _, found in asked]
+
+
 def test_a_full_queue_refuses_and_then_takes_again():
     with live(slots=2, queue=3, delay=0.002) as one:
-        one.engine.gate.clear()
-        asked = [one.background(COMPLETE, prompt="a" * 50) for _ in range(9)]
-        until(lambda: len(one.thread.jobs) == 9)
-        one.engine.gate.set()
-        for thread, _ in asked:
-            thread.join()
-        answers = [found[0] for _, found in asked]
+        answers = at_once(one, 9, "a" * 50)
         refused = [answer for answer in answers if answer.status_code == 429]
         assert 9 - 2 - 3 - 1 <= len(refused) <= 9 - 2 - 3  # one may be computed before the last one comes
         assert all(answer.headers["retry-after"] == "1" for answer in refused)
@@ -93,13 +98,7 @@ def test_a_full_queue_refuses_and_then_takes_again():
 
 def test_a_burst_fills_the_slots_before_it_fills_the_queue():
     with live(slots=8, queue=1) as one:
-        one.engine.gate.clear()
-        asked = [one.background(COMPLETE, prompt="a" * 30) for _ in range(8)]
-        until(lambda: len(one.thread.jobs) == 8)
-        one.engine.gate.set()
-        for thread, _ in asked:
-            thread.join()
-        assert [found[0].status_code for _, found in asked] == [200] * 8
+        assert [answer.status_code for answer in at_once(one, 8, "a" * 30)] == [200] * 8
 
 
 def test_a_broken_engine_answers_everybody_and_says_so():

@@ -20,6 +20,7 @@ CHUNK = 256
 """Prompt tokens that are read at once: longer prompts do not hold up the others for long."""
 
 SMALLEST = Size(SHORTEST, SHORTEST)
+MUCH = 4
 
 
 @dataclasses.dataclass
@@ -110,9 +111,7 @@ class Lane:
         places = np.full(power_of_two(len(leaders)), self.plan.rows, np.int32)
         places[: len(leaders)] = [request[0][0] for request in placed]
         if not self.running:
-            if self._needed != self._size:
-                self.state = compiled.empty(self.plan, self._needed)
-            self._size, self._needed = self._needed, SMALLEST
+            self._shrink()
         self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
         self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers(leaders, places))
         self._read_prompts(leaders, places)
@@ -145,6 +144,12 @@ class Lane:
         """Takes a row back, with its pages."""
         self.table.release(self.running.pop(row).holding)
         self._ended[row] = True
+
+    def _shrink(self) -> None:
+        """Between two works: arrays that have become much longer than the last one needed are made anew."""
+        if any(length >= MUCH * needed for length, needed in zip(self._size, self._needed, strict=True)):
+            self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
+        self._needed = SMALLEST
 
     def _widen(self, source: int, output: int) -> None:
         """Makes room for sources and outputs of such lengths."""

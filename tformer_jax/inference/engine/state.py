@@ -90,12 +90,14 @@ def slots_in_one_piece(plan: Plan, size: Size) -> int:
 
 
 def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
+    """The slots of a lane's cache, where every row goes at its own pace."""
     return cast(dict[str, RowSlots], cache.slots)
 
 
 def start(
     plan: Plan, prompts: jax.Array, room: jax.Array, seeds: jax.Array, settings: RowSettings, length: int
 ) -> Rows:
+    """Rows that have chosen nothing yet; arguments as in `Newcomers`, and the room for outputs of beam search."""
     if plan.decode.strategy == "beam":
         return Beams.start(prompts, room, settings, plan.rules, length=length, cfg=plan.decode)
     return Chains.start(prompts, room, keys_of(seeds), settings, plan.rules, length=0, scored=True)
@@ -133,11 +135,11 @@ def of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> De
 
 
 def with_rows(cache: DecoderCache, places: Places, own: DecoderCache) -> DecoderCache:
-    """The cache after some of its rows, as `_of_rows` gave them, have read."""
+    """The cache after some of its rows, as `of_rows` gave them, have read."""
 
     def together(slots: RowSlots, part: RowSlots) -> RowSlots:
         if not isinstance(slots, PagedSlots):
-            return dataclasses.replace(part, added=slots.added)
+            return part
         width = part.tokens.positions.shape[1]
         tokens = jax.tree.map(
             lambda all, some: all.at[places, :width].set(some, mode="drop"), slots.tokens, part.tokens
