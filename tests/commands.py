@@ -92,7 +92,7 @@ def last_state(run: Path) -> state.TrainState:
     cfg = config.load(run / "config.json")
     model = registry.build(cfg.model)
     optimizer = optimizers.build(cfg, registry.shapes(model))
-    abstract = state.abstract(model, optimizer, make_mesh(config.ParallelConfig(data=1)), ema=bool(cfg.train.ema_decay))
+    abstract = state.abstract(model, optimizer, cfg, make_mesh(config.ParallelConfig(data=1)))
     keeper = Checkpointer(run_folder.checkpoints(run))
     found, _ = keeper.restore(abstract)
     keeper.close()

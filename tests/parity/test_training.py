@@ -113,7 +113,7 @@ def test_the_loss_curve_of_nanogpt(cfg, text):
     model = registry.build(cfg.model)
     optimizer = optimizers.build(cfg, registry.shapes(model))
     mesh = make_mesh(ParallelConfig(data=1))
-    current = state.create(model, optimizer, 0, mesh)
+    current = state.create(model, optimizer, cfg, mesh)
     theirs = GPT(cfg.model.vocab_size, cfg.model.dim, cfg.model.num_heads, cfg.model.decoder_layers, context)
     read_weights(theirs, jax.device_get(current.params))
 

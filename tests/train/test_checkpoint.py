@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import tiny
-from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, state
@@ -156,6 +156,7 @@ def test_restored_onto_another_number_of_devices(tmp_path):
         model=model.cfg,
         data=DataConfig(source="stdlib_text", batching="windows", window=8),
         optim=OptimConfig(optimizer="muon"),
+        train=TrainConfig(ema_decay=0.9),
     )
     optimizer = optimizers.build(cfg, registry.shapes(model))
     start = None
@@ -163,9 +164,9 @@ def test_restored_onto_another_number_of_devices(tmp_path):
         mesh = make_mesh(ParallelConfig(data=devices))
         keeper = Checkpointer(tmp_path / "checkpoints", keep=9)
         if start is None:
-            found = start = state.create(model, optimizer, 3, mesh, ema=True)
+            found = start = state.create(model, optimizer, cfg, mesh)
         else:
-            found, _ = keeper.restore(state.abstract(model, optimizer, mesh, ema=True))
+            found, _ = keeper.restore(state.abstract(model, optimizer, cfg, mesh))
         assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(found)} == {devices}
         jax.tree.map(np.testing.assert_array_equal, found, start)
         keeper.save(number, found, HOST)

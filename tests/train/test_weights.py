@@ -26,11 +26,9 @@ def run(cfg, folder, data, **options):
 def checkpoint(folder, step: int) -> state.TrainState:
     trained = load_trained(folder)
     optimizer = optimizers.build(trained.cfg, registry.shapes(trained.model))
-    ema = trained.cfg.train.ema_decay is not None
     keeper = Checkpointer(folder / "checkpoints")
-    found, _ = keeper.restore_step(
-        step, state.abstract(trained.model, optimizer, make_mesh(trained.cfg.parallel), ema=ema)
-    )
+    abstract = state.abstract(trained.model, optimizer, trained.cfg, make_mesh(trained.cfg.parallel))
+    found, _ = keeper.restore_step(step, abstract)
     keeper.close()
     return found
 
@@ -105,7 +103,12 @@ def test_parameters_of_another_run_where_they_fit(corpus_folder, tmp_path):
     run(cfg, tmp_path / "first", corpus_folder)
     first = load_trained(tmp_path / "first").params
     built = experiment.build(wider(cfg), tmp_path / "second", data_root=corpus_folder)
-    fresh = state.create(built.model, optimizers.build(built.cfg, registry.shapes(built.model)), 5, built.mesh).params
+    fresh = state.create(
+        built.model,
+        optimizers.build(built.cfg, registry.shapes(built.model)),
+        dataclasses.replace(built.cfg, seed=5),
+        built.mesh,
+    ).params
     params, report = take(fresh, tmp_path / "first")
     built.close()
     same = params["decoder"]["layers_0"]["self_attention"], first["decoder"]["layers_0"]["self_attention"]

@@ -1,4 +1,4 @@
-"""Every setting: declared once (`schema`, `model`, `training`), checked (`fields`), convertible (`convert`)."""
+"""Every setting: declared once (`schema` and its parts), checked (`fields`), convertible (`convert`)."""
 
 from tformer_jax.config.convert import (
     differences,
@@ -11,11 +11,13 @@ from tformer_jax.config.convert import (
 )
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig
-from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig, ParallelConfig
+from tformer_jax.config.parallel import MESH_AXES, ParallelConfig
+from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
 
 __all__ = [
     "LOWER_IS_BETTER",
+    "MESH_AXES",
     "Config",
     "ConfigError",
     "DataConfig",

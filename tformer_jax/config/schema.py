@@ -1,10 +1,11 @@
-"""The settings of an experiment. This file, `model.py` and `training.py` are their only declaration."""
+"""The settings of an experiment. This file, `model.py`, `parallel.py` and `training.py` are their only declaration."""
 
 import dataclasses
 from typing import ClassVar
 
 from tformer_jax.config.fields import Section, setting
 from tformer_jax.config.model import DTYPES, ModelConfig
+from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 MADE = ("cldr_translation", "cldr_language", "stdlib_text")
@@ -146,19 +147,6 @@ class DataConfig(Section):
         if self.batching == "buckets":
             return self.bucket_lengths[-1]
         return max(self.window, (self.batching == "packed" and self.source_window) or 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class ParallelConfig(Section):
-    """Sizes of the mesh axes."""
-
-    path: ClassVar[str] = "parallel"
-
-    data: int = setting(-1, "devices that share a batch; -1: all local devices", low=-1)
-
-    def check(self) -> None:
-        if self.data == 0:
-            raise self.error("data", "must be -1 or at least 1")
 
 
 @dataclasses.dataclass(frozen=True)

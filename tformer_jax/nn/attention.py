@@ -11,6 +11,7 @@ from tformer_jax.nn.linear import Linear
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
+from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
 
 
@@ -84,6 +85,7 @@ class Attention(nn.Module):
             q = self.query_norm(q)
         if position is not None and position.rotation is not None:
             q = position.rotation(q)
+        q = constrain(q, axes.BATCH, axes.LENGTH, axes.HEADS, None)
         seen = keys_values
         if cache is not None and slots is not None:
             keys_values, seen = cache.extend(keys_values, slots)
@@ -116,6 +118,7 @@ class Attention(nn.Module):
             k = self.key_norm(k)
         if position is not None and position.rotation is not None:
             k = position.rotation(k)
+        k, v = (constrain(x, axes.BATCH, axes.LENGTH, axes.KV_HEADS, None) for x in (k, v))
         return KeyValues.pack(k, v)
 
     def _project(self, role: str, axis: str, heads: int) -> Linear:

@@ -13,6 +13,7 @@ from tformer_jax.nn.linear import kernel_initializer
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
+from tformer_jax.nn.sharding import constrain
 
 
 class TokenEmbedding(nn.Module):
@@ -71,7 +72,7 @@ class InputEmbedding(nn.Module):
             vectors = vectors + self.types[0 if types is None else types].astype(vectors.dtype)
         if self.norm is not None:
             vectors = self.norm(vectors)
-        return self.dropout(vectors, train=train)
+        return self.dropout(constrain(vectors, axes.BATCH, axes.LENGTH, None), train=train)
 
 
 class OutputHead(nn.Module):
@@ -100,4 +101,5 @@ class OutputHead(nn.Module):
             logits = logits + self.param("bias", named(nn.initializers.zeros, self.axis), (self.size,), param_dtype)
         if cfg.output_softcap is not None:
             logits = cfg.output_softcap * jnp.tanh(logits / cfg.output_softcap)
-        return logits
+        lead = (axes.BATCH, axes.LENGTH)[: logits.ndim - 1]
+        return constrain(logits, *lead, self.axis)

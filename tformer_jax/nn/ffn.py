@@ -7,6 +7,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.sharding import constrain
 
 
 class FFN(nn.Module):
@@ -23,7 +24,8 @@ class FFN(nn.Module):
 
     def __call__(self, x: jax.Array, real: jax.Array | None = None, *, train: bool = False) -> jax.Array:
         """[B, T, D] -> [B, T, D]; `real`, bool [B, T], is for kinds in which tokens share something."""
-        return self.contract(self.dropout(self.hidden(x), train=train))
+        hidden = constrain(self.hidden(x), axes.BATCH, axes.LENGTH, axes.MLP)
+        return self.contract(self.dropout(hidden, train=train))
 
     def hidden(self, x: jax.Array) -> jax.Array:
         """[..., D] -> [..., F]."""

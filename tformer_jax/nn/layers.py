@@ -6,6 +6,7 @@ import flax
 import jax
 from flax import linen as nn
 
+from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention import make_attention
 from tformer_jax.nn.dropout import Dropout
@@ -14,6 +15,7 @@ from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
+from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
 
 
@@ -58,6 +60,7 @@ class Residual(nn.Module):
         if self.cfg.norm_placement == "both":
             y = self.norm_after(y)
         joined = x + self.dropout(y, train=train)
+        joined = constrain(joined, axes.BATCH, axes.LENGTH, None)
         return self.norm(joined) if self.cfg.norm_placement == "post" else joined
 
 

@@ -1,5 +1,8 @@
 """The one place where logical axes meet mesh axes."""
 
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -7,47 +10,92 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tformer_jax import axes
-from tformer_jax.parallel.mesh import DATA_AXIS
+from tformer_jax.config import Config
+from tformer_jax.parallel.mesh import BATCH_AXES
 
-RULES = (
-    (axes.BATCH, DATA_AXIS),
-    (axes.LENGTH, None),
-    (axes.EMBED, None),
-    (axes.HEADS, None),
-    (axes.KV_HEADS, None),
-    (axes.HEAD_DIM, None),
-    (axes.MLP, None),
-    (axes.EXPERTS, None),
-    (axes.LAYERS, None),
-    (axes.VOCAB, None),
-    (axes.CLASSES, None),
-)
+Rules = Mapping[str, tuple[str, ...]]
+
+RULES: Rules = {
+    axes.BATCH: BATCH_AXES,
+    axes.LENGTH: ("sequence",),
+    axes.EMBED: ("fsdp",),
+    axes.HEADS: ("tensor",),
+    axes.KV_HEADS: ("tensor",),
+    axes.HEAD_DIM: (),
+    axes.MLP: ("tensor",),
+    axes.EXPERTS: ("expert",),
+    axes.LAYERS: (),
+    axes.VOCAB: ("tensor",),
+    axes.CLASSES: (),
+}
+ZERO1: Rules = {**RULES, axes.EMBED: ("fsdp", "data")}
+"""Of the optimizer's state, with `parallel.preset="zero1"` ("ZeRO", 2020, stage 1)."""
+
+MUST_DIVIDE = {axes.HEADS: "num_heads", axes.MLP: "ffn_dim", axes.EMBED: "dim", axes.EXPERTS: "num_experts"}
+"""Settings of model that the mesh must divide. Vocabularies and key/value heads stay whole where it does not."""
 
 
-def shardings(mesh: Mesh, boxed: Any) -> Any:
-    """A `NamedSharding` for each leaf of a tree of logically partitioned (or plain, then replicated) arrays."""
-    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, RULES)
+@contextlib.contextmanager
+def on(mesh: Mesh) -> Iterator[None]:
+    """What is traced here has its activations where `RULES` say; arguments have to be on the mesh."""
+    with (
+        jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+        nn.logical_axis_rules([(name, where or None) for name, where in RULES.items()]),
+    ):
+        yield
 
 
-def state_shardings(mesh: Mesh, boxed_params: Any, state: Any) -> Any:
+def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapping[str, int], rules: Rules) -> Any:
+    """The `PartitionSpec` of an array by the logical names of its axes; what cannot be split evenly stays whole.
+
+    Args:
+        sizes: of the mesh axes.
+    """
+
+    def place(name: str | None, size: int) -> tuple[str, ...] | str | None:
+        where = tuple(axis for axis in rules.get(name or "", ()) if sizes[axis] > 1)
+        if not where or size % math.prod(sizes[axis] for axis in where):
+            return None
+        return where if len(where) > 1 else where[0]
+
+    return PartitionSpec(*map(place, names, shape))
+
+
+def partitions(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) -> Any:
+    """The `PartitionSpec` of each leaf of a tree of logically partitioned (or plain, then whole) shapes."""
+
+    def place(leaf: Any) -> PartitionSpec:
+        if not isinstance(leaf, nn.LogicallyPartitioned):
+            return PartitionSpec()
+        return partition(leaf.names, leaf.value.shape, sizes, rules)
+
+    return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+
+
+def state_shardings(mesh: Mesh, boxed_params: Any, state: Any, *, zero1: bool = False) -> Any:
     """A `NamedSharding` for each leaf of a training state.
 
-    Whatever ends with a parameter's path and has its shape (a moment, a running mean) lives where the parameter does;
-    the rest is everywhere.
+    Whatever ends with a parameter's path and has its shape (a moment, a running mean) lives where the parameter does,
+    or with `zero1`, unless it is the parameter itself, where `ZERO1` says; the rest is everywhere.
 
     Args:
         boxed_params: the parameters as shapes, boxed with their logical axes.
         state: the state as shapes.
     """
-    placed = jax.tree_util.tree_leaves_with_path(shardings(mesh, boxed_params))
-    shapes = jax.tree.leaves(nn.unbox(boxed_params))
-    of_params = {path: (shape.shape, where) for (path, where), shape in zip(placed, shapes, strict=True)}
+    shapes = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed_params))
+    specs, moments = (
+        jax.tree.leaves(
+            partitions(boxed_params, mesh.shape, rules), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+        )
+        for rules in (RULES, ZERO1 if zero1 else RULES)
+    )
+    of_params = {path: (leaf.shape, *where) for (path, leaf), *where in zip(shapes, specs, moments, strict=True)}
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         for start in range(len(path)):
-            shape, where = of_params.get(path[start:], (None, None))
-            if where is not None and shape == leaf.shape:
-                return where
+            shape, own, moment = of_params.get(path[start:], (None, None, None))
+            if own is not None and shape == leaf.shape:
+                return NamedSharding(mesh, own if path[0] == jax.tree_util.GetAttrKey("params") else moment)
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(place, state)
@@ -55,9 +103,30 @@ def state_shardings(mesh: Mesh, boxed_params: Any, state: Any) -> Any:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Batches are split along their first axis, B."""
-    return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def check(cfg: Config, sizes: Mapping[str, int]) -> None:
+    """Makes sure that a mesh with axes of such sizes can hold a model and its rows.
+
+    Raises:
+        ConfigError: an axis does not divide what it splits.
+    """
+    model, moe = cfg.model, cfg.model.ffn == "moe"
+    if sizes["expert"] > 1 and not moe:
+        raise cfg.parallel.error("expert", "there are no experts; write model.ffn='moe', or parallel.fsdp instead")
+    for name, setting in MUST_DIVIDE.items():
+        for axis in RULES[name]:
+            if getattr(model, setting) % sizes[axis] and (moe or name != axes.EXPERTS):
+                raise model.error(setting, f"must be a multiple of the mesh's {axis}={sizes[axis]}")
+    if sizes["sequence"] == 1:
+        return
+    lengths = cfg.data.bucket_lengths if cfg.data.batching == "buckets" else (cfg.data.window, cfg.data.longest)
+    name = "bucket_lengths" if cfg.data.batching == "buckets" else "window"
+    if any(length % sizes["sequence"] for length in lengths):
+        raise cfg.data.error(name, f"must be multiples of the mesh's sequence={sizes['sequence']}")

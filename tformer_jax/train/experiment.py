@@ -14,6 +14,7 @@ from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.models import registry
+from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.train import metrics, optimizers, run_folder
 from tformer_jax.train.guards import FolderLock
@@ -63,6 +64,7 @@ def build(
         )
     resume = resume and exists
     mesh = make_mesh(cfg.parallel)
+    rules.check(cfg, mesh.shape)
     corpus = load_corpus(cfg, data_root)
     tokenizers = find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     cfg = resolve(cfg, tokenizers, corpus.labels)

@@ -70,10 +70,9 @@ class Trainer:
             run_folder.checkpoints(experiment.folder), keep=train.keep_checkpoints, keep_best=train.keep_best
         )
         if self.checkpointer.latest_step() is None:
-            self._begin(state.create(model, optimizer, cfg.seed, mesh, ema=train.ema_decay is not None))
+            self._begin(state.create(model, optimizer, cfg, mesh))
         else:
-            abstract = state.abstract(model, optimizer, mesh, ema=train.ema_decay is not None)
-            self._continue(*self.checkpointer.restore(abstract, mend=True))
+            self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), mend=True))
         self.batches.start()
         self.step = self.fetched = int(self.state.step)
         self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)

@@ -9,6 +9,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 
@@ -27,17 +28,16 @@ class TrainState:
     """Running mean of the parameters, float32; None where `train.ema_decay` is None."""
 
 
-def create(
-    model: nn.Module, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh, *, ema: bool = False
-) -> TrainState:
+def create(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> TrainState:
     """A fresh state; each parameter and each moment is initialised on the devices that will hold it."""
-    init, shardings = _initializer(model, optimizer, seed, mesh, ema)
-    return jax.jit(init, out_shardings=shardings)()
+    init, shardings = _initializer(model, optimizer, cfg, mesh)
+    with rules.on(mesh):
+        return jax.jit(init, out_shardings=shardings)()
 
 
-def abstract(model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh, *, ema: bool = False) -> TrainState:
+def abstract(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state, for restoring a checkpoint; nothing is computed."""
-    init, shardings = _initializer(model, optimizer, 0, mesh, ema)
+    init, shardings = _initializer(model, optimizer, cfg, mesh)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         jax.eval_shape(init),
@@ -50,11 +50,12 @@ def parameter_count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _initializer(model, optimizer, seed, mesh, ema):
+def _initializer(model, optimizer, cfg, mesh):
     def init() -> TrainState:
-        params = nn.unbox(registry.init(model, jax.random.key(seed)))
-        mean = optax.tree.cast(params, jnp.float32) if ema else None
+        params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
+        mean = None if cfg.train.ema_decay is None else optax.tree.cast(params, jnp.float32)
         zero = jnp.zeros((), jnp.int32)
         return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(params), ema=mean)
 
-    return init, rules.state_shardings(mesh, registry.shapes(model), jax.eval_shape(init))
+    zero1 = cfg.parallel.preset == "zero1"
+    return init, rules.state_shardings(mesh, registry.shapes(model), jax.eval_shape(init), zero1=zero1)

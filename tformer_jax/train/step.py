@@ -58,12 +58,17 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
 
 
 def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
-    """`jax.jit(train_step)`, whose new state lives where `state` does, so that each batch shape is compiled once.
+    """`jax.jit(train_step)` on a mesh, whose new state lives where `state` does, so that each shape is compiled once.
 
     The memory of the old state is used again.
     """
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(where, rules.replicated(mesh)))
+
+    def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        with rules.on(mesh):
+            return train_step(state, batch)
+
+    return jax.jit(on_mesh, donate_argnums=0, out_shardings=(where, rules.replicated(mesh)))
 
 
 def accumulated_gradients(

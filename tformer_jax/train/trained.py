@@ -45,7 +45,7 @@ def load_trained(run: Path) -> Trained:
 def _params(run: Path, cfg: Config, model: nn.Module) -> Any:
     optimizer = optimizers.build(cfg, registry.shapes(model))
     mesh = make_mesh(ParallelConfig(data=1))
-    abstract = state.abstract(model, optimizer, mesh, ema=cfg.train.ema_decay is not None)
+    abstract = state.abstract(model, optimizer, cfg, mesh)
     checkpointer = Checkpointer(run_folder.checkpoints(run))
     try:
         params = weights.load(run, abstract.params, checkpointer.latest_step())

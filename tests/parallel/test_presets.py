@@ -1,0 +1,88 @@
+"""Every mesh gives what one device gives."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers import rest_slow, tiny
+from tformer_jax.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
+from tformer_jax.models import registry
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.special_tokens import IGNORED
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.step import compiled, make_train_step
+
+STEPS = 20
+PRESETS = ["dp", "zero1", "fsdp", "tp", "fsdp+tp"]
+SIZES = {"dim": 16, "num_heads": 8, "ffn_dim": 16, "vocab_size": 24, "dropout": 0.1, "attention_dropout": 0.1}
+MODELS = {
+    "decoder_lm": tiny("decoder_lm", **SIZES, position="rotary", attention_bias=()),
+    "seq2seq": tiny("seq2seq", **SIZES, source_vocab_size=20, attention_bias=()),
+    "classifier": tiny("classifier", **SIZES, attention_bias=()),
+    "experts": tiny("decoder_lm", **SIZES, ffn="moe", num_experts=8, balance_loss=0.01, attention_bias=()),
+}
+DATA = {
+    "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8, 16)),
+    "decoder_lm": DataConfig(source="stdlib_text", batching="windows", window=8),
+    "classifier": DataConfig(source="cldr_language", bucket_lengths=(8, 16)),
+}
+
+
+def config(kind: str, **parallel) -> Config:
+    return Config(
+        model=MODELS[kind],
+        data=DATA[MODELS[kind].family],
+        optim=OptimConfig(schedule="constant", learning_rate=1e-3, warmup_steps=1, weight_decay=0.1, clip_norm=1.0),
+        train=TrainConfig(label_smoothing=0.1, ema_decay=0.9),
+        parallel=ParallelConfig(**parallel),
+    )
+
+
+def batch(cfg: Config, seed: int) -> dict[str, np.ndarray]:
+    """8 rows of 8 tokens, of which the last ones of a row are padding."""
+    draw, family = np.random.default_rng(seed), registry.FAMILIES[cfg.model.family]
+    found = {key: draw.integers(4, 20, (8, 8)).astype(np.int32) for key in family.inputs}
+    if cfg.model.family == "classifier":
+        return found | {"label": draw.integers(0, 3, 8).astype(np.int32)}
+    labels = draw.integers(4, 20, (8, 8)).astype(np.int32)
+    labels[2:, 6:] = IGNORED
+    return found | {family.labels: labels}
+
+
+def begun(cfg: Config, devices: int = 8):
+    mesh = make_mesh(cfg.parallel, jax.devices()[:devices])
+    rules.check(cfg, mesh.shape)
+    model = registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    start = state.create(model, optimizer, cfg, mesh)
+    return mesh, start, compiled(make_train_step(model, optimizer, cfg), start, mesh)
+
+
+def trained(cfg: Config, devices: int = 8):
+    mesh, current, step = begun(cfg, devices)
+    losses = []
+    for number in range(STEPS):
+        current, metrics = step(current, jax.device_put(batch(cfg, number), rules.batch_sharding(mesh)))
+        losses.append(metrics["loss"])
+    return np.array(jax.device_get(losses)), jax.device_get(current)
+
+
+@functools.cache
+def alone(kind: str):
+    return trained(config(kind), devices=1)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("kind", rest_slow(list(MODELS), 1))
+def test_losses_and_parameters_of_one_device(kind, preset):
+    losses, end = trained(config(kind, preset=preset))
+    expected_losses, expected = alone(kind)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for (path, found), wanted in zip(
+        jax.tree_util.tree_leaves_with_path(end.params), jax.tree.leaves(expected.params), strict=True
+    ):
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
