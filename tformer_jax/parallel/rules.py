@@ -38,10 +38,8 @@ MUST_DIVIDE = {axes.HEADS: "num_heads", axes.MLP: "ffn_dim", axes.EMBED: "dim", 
 @contextlib.contextmanager
 def on(mesh: Mesh) -> Iterator[None]:
     """What is traced here has its activations where `RULES` say; arguments have to be on the mesh."""
-    with (
-        jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-        nn.logical_axis_rules([(name, where or None) for name, where in RULES.items()]),
-    ):
+    linen_rules = [(name, where or None) for name, where in RULES.items()]
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(linen_rules):
         yield
 
 
@@ -72,6 +70,11 @@ def partitions(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) -> An
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
 
 
+def is_spec(leaf: Any) -> bool:
+    """Whether this is a leaf of what `partitions` gives."""
+    return isinstance(leaf, PartitionSpec)
+
+
 def state_shardings(mesh: Mesh, boxed_params: Any, state: Any, *, zero1: bool = False) -> Any:
     """A `NamedSharding` for each leaf of a training state.
 
@@ -84,9 +87,7 @@ def state_shardings(mesh: Mesh, boxed_params: Any, state: Any, *, zero1: bool = 
     """
     shapes = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed_params))
     specs, moments = (
-        jax.tree.leaves(
-            partitions(boxed_params, mesh.shape, rules), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
-        )
+        jax.tree.leaves(partitions(boxed_params, mesh.shape, rules), is_leaf=is_spec)
         for rules in (RULES, ZERO1 if zero1 else RULES)
     )
     of_params = {path: (leaf.shape, *where) for (path, leaf), *where in zip(shapes, specs, moments, strict=True)}
