@@ -46,12 +46,17 @@ def on(mesh: Mesh) -> Iterator[None]:
 def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapping[str, int], rules: Rules) -> Any:
     """The `PartitionSpec` of an array by the logical names of its axes; what cannot be split evenly stays whole.
 
+    So does a vector as wide as the model (a norm's scale, a bias): it is not worth a message of its own.
+
     Args:
         sizes: of the mesh axes.
     """
+    vector = len([name for name in names if name != axes.LAYERS]) == 1
 
     def place(name: str | None, size: int) -> tuple[str, ...] | str | None:
         where = tuple(axis for axis in rules.get(name or "", ()) if sizes[axis] > 1)
+        if vector and name == axes.EMBED:
+            return None
         if not where or size % math.prod(sizes[axis] for axis in where):
             return None
         return where if len(where) > 1 else where[0]

@@ -1,0 +1,102 @@
+"""What a training step sends between devices, read from the compiled program.
+
+XLA for CPUs leaves an all-reduce where each device needs a part of the sum; other devices make a reduce-scatter of it.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import pytest
+from flax import linen as nn
+
+from tests.parallel.hlo import collectives
+from tests.parallel.test_presets import batch, config
+from tformer_jax.config import Config
+from tformer_jax.models import registry
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.step import compiled, make_train_step
+
+D, V, ROWS, T = 16, 24, 8, 8
+
+
+def lowered(cfg: Config):
+    mesh, model = make_mesh(cfg.parallel), registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    start = state.abstract(model, optimizer, cfg, mesh)
+    where = rules.batch_sharding(mesh)
+    rows = {key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for key, x in batch(cfg, 0).items()}
+    return compiled(make_train_step(model, optimizer, cfg), start, mesh).lower(start, rows)
+
+
+@functools.cache
+def sent(kind: str, preset: str):
+    return collectives(lowered(config(kind, preset=preset)).compile().as_text())
+
+
+def of_kind(found, kind: str, least: int = 2):
+    """The shapes of what operations of a kind give, without scalars."""
+    return [shape for one in found if one.kind == kind for shape in one.shapes if math.prod(shape) >= least]
+
+
+def parameters(kind: str) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in jax.tree.leaves(nn.unbox(registry.shapes(registry.build(config(kind).model))))]
+
+
+def numbers(shapes) -> int:
+    return sum(map(math.prod, shapes))
+
+
+def test_data_parallel_adds_up_each_gradient_once():
+    found = sent("decoder_lm", "dp")
+    assert {one.kind for one in found} == {"all-reduce"}
+    assert numbers(of_kind(found, "all-reduce")) == numbers(parameters("decoder_lm")) + V * D  # tied: read in two places
+
+
+def test_tensor_parallel_never_gathers_and_adds_up_activations():
+    found = sent("decoder_lm", "tp")
+    assert {one.kind for one in found} == {"all-reduce"}
+    activations = of_kind(found, "all-reduce", least=D + 1)
+    whole = [shape for shape in activations if shape == (ROWS, T, D)]
+    # embedding, attention and FFN forward; logits, FFN and (three together) query, key and value backward
+    assert len(whole) == 3 + 2 + 3
+    assert all(math.prod(shape) <= ROWS * T for shape in activations if shape not in whole)  # statistics of the loss
+
+
+def test_fully_sharded_gathers_each_matrix_once_and_nothing_bigger():
+    found = sent("decoder_lm", "fsdp")
+    matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]
+    gathered = of_kind(found, "all-gather")
+    assert sorted(map(math.prod, gathered)) == sorted(map(math.prod, matrices))
+    summed = of_kind(found, "all-reduce") + of_kind(found, "reduce-scatter")
+    assert numbers(summed) == numbers(parameters("decoder_lm"))
+
+
+def test_zero1_gathers_what_each_device_has_updated():
+    found = sent("decoder_lm", "zero1")
+    matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]
+    gathered = [one for one in found if one.kind == "all-gather" and one.shapes]
+    assert sorted(one.largest for one in gathered) == sorted(map(math.prod, matrices))
+    assert not any("jvp" in one.name for one in gathered)  # after the update, not before a product
+
+
+def test_both_gather_parts_of_matrices_only():
+    gathered = of_kind(sent("decoder_lm", "fsdp+tp"), "all-gather")
+    matrices = [math.prod(shape) // 2 for shape in parameters("decoder_lm") if len(shape) > 1]
+    assert sorted(map(math.prod, gathered)) == sorted(matrices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["seq2seq", "classifier"])
+def test_no_family_gathers_parameters_in_tensor_parallel(kind):
+    assert not of_kind(sent(kind, "tp"), "all-gather", least=4 * D)
+
+
+def test_scanned_layers_are_gathered_one_at_a_time():
+    cfg = config("decoder_lm", preset="fsdp")
+    model = dataclasses.replace(cfg.model, scan_layers=True, decoder_layers=3, remat="nothing_saveable")
+    found = collectives(lowered(dataclasses.replace(cfg, model=model)).compile().as_text())
+    assert all(math.prod(shape) <= V * D for shape in of_kind(found, "all-gather"))
