@@ -53,7 +53,9 @@ def numbers(shapes) -> int:
 def test_data_parallel_adds_up_each_gradient_once():
     found = sent("decoder_lm", "dp")
     assert {one.kind for one in found} == {"all-reduce"}
-    assert numbers(of_kind(found, "all-reduce")) == numbers(parameters("decoder_lm")) + V * D  # tied: read in two places
+    assert (
+        numbers(of_kind(found, "all-reduce")) == numbers(parameters("decoder_lm")) + V * D
+    )  # tied: read in two places
 
 
 def test_tensor_parallel_never_gathers_and_adds_up_activations():

@@ -1,5 +1,6 @@
 """Checkpoints: what is damaged is noticed, what is kept, and where a state is restored."""
 
+import dataclasses
 import random
 import shutil
 import time
@@ -150,7 +151,7 @@ def test_reading_leaves_a_save_that_goes_on_alone(copied):
     assert not partial.exists()
 
 
-def test_restored_onto_another_number_of_devices(tmp_path):
+def test_restored_onto_another_mesh(tmp_path):
     model = registry.build(tiny("decoder_lm"))
     cfg = Config(
         model=model.cfg,
@@ -160,14 +161,16 @@ def test_restored_onto_another_number_of_devices(tmp_path):
     )
     optimizer = optimizers.build(cfg, registry.shapes(model))
     start = None
-    for number, devices in enumerate((8, 2, 1, 8), start=1):
-        mesh = make_mesh(ParallelConfig(data=devices))
+    meshes = {"data": 8}, {"data": 2}, {"data": 1}, {"preset": "fsdp+tp"}, {"preset": "zero1"}
+    for number, sizes in enumerate(meshes, start=1):
+        cfg = dataclasses.replace(cfg, parallel=ParallelConfig(**sizes))
+        mesh = make_mesh(cfg.parallel)
         keeper = Checkpointer(tmp_path / "checkpoints", keep=9)
         if start is None:
             found = start = state.create(model, optimizer, cfg, mesh)
         else:
             found, _ = keeper.restore(state.abstract(model, optimizer, cfg, mesh))
-        assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(found)} == {devices}
+        assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(found)} == {sizes.get("data", 8)}
         jax.tree.map(np.testing.assert_array_equal, found, start)
         keeper.save(number, found, HOST)
         keeper.wait()

@@ -28,7 +28,8 @@ def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
         return sizes
     if devices % fixed:
         raise ConfigError(
-            f"{product} does not divide the {devices} devices; write sizes whose product does, such as "
+            f"{product} does not divide the {devices} devices; write "
+            f"{'a size that does' if product.count('=') == 1 else 'sizes whose product does'}, such as "
             f"{max(size for size in range(1, fixed) if devices % size == 0)}"
         )
     return {name: devices // fixed if size == -1 else size for name, size in sizes.items()}

@@ -135,4 +135,4 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
     lengths = cfg.data.bucket_lengths if cfg.data.batching == "buckets" else (cfg.data.window, cfg.data.longest)
     name = "bucket_lengths" if cfg.data.batching == "buckets" else "window"
     if any(length % sizes["sequence"] for length in lengths):
-        raise cfg.data.error(name, f"must be multiples of the mesh's sequence={sizes['sequence']}")
+        raise cfg.data.error(name, f"must be a multiple of the mesh's sequence={sizes['sequence']}, each of them")

@@ -1,5 +1,6 @@
 """What training carries from step to step, born sharded."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax
@@ -30,14 +31,14 @@ class TrainState:
 
 def create(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> TrainState:
     """A fresh state; each parameter and each moment is initialised on the devices that will hold it."""
-    init, shardings = _initializer(model, optimizer, cfg, mesh)
+    init, shardings = initializer(model, optimizer, cfg, mesh)
     with rules.on(mesh):
         return jax.jit(init, out_shardings=shardings)()
 
 
 def abstract(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state, for restoring a checkpoint; nothing is computed."""
-    init, shardings = _initializer(model, optimizer, cfg, mesh)
+    init, shardings = initializer(model, optimizer, cfg, mesh)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         jax.eval_shape(init),
@@ -50,7 +51,11 @@ def parameter_count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def _initializer(model, optimizer, cfg, mesh):
+def initializer(
+    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh
+) -> tuple[Callable[[], TrainState], Any]:
+    """What makes a fresh state when it is compiled, and a `NamedSharding` for each of its leaves."""
+
     def init() -> TrainState:
         params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
         mean = None if cfg.train.ema_decay is None else optax.tree.cast(params, jnp.float32)

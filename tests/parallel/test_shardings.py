@@ -1,0 +1,94 @@
+"""Where the parts of a training state live, from their initialisation on."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec
+
+from tests import shardings
+from tests.parallel.test_presets import MODELS, begun, config
+from tformer_jax import axes
+from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.models import registry
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import axis_sizes, data_parallelism, make_mesh
+from tformer_jax.train import optimizers, state
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_parameter_lives_where_the_snapshot_says(kind):
+    assert json.loads(shardings.PATH.read_text(encoding="utf-8"))[kind] == shardings.found(kind)
+
+
+@pytest.mark.parametrize(("preset", "parts"), [("fsdp", 8), ("tp", 8), ("fsdp+tp", 8), ("zero1", 1)])
+def test_each_device_has_its_part_of_each_matrix(preset, parts):
+    _, start, _ = begun(config("decoder_lm", preset=preset))
+    matrices = [leaf for leaf in jax.tree.leaves(start.params) if leaf.ndim > 1]
+    assert all(math.prod(leaf.addressable_shards[0].data.shape) * parts == leaf.size for leaf in matrices)
+    moments = [leaf for leaf in jax.tree.leaves((start.opt_state, start.ema)) if leaf.ndim > 1]
+    assert all(math.prod(leaf.addressable_shards[0].data.shape) * 8 == leaf.size for leaf in moments)
+
+
+@pytest.mark.parametrize("preset", ["fsdp", "tp"])
+def test_no_device_holds_the_whole_model_while_it_is_initialised(preset):
+    cfg = config("decoder_lm", preset=preset)
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=256, ffn_dim=1024, vocab_size=2048))
+    model = registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    init, shardings = state.initializer(model, optimizer, cfg, make_mesh(cfg.parallel))
+    memory = jax.jit(init, out_shardings=shardings).lower().compile().memory_analysis()
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(init)))
+    assert memory.output_size_in_bytes == pytest.approx(whole / 8, rel=0.05)
+    assert memory.temp_size_in_bytes < whole / 8
+
+
+def test_an_axis_that_cannot_be_split_evenly_stays_whole():
+    sizes = {"data": 1, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 4}
+    names = (axes.VOCAB, axes.EMBED)
+    assert rules.partition(names, (12, 6), sizes, rules.RULES) == PartitionSpec("tensor", "fsdp")
+    assert rules.partition(names, (11, 6), sizes, rules.RULES) == PartitionSpec(None, "fsdp")
+    assert rules.partition((axes.EMBED,), (6,), sizes, rules.RULES) == PartitionSpec(None)
+    assert rules.partition((axes.LAYERS, axes.EMBED), (3, 6), sizes, rules.RULES) == PartitionSpec(None, None)
+    assert rules.partition((axes.MLP,), (8,), sizes, rules.RULES) == PartitionSpec("tensor")
+
+
+def test_sizes_of_the_mesh():
+    def sizes(devices: int = 8, **parallel):
+        return {name: size for name, size in axis_sizes(ParallelConfig(**parallel), devices).items() if size > 1}
+
+    assert sizes() == {"data": 8}
+    assert sizes(preset="fsdp+tp") == {"fsdp": 4, "tensor": 2}
+    assert sizes(preset="fsdp+tp", tensor=4) == {"fsdp": 2, "tensor": 4}
+    assert sizes(fsdp=4) == {"data": 2, "fsdp": 4}
+    assert sizes(preset="fsdp", tensor=-1, fsdp=2) == {"fsdp": 2, "tensor": 4}
+    assert sizes(tensor=-1) == {"tensor": 8}
+    assert sizes(4096, preset="fsdp+tp", tensor=8, data=4) == {"data": 4, "fsdp": 128, "tensor": 8}
+    assert data_parallelism(make_mesh(ParallelConfig(fsdp=2, tensor=2))) == 4
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"tensor": 3}, "parallel.tensor=3 does not divide the 8 devices; write a size that does, such as 2"),
+        ({"tensor": 3, "fsdp": 2}, r"parallel.fsdp=2 \* parallel.tensor=3 does not divide the 8 devices"),
+        ({"tensor": 16}, "parallel.tensor=16 asks for 16 devices, and there are 8"),
+        ({"data": -1, "tensor": -1}, "parallel.data=-1: parallel.tensor is -1, too; only one axis"),
+        ({"fsdp": 0}, "parallel.fsdp=0: must be -1 or at least 1"),
+        ({"preset": "fdsp"}, "parallel.preset='fdsp': is not a known value; did you mean 'fsdp'?"),
+        ({"expert": 2}, "parallel.expert=2: there are no experts"),
+        ({"tensor": 8, "data": 1}, "model.num_heads=12: must be a multiple of the mesh's tensor=8"),
+        ({"fsdp": 8}, "model.dim=36: must be a multiple of the mesh's fsdp=8"),
+        ({"tensor": 4, "data": 2}, "model.ffn_dim=18: must be a multiple of the mesh's tensor=4"),
+        ({"sequence": 8}, "data.window=12: must be a multiple of the mesh's sequence=8"),
+    ],
+)
+def test_a_mesh_that_does_not_fit(parallel, message):
+    cfg = config("decoder_lm")
+    model = dataclasses.replace(cfg.model, dim=36, num_heads=12, ffn_dim=18, position="learned")
+    data = dataclasses.replace(cfg.data, window=12)
+    with pytest.raises(ConfigError, match=message):
+        changed = dataclasses.replace(cfg, model=model, data=data, parallel=ParallelConfig(**parallel))
+        rules.check(changed, axis_sizes(changed.parallel, 8))

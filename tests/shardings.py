@@ -1,0 +1,65 @@
+"""`python -m tests.shardings`: writes where each parameter lives on eight devices, for each preset of the mesh.
+
+tests/parallel/test_shardings.py compares tests/shardings.json with what is: a change of the rules shows there.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tests.parallel.test_presets import MODELS, PRESETS, config
+from tformer_jax.models import registry
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import optimizers, state
+
+PATH = Path(__file__).with_suffix(".json")
+DEVICES = 8
+
+
+def found(kind: str) -> dict[str, dict[str, str]]:
+    """Shape and `PartitionSpec`s of each parameter of a model; where its moments live elsewhere, that, too."""
+    rows: dict[str, dict[str, str]] = {}
+    for preset in PRESETS:
+        begun = _state(kind, preset)
+        for (path, leaf), moment in zip(
+            jax.tree_util.tree_leaves_with_path(begun.params), _moments(begun.opt_state), strict=True
+        ):
+            row = rows.setdefault("/".join(str(key.key) for key in path), {"shape": str(leaf.shape)})
+            row[preset] = _text(leaf)
+            if _text(moment) != _text(leaf):
+                row[f"{preset}, moments"] = _text(moment)
+    return rows
+
+
+def _state(kind: str, preset: str) -> state.TrainState:
+    cfg = config(kind, preset=preset)
+    model = registry.build(cfg.model)
+    mesh = make_mesh(cfg.parallel, jax.devices()[:DEVICES])
+    return state.abstract(model, optimizers.build(cfg, registry.shapes(model)), cfg, mesh)
+
+
+def _moments(opt_state: Any) -> list[Any]:
+    """Adam's first moments."""
+    paths = jax.tree_util.tree_leaves_with_path(opt_state)
+    return [leaf for path, leaf in paths if jax.tree_util.GetAttrKey("mu") in path]
+
+
+def _text(leaf: Any) -> str:
+    return ", ".join("+".join(axis) if isinstance(axis, tuple) else axis or "-" for axis in leaf.sharding.spec)
+
+
+def text() -> str:
+    """A line for each parameter of each model."""
+    models = []
+    for kind in MODELS:
+        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found(kind).items())
+        models.append(f" {json.dumps(kind)}: {{\n{rows}\n }}")
+    return "{\n" + ",\n".join(models) + "\n}\n"
+
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+    PATH.write_text(text(), encoding="utf-8")
