@@ -17,29 +17,39 @@ from tformer_jax.eval.samples import ContinuationEvaluator
 
 __all__ = ["Evaluation", "Evaluator", "Sample", "evaluators_for"]
 
-Build = Callable[[Config, nn.Module, Corpus, Tokenizers, list[Example]], list[Evaluator]]
+Build = Callable[[Config, nn.Module, Corpus, Tokenizers, list[Example], int], list[Evaluator]]
 
 
 def evaluators_for(
-    cfg: Config, model: nn.Module, corpus: Corpus, tokenizers: Tokenizers, split: str, limit: int
+    cfg: Config,
+    model: nn.Module,
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    split: str,
+    limit: int,
+    *,
+    devices: int = 1,
 ) -> list[Evaluator]:
-    """What is measured on `split` ("validation" or "test") for this family, on its first `limit` examples (0: all)."""
+    """What is measured on `split` ("validation" or "test") for this family, on its first `limit` examples (0: all).
+
+    Batches are rounded up to what `devices` can share.
+    """
     examples = getattr(corpus, split)[: limit or None]
-    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples)
+    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, devices)
 
 
-def _seq2seq(cfg, model, corpus, tokenizers, examples) -> list[Evaluator]:
-    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers)
+def _seq2seq(cfg, model, corpus, tokenizers, examples, devices) -> list[Evaluator]:
+    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, multiple_of=devices)
     return [PerplexityEvaluator(model, batches), TranslationEvaluator(cfg, model, tokenizers, examples)]
 
 
-def _decoder_lm(cfg, model, corpus, tokenizers, examples) -> list[Evaluator]:
-    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers)
+def _decoder_lm(cfg, model, corpus, tokenizers, examples, devices) -> list[Evaluator]:
+    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, multiple_of=devices)
     return [PerplexityEvaluator(model, batches), ContinuationEvaluator(cfg, model, tokenizers, examples)]
 
 
-def _classifier(cfg, model, corpus, tokenizers, examples) -> list[Evaluator]:
-    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, corpus.labels)
+def _classifier(cfg, model, corpus, tokenizers, examples, devices) -> list[Evaluator]:
+    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, corpus.labels, multiple_of=devices)
     return [ClassificationEvaluator(cfg, model, tokenizers, corpus.labels, examples, batches)]
 
 

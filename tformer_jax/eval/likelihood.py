@@ -11,6 +11,8 @@ from flax import linen as nn
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy
+from tformer_jax.nn.sharding import whole
+from tformer_jax.parallel.placement import everywhere, mesh_of, spread
 from tformer_jax.special_tokens import IGNORED
 
 Batches = Callable[[], Iterable[Mapping[str, np.ndarray]]]
@@ -24,9 +26,11 @@ class Likelihood:
 
     def __call__(self, params: Any) -> tuple[float, float]:
         """Nats a label, and the percentage of labels that are the most probable ones."""
-        totals = np.zeros(3)
-        for batch in self._batches():
-            totals += np.array(jax.device_get(_sums(self._model, params, batch)), np.float64)
+        totals, mesh = np.zeros(3), mesh_of(params)
+        with everywhere(mesh):
+            for batch in self._batches():
+                sums = _sums(self._model, params, spread(mesh, batch))
+                totals += np.array(jax.device_get(sums), np.float64)
         loss, hits, count = totals.tolist()
         return loss / count, 100 * hits / count
 
@@ -37,4 +41,4 @@ def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array]) -> tupl
     logits, labels, _ = registry.forward(model, params, batch)
     sums = masked_cross_entropy(logits, labels)
     hits = ((most_probable(logits) == labels) & (labels != IGNORED)).sum()
-    return sums.loss, hits, sums.labels
+    return whole(sums.loss), whole(hits), whole(sums.labels)

@@ -175,8 +175,9 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     *leading, V = values.shape
     blocks = -(-V // BLOCK)
     if V <= SHORT or blocks <= k:
-        # without the barrier XLA sorts all values wherever a part of the result is used
-        found, places = jax.lax.optimization_barrier(jax.lax.top_k(values, k))
+        # without the barrier XLA sorts all values wherever a part of the result is used; its third member keeps it from
+        # standing right behind the search, where XLA's search on a mesh cannot bear it
+        found, places, _ = jax.lax.optimization_barrier((*jax.lax.top_k(values, k), jnp.zeros(())))
         return found, places
     missing = [(0, 0)] * len(leading) + [(0, blocks * BLOCK - V)]
     maxima = jnp.pad(values, missing, constant_values=-jnp.inf).reshape(*leading, blocks, BLOCK).max(axis=-1)

@@ -16,6 +16,8 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows
 from tformer_jax.inference.encoding import encode_one
 from tformer_jax.models import registry
+from tformer_jax.nn.sharding import whole
+from tformer_jax.parallel.placement import everywhere, mesh_of, spread
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 POSITIONS_AT_ONCE = 64
@@ -93,6 +95,8 @@ def text_row(ids: list[int], given: int = 1) -> Row:
 def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
     """For each row, ln p of its labels that are not IGNORED."""
 
+    mesh = mesh_of(params)
+
     def run(lengths: np.ndarray, places: np.ndarray) -> list[list[float]]:
         B, T = lengths.shape
         chosen = [rows[place] for place in places]
@@ -100,7 +104,8 @@ def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_
         labels = np.where(labels == PAD, IGNORED, labels)
         batch = {key: pad_rows([row.inputs[key] for row in chosen], B, T) for key in chosen[0].inputs}
         batch[registry.FAMILIES[model.cfg.family].labels] = labels
-        found = np.asarray(_of_labels(model, params, batch))
+        with everywhere(mesh):
+            found = np.asarray(_of_labels(model, params, spread(mesh, batch)))
         return [row[mine != IGNORED].tolist() for row, mine in zip(found, labels, strict=True)]
 
     longest = [range(max(map(len, row.inputs.values()))) for row in rows]
@@ -120,4 +125,4 @@ def _of_labels(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Arra
         return jnp.where(label == IGNORED, 0, chosen)
 
     found = jax.lax.map(at, (features.swapaxes(0, 1), labels.swapaxes(0, 1)), batch_size=POSITIONS_AT_ONCE)
-    return found.swapaxes(0, 1)
+    return whole(found.swapaxes(0, 1))

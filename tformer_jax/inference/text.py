@@ -13,6 +13,8 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import in_batches, in_chunks
 from tformer_jax.inference.encoding import encode, prompt_reader, reader, source_reader
 from tformer_jax.inference.outputs import Output, RowDecoder
+from tformer_jax.nn.sharding import whole
+from tformer_jax.parallel.placement import everywhere, mesh_of, spread
 from tformer_jax.special_tokens import PAD
 
 
@@ -109,8 +111,11 @@ class LabelClassifier:
         return in_chunks(texts, read, lambda rows, _: self._classify(params, rows), skip=skip)
 
     def _classify(self, params: Any, rows: Sequence[list[int]]) -> list[tuple[str, float]]:
+        mesh = mesh_of(params)
+
         def run(tokens: np.ndarray, places: np.ndarray) -> list[tuple[str, float]]:
-            found = np.asarray(label_probabilities(self.model, params, tokens))
+            with everywhere(mesh):
+                found = np.asarray(label_probabilities(self.model, params, **spread(mesh, {"tokens": tokens})))
             return [(self.labels[int(row.argmax())], float(row.max())) for row in found]
 
         return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=self.cfg.model.max_length)
@@ -120,4 +125,4 @@ class LabelClassifier:
 def label_probabilities(model: nn.Module, params: Any, tokens: jax.Array) -> jax.Array:
     """tokens int [B, S], padded with PAD on the right -> float32 [B, classes]."""
     logits: Any = model.apply({"params": params}, tokens, mask=tokens != PAD)
-    return jax.nn.softmax(logits, axis=-1)
+    return whole(jax.nn.softmax(logits, axis=-1))

@@ -34,7 +34,8 @@ class TokenEmbedding(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """int [B, T] -> [B, T, D], times sqrt(D) where `cfg.scale_embeddings`."""
-        vectors = self.embedding[tokens].astype(self.cfg.dtype)
+        table = constrain(self.embedding, axes.VOCAB, None)  # vectors are found whole
+        vectors = table[tokens].astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
 
     def attend(self, x: jax.Array) -> jax.Array:

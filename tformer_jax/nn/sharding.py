@@ -21,6 +21,11 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*fitting))
 
 
+def whole(x: jax.Array) -> jax.Array:
+    """x on every device of the mesh in effect, so that every process can read it."""
+    return constrain(x, *[None] * x.ndim)
+
+
 def _fitting(axis, size: int, sizes) -> str | tuple[str, ...] | None:
     """`axis`, or None where it does not divide `size`."""
     names = (axis,) if isinstance(axis, str) else axis or ()

@@ -12,6 +12,7 @@ from tformer_jax.data.waiting import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import data_parallelism
 from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run_folder, schedules, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.early_stopping import BestMetric
@@ -254,7 +255,8 @@ class Trainer:
 
     def _evaluators(self, split: str, limit: int) -> list[Evaluator]:
         experiment = self.experiment
-        return evaluators_for(self.cfg, experiment.model, experiment.corpus, experiment.tokenizers, split, limit)
+        parts = experiment.model, experiment.corpus, experiment.tokenizers
+        return evaluators_for(self.cfg, *parts, split, limit, devices=data_parallelism(experiment.mesh))
 
 
 @functools.cache

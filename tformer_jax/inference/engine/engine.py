@@ -19,6 +19,7 @@ from tformer_jax.inference.engine.scheduler import Lane, Running
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.stopping import TextStream
 from tformer_jax.nn import layouts, projections
+from tformer_jax.parallel.placement import everywhere, mesh_of
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 PAGE_SIZE = 16
@@ -83,7 +84,9 @@ class Engine:
         self, cfg: Config, model: Any, params: Any, tokenizers: Tokenizers, *, slots: int, pages: int | None = None
     ):
         self._cfg, self._tokenizers = cfg, tokenizers
-        self._model, self._params = _prepared(model, params)
+        self._mesh = mesh_of(params)
+        with everywhere(self._mesh):
+            self._model, self._params = _prepared(model, params)
         self._slots, self._pages = slots, pages
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
@@ -139,8 +142,9 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Gives free rows to those that wait, then one more token to all that run."""
-        self._admit()
-        return [event for lane in self._lanes.values() if lane.running for event in self._advance(lane)]
+        with everywhere(self._mesh):
+            self._admit()
+            return [event for lane in self._lanes.values() if lane.running for event in self._advance(lane)]
 
     def _encode(self, request: Request) -> list[int]:
         """The tokens of a request's text."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.inference.beam import Beams, Hypotheses
 from tformer_jax.inference.chains import Chains
 from tformer_jax.inference.engine.state import (
     ALL,
@@ -16,6 +17,7 @@ from tformer_jax.inference.engine.state import (
     State,
     keys_of,
     of_rows,
+    placed,
     put,
     row_slots,
     slots_in_one_piece,
@@ -26,6 +28,7 @@ from tformer_jax.inference.generate import read_prompt, reader
 from tformer_jax.inference.rows import Report
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, paged_cache, row_cache
+from tformer_jax.nn.sharding import whole
 from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
 
@@ -46,7 +49,8 @@ def empty(plan: Plan, size: Size) -> State:
         cache = dataclasses.replace(cache, layers=layers, memory_mask=jnp.zeros((R, size.source), bool))
     nothing, prompts = jnp.zeros((R,), jnp.int32), jnp.full((R, plan.length), PAD)
     settings = RowSettings.of(plan.decode, R)
-    return State(cache, start(plan, prompts, nothing, jnp.zeros((R, 2), jnp.uint32), settings, size.output))
+    rows = start(plan, prompts, nothing, jnp.zeros((R, 2), jnp.uint32), settings, size.output)
+    return placed(plan, State(cache, rows))
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
@@ -76,7 +80,7 @@ def widen(plan: Plan, state: State, size: Size) -> State:
         slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
         memory_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_mask),
     )
-    return State(cache, state.rows.widened(size.output))
+    return placed(plan, State(cache, state.rows.widened(size.output)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
@@ -99,14 +103,14 @@ def admit(plan: Plan, params: Any, state: State, new: Newcomers) -> State:
     if new.sources is not None:
         cache = _with_sources(plan, params, cache, places, new.sources)
     begun = start(plan, new.prompts, new.room, new.seeds, new.settings, state.rows.length)
-    return State(cache, put(state.rows, places, begun))
+    return placed(plan, State(cache, put(state.rows, places, begun)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def read(plan: Plan, params: Any, state: State, places: jax.Array, tokens: jax.Array) -> State:
     """Rows `places` (int32 [P]) read more of their prompts: int32 [P, T], PAD on the left; see `read_prompt`."""
     own = read_prompt(plan.model, {"params": params}, tokens, of_rows(state.cache, places))
-    return State(with_rows(state.cache, places, own), state.rows)
+    return placed(plan, State(with_rows(state.cache, places, own), state.rows))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
@@ -144,7 +148,7 @@ def fork(
     rows = jax.tree.map(twin, state.rows)
     assert isinstance(rows, Chains), "the outputs of beam search share one row"
     rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(keys_of(seeds[None])[0]))
-    return State(dataclasses.replace(cache, slots=slots), rows)
+    return placed(plan, State(dataclasses.replace(cache, slots=slots), rows))
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
@@ -163,7 +167,16 @@ def step(plan: Plan, params: Any, state: State, ended: jax.Array, *, pages: int 
     shorter = of_rows(state.cache, ALL, pages)
     logits, shorter = reader(plan.model, {"params": params})(tokens, shorter, lineage)
     rows = rows.advance(logits)
-    return State(with_rows(state.cache, ALL, shorter), rows), rows.report()
+    state = placed(plan, State(with_rows(state.cache, ALL, shorter), rows))
+    return state, Report(*map(whole, rows.report()))
+
+
+@jax.jit
+def finished(state: State) -> Hypotheses:
+    """What beam search has found for each row."""
+    rows = state.rows
+    assert isinstance(rows, Beams)
+    return Hypotheses(*map(whole, rows.finished))
 
 
 def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Array, sources: jax.Array) -> DecoderCache:

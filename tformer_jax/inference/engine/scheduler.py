@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two
-from tformer_jax.inference.beam import Beams, Hypotheses
+from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.engine import lane as compiled
 from tformer_jax.inference.engine.page_table import Holding, OutOfPages, PageTable
 from tformer_jax.inference.engine.state import Newcomers, Plan, Size
@@ -137,7 +137,7 @@ class Lane:
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """What beam search has found for a row: tokens int32 [k, length], scores float32 [k]."""
         if self._hypotheses is None:
-            self._hypotheses = jax.device_get(cast(Beams, self.state.rows).finished)
+            self._hypotheses = jax.device_get(compiled.finished(self.state))
         return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
 
     def leave(self, row: int) -> None:

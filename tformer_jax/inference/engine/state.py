@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 import flax
 import jax
 
+from tformer_jax import axes
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams
 from tformer_jax.inference.chains import Chains
@@ -15,6 +16,7 @@ from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.kv_cache import DecoderCache, LayerCache
+from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import PagedSlots, RowSlots
 
 Places = jax.Array | slice
@@ -82,6 +84,24 @@ class Size(NamedTuple):
     """Tokens that an encoder reads."""
     output: int
     """Tokens that are chosen."""
+
+
+def placed(plan: Plan, state: State) -> State:
+    """The state with its rows split over the mesh, and heads of keys and values, as far as that is even."""
+
+    def rows(tree: Any) -> Any:
+        return jax.tree.map(lambda x: constrain(x, axes.BATCH, *[None] * (x.ndim - 1)), tree)
+
+    def heads(first: str | None, tree: Any) -> Any:
+        return jax.tree.map(lambda x: constrain(x, first, axes.KV_HEADS, None, None), tree)
+
+    own = None if plan.paged else axes.BATCH
+    layers = tuple(
+        LayerCache(heads(own, layer.self_attention), heads(axes.BATCH, layer.cross_attention))
+        for layer in state.cache.layers
+    )
+    rest = rows(dataclasses.replace(state.cache, layers=()))
+    return State(dataclasses.replace(rest, layers=layers), rows(state.rows))
 
 
 def slots_in_one_piece(plan: Plan, size: Size) -> int:
