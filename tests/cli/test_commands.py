@@ -82,6 +82,32 @@ def test_translate_arguments_in_order(runs, capsys):
     assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])
 
 
+def test_translate_on_several_devices(runs, capsys):
+    translate.main(["--run", str(runs["seq2seq"]), "--mesh", "data=2,tensor=2", "abc", "b"])
+    assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sentence"),
+    [
+        ("tenser=2", "argument --mesh: 'tenser' is no axis of the mesh; did you mean 'tensor'?"),
+        ("fsdpp", "argument --mesh: 'fsdpp' is no axis of the mesh; did you mean 'fsdp'?"),
+        ("tensor", "argument --mesh: 'tensor' is no size; write tensor=2, or tensor=-1 for all devices left"),
+        ("tensor=0", "argument --mesh: 'tensor=0' is no size"),
+    ],
+)
+def test_a_mesh_that_cannot_be_read(runs, capsys, mesh, sentence):
+    with pytest.raises(SystemExit) as ended:
+        translate.main(["--run", str(runs["seq2seq"]), "--mesh", mesh, "abc"])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_mesh_that_does_not_fit_the_model(runs):
+    with pytest.raises(ConfigError, match="model.num_heads=2: must be a multiple of the mesh's tensor=4"):
+        translate.main(["--run", str(runs["seq2seq"]), "--mesh", "tensor=4", "abc"])
+
+
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
 def test_translate_a_file_into_a_file(runs, tmp_path, name):
     lines = b"abc\n\nb\n"

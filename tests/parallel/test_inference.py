@@ -34,9 +34,8 @@ def built(family: str, **decode):
         "classifier": DataConfig(source="cldr_language", bucket_lengths=(8, 16)),
     }[family]
     model = tiny(family, num_heads=2)
-    return Config(model=model, data=data, decode=DecodeConfig(**decode), eval=EvalConfig(batch_size=4)), *build(
-        model, 1
-    )
+    cfg = Config(model=model, data=data, decode=DecodeConfig(**decode), eval=EvalConfig(batch_size=4))
+    return cfg, *build(model, SEEDS[family])
 
 
 def on(sizes: dict[str, int], model, params):

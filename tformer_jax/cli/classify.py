@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.add_field(parser)
     options = parser.parse_args(argv)
     source = lines.opened(options, options.text)
-    trained = common.load(options.run, "classifier")
+    trained = common.load(options.run, "classifier", mesh=options.mesh)
     if trained.labels is None:
         raise ConfigError(f"{options.run} has lost its labels.json: train the model again")
     classify = LabelClassifier(trained.cfg, trained.model, trained.tokenizers, trained.labels)

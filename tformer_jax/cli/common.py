@@ -4,12 +4,15 @@ import argparse
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from tformer_jax.config import ConfigError
+from tformer_jax.config import MESH_AXES, PRESETS, ConfigError, ParallelConfig
+from tformer_jax.config.fields import nearest
+from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.trained import Trained, load_trained
 
@@ -44,13 +47,13 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def load(run: Path, *families: str) -> Trained:
-    """The trained model of a run.
+def load(run: Path, *families: str, mesh: ParallelConfig | None = None) -> Trained:
+    """The trained model of a run, on a mesh of this machine's devices (None: on the first one).
 
     Raises:
-        ConfigError: it is not a run folder, or its model is of none of these families.
+        ConfigError: it is not a run folder, its model is of none of these families, or the mesh does not fit it.
     """
-    trained = load_trained(run)
+    trained = load_trained(run, None if mesh is None else make_mesh(mesh))
     kind = trained.cfg.model.family
     if kind not in families:
         raise ConfigError(f"{run} holds a {kind} model: use scripts/{COMMANDS[kind]}")
@@ -61,7 +64,29 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """A parser with the flag that names the run folder."""
     result = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
     result.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder of scripts/train.py")
+    result.add_argument(
+        "--mesh",
+        type=mesh,
+        metavar="MESH",
+        help=f"spread the model and the rows over devices: one of {', '.join(PRESETS)}, or sizes such as tensor=4 or "
+        "fsdp=2,tensor=2, where data is what is left (default: one device)",
+    )
     return result
+
+
+def mesh(text: str) -> ParallelConfig:
+    """An argparse type: a preset of `parallel`, or sizes of mesh axes, `AXIS=SIZE,...`."""
+    if text in PRESETS:
+        return ParallelConfig(preset=text)
+    sizes: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if name not in MESH_AXES:
+            raise argparse.ArgumentTypeError(f"{name!r} is no axis of the mesh{nearest(name, MESH_AXES)}")
+        if not re.fullmatch(r"-1|[1-9]\d*", size):
+            raise argparse.ArgumentTypeError(f"{part!r} is no size; write {name}=2, or {name}=-1 for all devices left")
+        sizes[name] = int(size)
+    return ParallelConfig(**sizes)
 
 
 def whole(lowest: int) -> Callable[[str], int]:

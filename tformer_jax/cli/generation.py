@@ -94,7 +94,7 @@ def load(options: argparse.Namespace, family: str) -> Generation:
     """
     if options.draft_tokens is not None and options.draft is None:
         raise ConfigError("--draft-tokens needs --draft DIR")
-    trained = common.load(options.run, family)
+    trained = common.load(options.run, family, mesh=options.mesh)
     kind, several = KINDS[family]
     decode = decoding.decode_config(trained.cfg.decode, options, several)
     cfg = dataclasses.replace(trained.cfg, decode=decode)
@@ -106,7 +106,7 @@ def load(options: argparse.Namespace, family: str) -> Generation:
 def _with_draft(options: argparse.Namespace, cfg: Config, trained: Trained) -> SpeculativeDecoder:
     if cfg.decode.strategy == "beam":
         raise ConfigError("--draft does not go together with beam search: leave one of them out")
-    draft = common.load(options.draft, cfg.model.family)
+    draft = common.load(options.draft, cfg.model.family, mesh=options.mesh)
     if draft.tokenizers.to_json() != trained.tokenizers.to_json():
         raise ConfigError(
             f"{options.draft} has another tokenizer than {options.run}: train the draft with the same data settings"

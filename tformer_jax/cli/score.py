@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Log-probability, number of scored tokens and text between tabs, a line a text; the perplexity on stderr."""
     options = parser().parse_args(argv)
     source = lines.opened(options, options.text)
-    trained = common.load(options.run, "seq2seq", "decoder_lm")
+    trained = common.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
     score = Scorer(trained.cfg, trained.model, trained.tokenizers)
     totals = Totals()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tformer_jax.cli import common
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.engine import Engine
-from tformer_jax.train.trained import Trained, load_trained
+from tformer_jax.train.trained import Trained
 
 if TYPE_CHECKING:
     from tformer_jax.serving.app import Served
@@ -28,10 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.serving.app import Served
 
     with server.listen(options.host, options.port) as bound:
-        trained = load_trained(options.run)
+        trained = common.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
         family = trained.cfg.model.family
-        if family not in ("seq2seq", "decoder_lm"):
-            raise ConfigError(f"{options.run} holds a {family} model: use scripts/{common.COMMANDS[family]}")
         engine = Engine(trained.cfg, trained.model, trained.params, trained.tokenizers, slots=options.slots)
         served = Served(trained.cfg.name, family, trained.cfg.decode, functools.partial(prompt_tokens, trained))
         serve(engine, served, bound, options)

@@ -11,13 +11,14 @@ from tformer_jax.config.convert import (
 )
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig
-from tformer_jax.config.parallel import MESH_AXES, ParallelConfig
+from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig
 from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
 
 __all__ = [
     "LOWER_IS_BETTER",
     "MESH_AXES",
+    "PRESETS",
     "Config",
     "ConfigError",
     "DataConfig",

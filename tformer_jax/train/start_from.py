@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from tformer_jax.config import ConfigError
+from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.train.optimizers import parameter_names
 from tformer_jax.train.trained import load_trained
 
@@ -42,7 +43,7 @@ def take(params: Any, run: Path) -> tuple[Any, Report]:
     Raises:
         ConfigError: `run` holds no trained model, or none of its parameters fits.
     """
-    other = load_trained(run).params
+    other = load_trained(run, mesh_of(params)).params
     known = dict(zip(jax.tree.leaves(parameter_names(other)), jax.tree.leaves(other), strict=True))
     leaves, tree = jax.tree.flatten(params)
     names = jax.tree.leaves(parameter_names(params))

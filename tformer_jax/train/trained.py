@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from flax import linen as nn
+from jax.sharding import Mesh
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
+from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, run_folder, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
@@ -26,8 +28,11 @@ class Trained:
     labels: tuple[str, ...] | None
 
 
-def load_trained(run: Path) -> Trained:
-    """What a run delivers, or its newest checkpoint while it is not finished, on the first device of this machine.
+def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
+    """What a run delivers, or its newest checkpoint while it is not finished.
+
+    Args:
+        mesh: where parameters are to live; None: on the first device of this machine.
 
     Raises:
         ConfigError: `run` is not a run folder, or holds no checkpoint.
@@ -37,14 +42,16 @@ def load_trained(run: Path) -> Trained:
     cfg = config.load(run / "config.json")
     if not run_folder.checkpoints(run).is_dir():
         raise ConfigError(f"{run} holds no checkpoint yet; train it first")
+    if mesh is not None:
+        rules.check(cfg, mesh.shape)
     model = registry.build(cfg.model)
     tokenizers = Tokenizers.load(run / "tokenizers")
-    return Trained(cfg, model, _params(run, cfg, model), tokenizers, run_folder.load_labels(run))
+    mesh = mesh or make_mesh(ParallelConfig(data=1))
+    return Trained(cfg, model, _params(run, cfg, model, mesh), tokenizers, run_folder.load_labels(run))
 
 
-def _params(run: Path, cfg: Config, model: nn.Module) -> Any:
+def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh) -> Any:
     optimizer = optimizers.build(cfg, registry.shapes(model))
-    mesh = make_mesh(ParallelConfig(data=1))
     abstract = state.abstract(model, optimizer, cfg, mesh)
     checkpointer = Checkpointer(run_folder.checkpoints(run))
     try:
