@@ -97,6 +97,18 @@ def test_no_row_depends_on_another(seq2seq):
     assert (others.tokens[3] == PAD).all()
 
 
+def test_a_row_that_is_done_waits_unchanged():
+    """While others go on, its beams would find hypotheses that are better than the first ones."""
+    model, params = build(tiny("decoder_lm", vocab_size=VOCAB), seed=5)
+    prompts = np.array([[token, other] for token in (3, 4, 5) for other in (3, 4, 5)], np.int32)
+    cfg = DecodeConfig(strategy="beam", beams=2, early_stopping="first", length_alpha=2.0)
+    together = generate.best_continuations(model, params, prompts, length=12, cfg=cfg)
+    for row, prompt in enumerate(prompts):
+        alone = generate.best_continuations(model, params, prompt[None], length=12, cfg=cfg)
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
+    assert len(set((np.asarray(together.tokens[:, 0]) != PAD).sum(axis=1).tolist())) > 1
+
+
 def test_continuations_of_prompts_of_different_length():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB))
     prompts = np.array([[PAD, PAD, 4, 5], [3, 4, 5, 3]], np.int32)

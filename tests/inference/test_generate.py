@@ -148,3 +148,12 @@ def test_sampling_depends_on_the_key_of_the_row_alone():
     cfg = DecodeConfig(**sample)
     reversed_rows = generate.continue_text(model, params, prompts[::-1], keys, length=LENGTH, cfg=cfg)
     np.testing.assert_array_equal(reversed_rows[::-1], first)
+
+
+def test_each_step_draws_anew():
+    model, params = build(tiny("decoder_lm"))
+    uniform = jax.tree.map(np.zeros_like, params)
+    cfg = DecodeConfig(strategy="sample", min_new_tokens=12)
+    prompts, keys = np.full((4, 2), 5, np.int32), jax.random.split(jax.random.key(0), 4)
+    outputs = np.asarray(generate.continue_text(model, uniform, prompts, keys, length=12, cfg=cfg))
+    assert min(len(set(row)) for row in outputs.tolist()) > 3
