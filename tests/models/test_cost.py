@@ -78,4 +78,4 @@ def test_the_command_prints_tables(arguments, capsys):
 
 def test_sizes_are_shown_in_units():
     assert describe.size_of(3 * 2**30) == "3.00 GiB"
-    assert describe.size_of(2**19) == "0.50 MiB"
+    assert describe.size_of(2**19) == "512.00 KiB"

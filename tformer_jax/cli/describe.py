@@ -11,7 +11,7 @@ from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ModelConfig
 from tformer_jax.models import cost
 
-GIB, MIB = 2**30, 2**20
+GIB, MIB, KIB = 2**30, 2**20, 2**10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -80,4 +80,5 @@ def show(name: str, found: cost.Cost, batch: int, length: int) -> None:
 
 def size_of(count: int) -> str:
     """Bytes, for people."""
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.2f} MiB"
+    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if count >= unit), (KIB, "KiB"))
+    return f"{count / unit:.2f} {name}"

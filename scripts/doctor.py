@@ -1,0 +1,7 @@
+"""Shows a machine, where a config would live on it, and what is wrong: python scripts/doctor.py --config FILE"""
+
+from tformer_jax.cli.common import run_main
+from tformer_jax.cli.doctor import main
+
+if __name__ == "__main__":
+    run_main(main)

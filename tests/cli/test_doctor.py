@@ -1,0 +1,236 @@
+"""What the doctor says of a machine and of a config, against what is really placed, planned and refused."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.helpers import rest_slow
+from tests.parallel.test_presets import PRESETS, batch, begun, config
+from tformer_jax.cli import checks, placement
+from tformer_jax.cli.doctor import main
+from tformer_jax.config import Config, ConfigError, DataConfig
+from tformer_jax.parallel import rules
+
+ROOT = Path(__file__).resolve().parents[2]
+CLDR = ["--config", str(ROOT / "configs" / "translate_cldr.py")]
+MULTI30K = ["--config", str(ROOT / "configs" / "translate_multi30k.py")]
+FSDP = ["--config.parallel.fsdp=8"]
+WIDE = "--config.model.ffn_dim=102400"
+"""4 layers x 2 x 128 x 102,400 parameters and little more, in four arrays of float32."""
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch, tmp_path):
+    """No flags of tests, no GPU, no data, an empty folder for runs."""
+    assert jax.device_count() == 8  # the flags have been read
+    for name in ("XLA_FLAGS", "TFORMER_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+def held(tree) -> int:
+    """Bytes of a tree that lie on the first device."""
+    first = jax.devices()[0]
+    return sum(
+        shard.data.nbytes
+        for leaf in jax.tree.leaves(tree)
+        for shard in leaf.addressable_shards
+        if shard.device == first
+    )
+
+
+@pytest.mark.parametrize("preset", rest_slow([PRESETS[4], *PRESETS[:4]], 2))
+def test_a_device_holds_what_is_said(preset):
+    cfg = config("decoder_lm", preset=preset)
+    mesh, state, _ = begun(cfg)
+    found = placement.of(cfg, mesh.shape)
+    assert found.parameters == held(state.params)
+    assert found.optimizer == held(state.opt_state)
+    assert found.mean == held(state.ema)
+    assert sum(group.device_bytes for group in found.groups) == found.parameters
+    assert found.checkpoint == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("kind", rest_slow(["decoder_lm", "seq2seq", "experts"], 1))
+def test_a_step_takes_about_what_xla_plans(kind):
+    cfg = config(kind, preset="fsdp+tp")
+    model = dataclasses.replace(cfg.model, dim=64, ffn_dim=128, max_length=64)
+    rows = dataclasses.replace(cfg.data, batch_size=64, batch_multiple=64, batch_tokens=64 * 64)
+    rows = dataclasses.replace(rows, window=64, bucket_lengths=(64,))
+    cfg = dataclasses.replace(cfg, model=model, data=rows)
+    mesh, state, step = begun(cfg)
+    found = placement.of(cfg, mesh.shape)
+    assert (found.rows, found.length) == (16, 64)
+    shapes = {key: jax.ShapeDtypeStruct((64, 64), array.dtype) for key, array in batch(cfg, 0).items()}
+    where = rules.batch_sharding(mesh)
+    example = {key: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where) for key, s in shapes.items()}
+    planned = step.lower(state, example).compile().memory_analysis()
+    assert 0.5 < found.total / (planned.argument_size_in_bytes + planned.temp_size_in_bytes) < 1.5
+
+
+def test_a_sound_machine_and_config(capsys, monkeypatch):
+    main([*CLDR, "--devices", "16", "--config.data.batch_multiple=16", "--config.parallel.data=2", *FSDP])
+    out = capsys.readouterr().out
+    assert out.endswith("Nothing is wrong.\n")
+    assert "mesh of 16 of 16 devices" in out
+    assert "hint: model.dtype='float32' leaves much of a GPU or TPU unused" in out
+    row = next(line for line in out.splitlines() if "target_embedding/embedding" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    # 1000 x 128 float32, its width split in 8
+    assert cells[1:] == ["1", "1000 x 128", "vocab, embed", "-, fsdp", "62.50 KiB"]
+    assert jax.__version__ in out and f"{jax.device_count()} x cpu (cpu)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([*CLDR, "--devices", "4", *FSDP], "parallel.fsdp=8 asks for 8 devices, and there are 4; write -1 for all"),
+        (
+            [*CLDR, "--devices", "8", "--config.parallel.tensor=8", "--config.parallel.data=1"],
+            "model.num_heads=4: must",
+        ),
+        ([*CLDR, "--devices", "16", "--config.parallel.expert=2"], "parallel.expert=2: there are no experts"),
+        ([*CLDR, "--devices", "16"], "data.batch_multiple=8: must be a multiple of the 16 devices"),
+        ([*MULTI30K, "--devices", "1"], "this config reads multi30k/train.en.gz (it comes from task 1"),
+        (
+            [*CLDR, "--devices", "1", "--memory", "1", WIDE],
+            "state and gradients take 1.58 GiB a device, which has 1.00 GiB",
+        ),
+        ([*CLDR, "--devices", "1", "--config.optim.learning_rates=('nothing*=2',)"], "'nothing*=2'"),
+    ],
+)
+def test_what_does_not_fit_is_said(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert any(line.startswith("wrong: ") and sentence in line for line in out.splitlines()), out
+    assert "Nothing is wrong" not in out
+
+
+def test_activations_alone_may_be_too_much(capsys):
+    arguments = [*CLDR, "--devices", "1", "--config.data.batch_tokens=400000", "--config.data.batch_multiple=32"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--memory", "1"])
+    assert "wrong: a step takes about" in capsys.readouterr().out
+    main([*arguments, "--memory", "1", "--config.train.accumulate=32"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--config", "none.py"], "config file none.py does not exist"),
+        (["--devices", "8"], "--devices says something of a config: add --config FILE"),
+        (["--config.model.dim=3"], "--config.model.dim=3 says something of a config"),
+        ([*CLDR, "--config.model.dimm=3"], "did you mean 'dim'"),
+    ],
+)
+def test_mistakes_on_the_command_line(arguments, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        main(arguments)
+
+
+def test_the_script_survives_flags_that_end_jax(tmp_path):
+    (tmp_path / "file").write_text("")
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_tpu_nonsense=1 --xla_gpu_enable_fast_min_max=true --xla_dump_to=",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, str(ROOT / "scripts" / "doctor.py"), "--run", str(tmp_path / "file" / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith(("wrong", "hint"))]
+    assert [line.partition(", which")[0] for line in said[:2]] == [
+        "wrong: XLA_FLAGS has --xla_tpu_nonsense=1",
+        "wrong: XLA_FLAGS has --xla_gpu_enable_fast_min_max",
+    ]
+    assert said[0].endswith("take it out; flags of TPUs belong into LIBTPU_INIT_ARGS")
+    assert said[2] == f"wrong: {tmp_path / 'file' / 'run'} cannot be written (Not a directory): name another with --run"
+    assert len(said) == 3
+
+
+def test_flags_that_are_known_pass(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    assert list(checks.unknown_xla_flags()) == []
+    assert list(checks.harmful_xla_flags()) == []
+    (hint,) = checks.slow_xla_flags()
+    assert "--xla_gpu_autotune_level=0, which chooses kernels without comparing them" in hint
+
+
+def nvidia_smi(folder: Path, output: str, status: int = 0) -> None:
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{output}'\nexit {status}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+
+
+@pytest.mark.parametrize(("driver", "extra"), [("570.133.20", "cuda12"), ("580.65.06", "cuda13")])
+def test_a_gpu_that_jax_does_not_use(driver, extra, tmp_path, monkeypatch):
+    nvidia_smi(tmp_path / "bin", f"NVIDIA H100 80GB HBM3, 81559 MiB, {driver}")
+    found = checks.cards()
+    assert found == [checks.Card("NVIDIA H100 80GB HBM3", "81559 MiB", driver)]
+    assert list(checks.unused_accelerators(found, "gpu")) == []
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    (sentence,) = checks.unused_accelerators(found, "cpu")
+    assert sentence.endswith("JAX_PLATFORMS=cpu hides them: unset JAX_PLATFORMS")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    (sentence,) = checks.unused_accelerators(found, "cpu")
+    assert sentence == f'1 x NVIDIA H100 80GB HBM3 are there, and JAX uses the CPU: pip install -e ".[{extra}]"'
+
+
+def test_a_driver_that_does_not_answer(tmp_path):
+    assert checks.cards() == []
+    nvidia_smi(tmp_path / "bin", "Failed to initialize NVML: Driver/library version mismatch", status=18)
+    with pytest.raises(ConfigError, match="nvidia-smi fails .Failed to initialize NVML.*: mend NVIDIA's driver"):
+        checks.cards()
+
+
+def test_packages_out_of_range(monkeypatch):
+    assert list(checks.packages()) == []
+    real = checks.version
+    changed = {"jax": "0.99.0", "optax": None, "jax-cuda13-plugin": "0.9.1"}
+    monkeypatch.setattr(checks, "version", lambda name: changed[name] if name in changed else real(name))
+    sentences = list(checks.packages())
+    assert sentences[0].startswith('jax 0.99.0 is outside the supported "jax<')
+    assert sentences[1] == "the package optax is missing: pip install -e ."
+    assert sentences[2].startswith("jax-cuda13-plugin 0.9.1 does not fit jaxlib")
+    assert len(sentences) == 3
+
+
+def test_room_for_checkpoints(tmp_path, monkeypatch):
+    run, gib = tmp_path / "runs" / "one", 2**30
+    usage = type("Usage", (), {"free": 5 * gib, "total": 9 * gib})
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage)
+    assert list(checks.folder(run, checkpoint=gib, kept=4)) == []
+    (sentence,) = checks.folder(run, checkpoint=gib, kept=5)
+    assert "has 5.00 GiB free, and a run needs 6.00 GiB, of which 5 checkpoints take 5.00 GiB: make room" in sentence
+    assert not run.parent.exists()
+
+
+def test_folders_that_are_no_runs(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (sentence,) = checks.folder(tmp_path, 0, 0)
+    assert "is not a run folder" in sentence
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    assert list(checks.folder(tmp_path, 0, 0)) == []
+
+
+def test_data_is_looked_for_and_not_read(tmp_path):
+    data = DataConfig(source="parallel_lines", train="a.{lang}", validation="b.{lang}", test="b.{lang}")
+    cfg = Config(data=data)
+    for name in ("a.en", "a.de", "b.en"):
+        (tmp_path / name).write_bytes(b"\xff")
+    (sentence,) = checks.data(cfg, tmp_path)
+    assert sentence.startswith(f"{tmp_path / 'b.de'} does not exist")
+    (tmp_path / "b.de").write_bytes(b"\xff")
+    start = time.perf_counter()
+    assert list(checks.data(cfg, tmp_path)) == []
+    assert time.perf_counter() - start < 1

@@ -1,0 +1,241 @@
+"""What can be wrong with a machine, its environment, a config's data and its run folder: a sentence for each."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from packaging.requirements import Requirement
+
+from tformer_jax.cli.describe import size_of
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.corpora import files, prepared
+from tformer_jax.train import run_folder
+from tformer_jax.train.errors import RunError
+
+PACKAGE = "tformer_jax"
+PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
+"""Their versions must be that of jaxlib."""
+CUDA13_DRIVER = 580
+"""The first driver that runs CUDA 13."""
+LEAST_FREE = 2**30
+"""Bytes of disk that must be free besides the checkpoints: metrics, samples, traces."""
+HARMFUL = {
+    "xla_cpu_enable_fast_math": "hides numbers that are not finite from the guard that skips such steps",
+    "xla_cpu_enable_fast_min_max": "hides numbers that are not finite from the guard that skips such steps",
+    "xla_gpu_enable_fast_min_max": "hides numbers that are not finite from the guard that skips such steps",
+    "xla_disable_all_hlo_passes": "switches the compiler's work off",
+}
+"""Flags that must not be on, and what they do."""
+SLOW = {
+    "xla_backend_optimization_level": "makes code that is fast to compile and slow to run, unless it is 3",
+    "xla_gpu_autotune_level": "chooses kernels without comparing them, where it is 0",
+    "xla_force_host_platform_device_count": "pretends several devices on the cores of one CPU, which is for tests",
+    "xla_dump_to": "writes files at every compilation, and never deletes one",
+}
+"""Flags that nobody wants in a long run."""
+
+
+class Card(NamedTuple):
+    """An NVIDIA GPU, as its driver tells of it."""
+
+    name: str
+    memory: str
+    driver: str
+
+
+def cards() -> list[Card]:
+    """The NVIDIA GPUs of this machine, whether or not JAX uses them.
+
+    Raises:
+        ConfigError: there is a driver, and it does not answer.
+    """
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        said = getattr(error, "stdout", None) or str(error)
+        raise ConfigError(f"nvidia-smi fails ({said.strip().splitlines()[0]}): mend NVIDIA's driver") from error
+    return [Card(*map(str.strip, line.split(","))) for line in done.stdout.splitlines() if line.count(",") == 2]
+
+
+def devices() -> list[jax.Device]:
+    """Those of JAX.
+
+    Raises:
+        RunError: it has none.
+    """
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"JAX has no device ({reason}): unset JAX_PLATFORMS, or install what it names") from error
+
+
+def unused_accelerators(found: list[Card], backend: str) -> Iterator[str]:
+    """Accelerators that are there, and that JAX does not use."""
+    wanted = os.environ.get("JAX_PLATFORMS", "")
+    tpus = sorted(Path("/dev").glob("accel*"))
+    if backend != "cpu" or not (found or tpus):
+        return
+    there = f"{len(found)} x {found[0].name}" if found else f"{len(tpus)} TPU chips"
+    if wanted == "cpu":
+        yield f"{there} are there, and JAX_PLATFORMS=cpu hides them: unset JAX_PLATFORMS"
+        return
+    extra = "tpu" if not found else "cuda13" if _major(found[0].driver) >= CUDA13_DRIVER else "cuda12"
+    yield f'{there} are there, and JAX uses the CPU: pip install -e ".[{extra}]"'
+
+
+def packages() -> Iterator[str]:
+    """Required packages that are missing, or of a version that was not tested; plugins that do not fit jaxlib."""
+    if version(PACKAGE) is None:
+        yield f"{PACKAGE} is not installed: pip install -e ."
+        return
+    for requirement in map(Requirement, importlib.metadata.requires(PACKAGE) or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found = version(requirement.name)
+        if found is None:
+            yield f"the package {requirement.name} is missing: pip install -e ."
+        elif not requirement.specifier.contains(found, prereleases=True):
+            wanted = f'"{requirement.name}{requirement.specifier}"'
+            yield f"{requirement.name} {found} is outside the supported {wanted}: pip install {wanted}"
+    for plugin in PLUGINS:
+        if (found := version(plugin)) and found != version("jaxlib"):
+            extra = plugin.split("-")[1]
+            yield f'{plugin} {found} does not fit jaxlib {version("jaxlib")}: pip install -U -e ".[{extra}]"'
+
+
+def version(package: str) -> str | None:
+    """Of an installed package; None where it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def unknown_xla_flags() -> Iterator[str]:
+    """Flags that would end any process that uses JAX. They are taken out of this one's environment.
+
+    A process of its own tries them, so that jaxlib itself decides what is known.
+    """
+    given = os.environ.get("XLA_FLAGS")
+    if not given:
+        return
+    trial = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    done = subprocess.run(command, env=trial, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    unknown = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", done.stderr)
+    names = unknown[1].split() if unknown else given.split()
+    os.environ["XLA_FLAGS"] = " ".join(flag for flag in given.split() if flag not in names)
+    tpu = "; flags of TPUs belong into LIBTPU_INIT_ARGS" if any("xla_tpu" in name for name in names) else ""
+    what = "does not know" if unknown else "cannot read"
+    yield f"XLA_FLAGS has {' '.join(names)}, which jaxlib {version('jaxlib')} {what}: take it out{tpu}"
+
+
+def harmful_xla_flags() -> Iterator[str]:
+    """Flags in effect that make results wrong."""
+    for name, value in _xla_flags():
+        if name in HARMFUL and value not in ("false", "0"):
+            yield f"XLA_FLAGS has --{name}, which {HARMFUL[name]}: take it out"
+
+
+def slow_xla_flags() -> Iterator[str]:
+    """Flags in effect that are for tests and for looking into the compiler."""
+    for name, value in _xla_flags():
+        if name in SLOW and (name, value) not in (("xla_backend_optimization_level", "3"), ("xla_dump_to", "")):
+            yield f"XLA_FLAGS has --{name}={value}, which {SLOW[name]}"
+
+
+def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
+    """Whether a run can be written: the right to, and room for its checkpoints.
+
+    Args:
+        checkpoint: bytes of one.
+        kept: how many are on the disk at once.
+    """
+    parent = existing(run)
+    try:
+        run_folder.holds_run(run)
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except ConfigError as error:
+        yield str(error)
+        return
+    except OSError as error:
+        yield f"{run} cannot be written ({error.strerror}): name another with --run"
+        return
+    free, needed = shutil.disk_usage(parent).free, checkpoint * kept + LEAST_FREE
+    if free < needed:
+        held = f", of which {kept} checkpoints take {size_of(checkpoint * kept)}" if checkpoint else ""
+        yield (
+            f"the disk of {run} has {size_of(free)} free, and a run needs {size_of(needed)}{held}: make room, "
+            "name another folder with --run, or keep fewer (train.keep_checkpoints, train.keep_best)"
+        )
+
+
+def existing(path: Path) -> Path:
+    """`path`, or the nearest folder above it that exists."""
+    path = path.absolute()
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def data(cfg: Config, root: Path | None) -> Iterator[str]:
+    """Files that the config reads and that are not there; none of them is read."""
+    names = [*cfg.data.train, *cfg.data.validation, *cfg.data.test]
+    if cfg.data.source == "parallel_lines":
+        languages = (cfg.data.source_language, cfg.data.target_language)
+        names = [name.format(lang=language) for name in names for language in languages]
+    elif cfg.data.source not in files.KINDS:
+        names = []
+    if cfg.data.tokenizer == "file" and cfg.data.tokenizer_file:
+        names.append(cfg.data.tokenizer_file)
+    try:
+        for name in names:
+            files.locate(root, name)
+        if cfg.data.source == "prepared":
+            prepared.load(cfg, root)
+        if cfg.data.source == "tfds":
+            from tformer_jax.data.corpora import tfds  # takes half a second to import
+
+            tfds.load(cfg, root)
+    except ConfigError as error:
+        yield str(error)
+
+
+def device_memory() -> int | None:
+    """Bytes that one device of this machine has for JAX; CPU devices share those of the host."""
+    found = jax.local_devices()[0].memory_stats()
+    if found and "bytes_limit" in found:
+        return int(found["bytes_limit"])
+    host = host_memory()
+    return None if host is None or jax.default_backend() != "cpu" else host // jax.local_device_count()
+
+
+def host_memory() -> int | None:
+    """Bytes of memory of this host; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _major(driver: str) -> int:
+    return int(re.match(r"\d*", driver)[0] or 0)  # type: ignore[index]
+
+
+def _xla_flags() -> Iterator[tuple[str, str]]:
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        name, equals, value = flag.removeprefix("--").partition("=")
+        yield name, value if equals else "true"

@@ -1,0 +1,43 @@
+"""`scripts/xla_flags.py`: the flags of XLA for a kind of device and a mesh, ready for an environment variable."""
+
+import argparse
+from collections.abc import Sequence
+
+from tformer_jax.parallel.xla_flags import FLAGS, USES, VARIABLES, Flag, chosen
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints one line of flags; with `--explain`, a line for each flag that there is."""
+    options = parser().parse_args(argv)
+    if options.explain:
+        print(f"{VARIABLES[options.device]}:\n" + "\n".join(map(explained, FLAGS[options.device])))
+    else:
+        print(" ".join(map(str, chosen(options.device, options.axes))))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    result = argparse.ArgumentParser(
+        prog="xla_flags.py",
+        description="Prints the flags of XLA that overlap communication with computation.",
+        epilog='For example: export XLA_FLAGS="$(python scripts/xla_flags.py gpu fsdp)"; those of TPUs go into '
+        "LIBTPU_INIT_ARGS.",
+        allow_abbrev=False,
+    )
+    result.add_argument("device", choices=tuple(FLAGS), help="kind of device")
+    result.add_argument(
+        "axes", nargs="*", type=_axis, metavar="AXIS", help=f"mesh axes larger than 1, of {', '.join(USES[1:])}"
+    )
+    result.add_argument("--explain", action="store_true", help="all flags of this device, and what each is for")
+    return result
+
+
+def explained(flag: Flag) -> str:
+    """One flag, its use and its meaning."""
+    return f"  {flag}\n      {', '.join(flag.uses)}: {flag.meaning}"
+
+
+def _axis(text: str) -> str:
+    if text not in USES[1:]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no mesh axis; write some of {', '.join(USES[1:])}")
+    return text

@@ -1,0 +1,116 @@
+"""XLA's flags that let devices compute and talk at once, in one place. No JAX here, so that a shell gets them soon.
+
+An unknown flag ends the process that JAX runs in, and many become defaults with time. Those of GPUs are flags of
+jaxlib 0.10, whose own defaults differ; those of TPUs of libtpu 0.0.42. The tests hold the former against the jaxlib
+that is installed.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+VARIABLES = {"gpu": "XLA_FLAGS", "tpu": "LIBTPU_INIT_ARGS"}
+"""The environment variable that each kind of device reads."""
+ALWAYS = "always"
+USES = (ALWAYS, "data", "fsdp", "tensor", "sequence", "expert")
+"""What a flag is for: any mesh, or one in which this axis is larger than 1."""
+
+
+class Flag(NamedTuple):
+    """One flag, and when to set it."""
+
+    name: str
+    value: str
+    uses: tuple[str, ...]
+    meaning: str
+
+    def __str__(self) -> str:
+        return f"--{self.name}={self.value}"
+
+
+LAYER_BYTES = str(256 * 2**20)
+"""Large enough for what one layer sends; XLA's own 30 MiB split the layers of large models into many small messages."""
+
+FLAGS = {
+    "gpu": (
+        Flag(
+            "xla_gpu_enable_latency_hiding_scheduler",
+            "true",
+            (ALWAYS,),
+            "starts transfers early and ends them late, so that devices compute meanwhile; takes some memory",
+        ),
+        Flag(
+            "xla_gpu_enable_pipelined_all_gather",
+            "true",
+            ("fsdp",),
+            "with model.scan_layers: the parameters of the next layer travel while this one is computed",
+        ),
+        Flag(
+            "xla_gpu_enable_pipelined_all_reduce",
+            "true",
+            ("data", "expert"),
+            "with model.scan_layers: the gradients of a layer travel while the next one's are computed",
+        ),
+        Flag(
+            "xla_gpu_all_gather_combine_threshold_bytes",
+            LAYER_BYTES,
+            ("fsdp",),
+            "bytes of parameters that are gathered at once: those of a layer or more",
+        ),
+        Flag(
+            "xla_gpu_reduce_scatter_combine_threshold_bytes",
+            LAYER_BYTES,
+            ("fsdp",),
+            "bytes of split gradients that are summed at once: those of a layer or more",
+        ),
+        Flag(
+            "xla_gpu_all_reduce_combine_threshold_bytes",
+            LAYER_BYTES,
+            ("data", "expert"),
+            "bytes of gradients that are summed at once: more use the wires better, fewer overlap better",
+        ),
+        Flag(
+            "xla_gpu_threshold_for_windowed_einsum_mib",
+            "0",
+            ("tensor",),
+            "matrix products are cut in pieces, each of which is sent while the next one is computed",
+        ),
+        Flag(
+            "xla_gpu_use_memcpy_local_p2p",
+            "true",
+            ("sequence",),
+            "GPUs of one process pass keys and values on by copies, which take none of their cores",
+        ),
+    ),
+    "tpu": (
+        Flag(
+            "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+            "true",
+            ("data", "expert"),
+            "gradients are summed while matrix products are computed",
+        ),
+        Flag(
+            "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
+            "true",
+            ("fsdp",),
+            "split gradients are summed while matrix products are computed",
+        ),
+        Flag(
+            "xla_tpu_enable_ici_ag_pipelining",
+            "true",
+            ("fsdp",),
+            "with model.scan_layers: the parameters of the next layer travel while this one is computed",
+        ),
+        Flag("xla_should_allow_loop_variant_parameter_in_chain", "enabled", ("fsdp",), "needed by the pipelining"),
+        Flag("xla_should_add_loop_invariant_op_in_chain", "enabled", ("fsdp",), "needed by the pipelining"),
+        Flag(
+            "xla_tpu_enable_async_all_to_all", "true", ("expert",), "tokens travel to experts while others are computed"
+        ),
+    ),
+}
+"""By kind of device."""
+
+
+def chosen(kind: str, axes: Iterable[str] = ()) -> tuple[Flag, ...]:
+    """The flags of a kind of device for a mesh in which these axes are larger than 1; none of them: one device."""
+    wanted = {ALWAYS, *axes}
+    return tuple(flag for flag in FLAGS[kind] if wanted & set(flag.uses))
