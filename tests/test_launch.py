@@ -31,11 +31,11 @@ NOTE = 'printf "%s\\0" "$0" "$@" >> "$CALLS"; printf "\\036" >> "$CALLS"\n'
 FAKES = {
     "python": f'if [ "$1" = scripts/train.py ]; then {NOTE} env > "$CALLS.env"; else exec "$PYTHON" "$@"; fi\n',
     "srun": NOTE + '[ "$STATUS" = 0 ] || exit "$STATUS"\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
-    "scontrol": NOTE,
+    "scontrol": f'if [ "$1" = show ]; then printf "node7\\nnode8\\n"; else {NOTE} fi\n',
     "gcloud": NOTE + "echo ACTIVE\n",
     "nohup": 'exec "$@"\n',
 }
-COORDINATED = "--coordinator" in train.parser().format_help()
+SEVERAL = pytest.mark.skipif("--coordinator" not in train.parser().format_help(), reason="one process trains alone")
 
 
 @pytest.fixture
@@ -115,19 +115,21 @@ def test_eight_gpus(shell, config):
     check_fits(cfg, 8, "XLA_FLAGS", environment)
 
 
+@SEVERAL
 def test_slurm(shell):
-    job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "96"}
+    job = {"SLURM_JOB_ID": "123456", "SLURM_CPUS_PER_TASK": "96", "SLURM_JOB_NODELIST": "node[7-8]"}
+    job |= {"SLURM_NNODES": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
     command = ["bash", "scripts/launch/slurm.sbatch", "--config.train.steps=3"]
     status, calls, environment = shell(command, **job)
     options, cfg = trained(calls)
     assert status == 0 and options.resume and cfg.train.steps == 3
     check_fits(cfg, 16, "XLA_FLAGS", environment)
-    assert environment["JAX_LOCAL_DEVICE_IDS"] == ",".join(map(str, range(8)))
+    assert (options.coordinator, options.processes, options.process) == ("node7:23456", 2, 1)
     assert not [call for call in calls if call[0].endswith("scontrol")]
     for ended, restarts, again in ((130, 0, True), (3, 19, True), (1, 20, False), (2, 0, False)):
         status, calls, _ = shell(command, **job, STATUS=str(ended), SLURM_RESTART_COUNT=str(restarts))
         assert status == ended
-        assert [call[1:] for call in calls if call[0].endswith("scontrol")] == [["requeue", "7"]] * again
+        assert [call[1:] for call in calls if call[0].endswith("scontrol")] == [["requeue", "123456"]] * again
 
 
 def test_sbatch_directives():
@@ -187,7 +189,7 @@ def test_jobset_restarts_what_can_go_on():
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
-@pytest.mark.skipif(not COORDINATED, reason="training starts in one process only")
+@SEVERAL
 def test_jobset_trains(shell):
     found = jobset()
     (workers,) = found["spec"]["replicatedJobs"]
