@@ -75,10 +75,9 @@ def alone(kind: str):
     return trained(config(kind), devices=1)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("kind", rest_slow(list(MODELS), 1))
-def test_losses_and_parameters_of_one_device(kind, preset):
-    losses, end = trained(config(kind, preset=preset))
+def assert_as_alone(kind: str, **parallel) -> None:
+    """20 steps on a mesh give the losses and parameters that one device gives."""
+    losses, end = trained(config(kind, **parallel))
     expected_losses, expected = alone(kind)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for (path, found), wanted in zip(
@@ -86,3 +85,9 @@ def test_losses_and_parameters_of_one_device(kind, preset):
     ):
         scale = np.abs(wanted).max()
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("kind", rest_slow(list(MODELS), 1))
+def test_losses_and_parameters_of_one_device(kind, preset):
+    assert_as_alone(kind, preset=preset)

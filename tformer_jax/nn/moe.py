@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ModelConfig, kinds
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.experts import AXES, mixture
 from tformer_jax.nn.linear import kernel_initializer
 from tformer_jax.nn.parameters import named
 
@@ -38,67 +39,59 @@ class MixtureOfExperts(nn.Module):
         cfg = self.cfg
         if real is None:
             real = jnp.ones(x.shape[:2], bool)
-        init = named(kernel_initializer(cfg, cfg.dim, cfg.num_experts), axes.EMBED, axes.EXPERTS)
+        init = named(kernel_initializer(cfg, cfg.dim, cfg.num_experts), axes.EMBED, None)
         router = self.param("router", init, (cfg.dim, cfg.num_experts), jnp.dtype(cfg.param_dtype))
         logits = x.astype(jnp.float32) @ router.astype(jnp.float32)
         routing = route(logits, real, cfg)
         self.sow("losses", "balance", cfg.balance_loss * balance_loss(logits, routing.experts, real))
         self.sow("losses", "router_z", cfg.router_z_loss * router_z_loss(logits, real))
-        return self._combine(x, routing)
+        return mixture(self._parameters(), x, *routing, room(cfg, x.shape[1]), cfg).astype(x.dtype)
 
-    def _combine(self, x: jax.Array, routing: Routing) -> jax.Array:
-        """Sorts the tokens by expert, runs each expert on its own, and adds the results up."""
-        B, T, D = x.shape
-        E, k = self.cfg.num_experts, self.cfg.experts_per_token
-        chosen = routing.experts.reshape(-1)
-        order = jnp.argsort(chosen, stable=True)
-        sizes = jnp.bincount(chosen, length=E).astype(jnp.int32)
-        tokens = x.reshape(B * T, D)[order // k].astype(self.cfg.dtype)
-        results = self._experts(tokens, sizes, chosen[order])
-        weighted = results.astype(jnp.float32) * routing.weights.reshape(-1)[order][:, None]
-        out = jnp.zeros((B * T, D)).at[order // k].add(weighted)
-        return out.reshape(B, T, D).astype(x.dtype)
+    def _parameters(self) -> dict[str, jax.Array]:
+        """Those of the experts, named as in `experts.AXES`."""
+        cfg, params = self.cfg, {}
+        D, F, dtype = cfg.dim, cfg.ffn_dim, jnp.dtype(cfg.param_dtype)
+        sizes = {"expand": (D, F)} | ({"gate": (D, F)} if cfg.expert_gated else {}) | {"contract": (F, D)}
+        for name, size in sizes.items():
+            kernel, bias = f"{name}_kernel", f"{name}_bias"
+            init = named(kernel_initializer(cfg, *size, ends_sublayer=name == "contract"), *AXES[kernel])
+            params[kernel] = self.param(kernel, init, (cfg.num_experts, *size), dtype)
+            if cfg.ffn_bias:
+                zeros = named(nn.initializers.zeros, *AXES[bias])
+                params[bias] = self.param(bias, zeros, (cfg.num_experts, size[1]), dtype)
+        return params
 
-    def _experts(self, tokens: jax.Array, sizes: jax.Array, experts: jax.Array) -> jax.Array:
-        """tokens [M, D], sorted by expert; `sizes` int32 [E] of each; their experts int [M] -> [M, D]."""
-        cfg = self.cfg
-        activation = kinds.load(kinds.ACTIVATIONS, cfg.activation)
-        hidden = self._linear("expand", cfg.dim, cfg.ffn_dim, tokens, sizes, experts)
-        if cfg.expert_gated:
-            hidden = hidden * activation(self._linear("gate", cfg.dim, cfg.ffn_dim, tokens, sizes, experts))
-        else:
-            hidden = activation(hidden)
-        return self._linear("contract", cfg.ffn_dim, cfg.dim, hidden, sizes, experts)
 
-    def _linear(self, name: str, fan_in: int, fan_out: int, x, sizes, experts) -> jax.Array:
-        """One affine map an expert: [M, fan_in] -> [M, fan_out]."""
-        cfg, ends = self.cfg, name == "contract"
-        names = (axes.MLP, axes.EMBED) if ends else (axes.EMBED, axes.MLP)
-        init = named(kernel_initializer(cfg, fan_in, fan_out, ends_sublayer=ends), axes.EXPERTS, *names)
-        dtype = jnp.dtype(cfg.param_dtype)
-        kernel = self.param(f"{name}_kernel", init, (cfg.num_experts, fan_in, fan_out), dtype)
-        y = jax.lax.ragged_dot(x, kernel.astype(x.dtype), sizes)
-        if cfg.ffn_bias:
-            zeros = named(nn.initializers.zeros, axes.EXPERTS, names[1])
-            y = y + self.param(f"{name}_bias", zeros, (cfg.num_experts, fan_out), dtype).astype(x.dtype)[experts]
-        return y
+def room(cfg: ModelConfig, T: int) -> int:
+    """The most tokens of a row of T that an expert reads: `ceil(c k T / E)` with `cfg.expert_capacity` c."""
+    if cfg.expert_capacity is None:
+        return T
+    return math.ceil(cfg.expert_capacity * cfg.experts_per_token * T / cfg.num_experts)
 
 
 def route(logits: jax.Array, real: jax.Array, cfg: ModelConfig) -> Routing:
     """The most probable experts of each token: logits float32 [B, T, E], real tokens bool [B, T].
 
-    With `cfg.expert_capacity` c, an expert reads at most `ceil(c * k * T / E)` tokens of a row: first choices before
-    second ones, then in order of position ("GShard", 2020).
+    With `cfg.expert_capacity` an expert reads at most `room` tokens of a row: first choices before second ones, then
+    in order of position ("GShard", 2020).
     """
-    k = cfg.experts_per_token
-    weights, experts = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), k)
+    weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.experts_per_token)
     if cfg.router_normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     kept = jnp.broadcast_to(real[..., None], weights.shape)
     if cfg.expert_capacity is not None:
-        room = math.ceil(cfg.expert_capacity * k * logits.shape[1] / cfg.num_experts)
-        kept = kept & (_place_in_queue(experts, real, cfg.num_experts) < room)
-    return Routing(experts, jnp.where(kept, weights, 0))
+        kept = kept & (_place_in_queue(chosen, real, cfg.num_experts) < room(cfg, logits.shape[1]))
+    return Routing(chosen, jnp.where(kept, weights, 0))
+
+
+def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """`jax.lax.top_k` of [..., E], which would bring all rows of a batch together on a mesh."""
+    left, chosen = probabilities, []
+    for _ in range(k):
+        chosen.append(left.argmax(axis=-1).astype(jnp.int32))
+        left = jnp.where(jnp.arange(left.shape[-1]) == chosen[-1][..., None], -1, left)
+    experts = jnp.stack(chosen, axis=-1)
+    return jnp.take_along_axis(probabilities, experts, axis=-1), experts
 
 
 def _place_in_queue(experts: jax.Array, real: jax.Array, E: int) -> jax.Array:

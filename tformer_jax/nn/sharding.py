@@ -1,6 +1,7 @@
-"""Where activations live, said by the names of their axes."""
+"""Where arrays live, said by the names of their axes."""
 
 import math
+from collections.abc import Iterable
 
 import jax
 from flax import linen as nn
@@ -13,12 +14,9 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     Without a mesh in effect (`jax.sharding.use_abstract_mesh`) it is x itself. An axis that cannot be split evenly
     stays whole.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if jax.sharding.get_abstract_mesh().size <= 1:
         return x
-    spec = nn.logical_to_mesh_axes(names)
-    fitting = [_fitting(axis, size, mesh.shape) for axis, size in zip(spec or (), x.shape, strict=True)]
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*fitting))
+    return jax.lax.with_sharding_constraint(x, partition(names, x.shape))
 
 
 def whole(x: jax.Array) -> jax.Array:
@@ -26,7 +24,22 @@ def whole(x: jax.Array) -> jax.Array:
     return constrain(x, *[None] * x.ndim)
 
 
-def _fitting(axis, size: int, sizes) -> str | tuple[str, ...] | None:
-    """`axis`, or None where it does not divide `size`."""
-    names = (axis,) if isinstance(axis, str) else axis or ()
-    return None if size % math.prod(sizes[name] for name in names) else axis
+def partition(names: Iterable[str | None], shape: Iterable[int]) -> PartitionSpec:
+    """How the rules in effect split an array, by the logical names of its axes."""
+    return PartitionSpec(*(mesh_axes(name, size) if name else None for name, size in zip(names, shape, strict=True)))
+
+
+def mesh_axes(name: str, size: int = 0) -> tuple[str, ...]:
+    """The mesh axes along which the rules in effect split a logical axis; () where they do not divide its size.
+
+    Axes of one device are left out, and so are all of them without a mesh in effect.
+    """
+    sizes = jax.sharding.get_abstract_mesh().shape
+    where = (nn.logical_to_mesh_axes((name,)) or (None,))[0] or () if sizes else ()
+    found = tuple(axis for axis in ((where,) if isinstance(where, str) else where) if sizes[axis] > 1)
+    return () if size % devices(found) else found
+
+
+def devices(mesh_axes: Iterable[str]) -> int:
+    """How many devices lie along these axes of the mesh in effect."""
+    return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in mesh_axes)

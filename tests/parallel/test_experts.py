@@ -1,0 +1,155 @@
+"""A mixture of experts on every mesh gives what a sum over all experts gives, and tokens travel instead of experts."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from tests import oracles
+from tests.helpers import assert_close, init_module, normal, rest_slow, shapes_of, tiny, with_settings
+from tests.parallel import test_presets as presets
+from tformer_jax.config import ParallelConfig, kinds
+from tformer_jax.nn import moe
+from tformer_jax.nn.ffn import make_ffn
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+
+B, T, D, E = 8, 6, 8, 8
+REAL = np.arange(T) < np.array([T, 4, 0, 1, T, 5, 3, T])[:, None]
+MESHES = {
+    "expert=2,fsdp=2,tensor=2": {"fsdp": 2, "expert": 2, "tensor": 2},
+    "data=4,expert=2": {"data": 4, "expert": 2},
+    "expert=8": {"expert": 8},
+    "data=8": {"data": 8},
+    "fsdp=8": {"fsdp": 8},
+    "data=2,expert=2,sequence=2": {"data": 2, "expert": 2, "sequence": 2},
+}
+CHANGES = {
+    "gated": {"experts_per_token": 2},
+    "capacity": {"experts_per_token": 2, "expert_capacity": 0.5},
+    "plain": {"experts_per_token": 1, "expert_gated": False, "ffn_bias": False, "router_normalize": False},
+    "three": {"experts_per_token": 3, "expert_gated": False, "expert_capacity": 1.0},
+}
+
+
+def mixture(**changes):
+    losses = {"balance_loss": 0.5, "router_z_loss": 0.25}
+    return make_ffn(tiny("decoder_lm", ffn="moe", num_experts=E, activation="silu", **losses, **changes))
+
+
+def outcome(module, params, x, real):
+    """Values, and both losses."""
+    y, collected = module.apply({"params": params}, x, real, mutable=["losses"])
+    return y, jnp.stack([loss[0] for loss in collected["losses"].values()])
+
+
+def dense(module, params, x, real):
+    """`outcome` with every expert reading every token."""
+    cfg, activation = module.cfg, kinds.load(kinds.ACTIVATIONS, module.cfg.activation)
+    logits = x @ params["router"]
+    experts, weights = moe.route(logits, real, cfg)
+
+    def affine(name, x):
+        bias = params[f"{name}_bias"][:, None, None] if cfg.ffn_bias else 0
+        return jnp.einsum("ebti,eio->ebto", x, params[f"{name}_kernel"]) + bias
+
+    everywhere = jnp.broadcast_to(x, (E, *x.shape))
+    hidden = affine("expand", everywhere)
+    hidden = hidden * activation(affine("gate", everywhere)) if cfg.expert_gated else activation(hidden)
+    share = jnp.einsum("btke,btk->ebt", jax.nn.one_hot(experts, E), weights)
+    losses = [0.5 * moe.balance_loss(logits, experts, real), 0.25 * moe.router_z_loss(logits, real)]
+    return (share[..., None] * affine("contract", hidden)).sum(0), jnp.stack(losses)
+
+
+def differentiated(function, module, x, real):
+    """Compiles to the outcome and the gradients of one number that depends on all of it."""
+    direction = normal(*x.shape, seed=7)
+
+    def objective(params, x):
+        y, losses = function(module, params, x, real)
+        return (y * direction).sum() + losses.sum(), (y, losses)
+
+    return jax.jit(jax.value_and_grad(objective, argnums=(0, 1), has_aux=True))
+
+
+def placed(params, mesh, module, x):
+    """The parameters where the rules say."""
+    where = rules.partitions(shapes_of(module, x), mesh.shape)
+    return jax.device_put(params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), where, is_leaf=rules.is_spec))
+
+
+def assert_same_on(mesh, module, params, x, real=REAL, tolerance=1e-5):
+    (_, expected), expected_grads = differentiated(dense, module, x, real)(params, x)
+    with rules.on(mesh):
+        (_, found), grads = differentiated(outcome, module, x, real)(placed(params, mesh, module, x), x)
+    assert_close(found[0], oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, real), tolerance)
+    for got, wanted in zip(jax.tree.leaves((found, grads)), jax.tree.leaves((expected, expected_grads)), strict=True):
+        assert_close(got, wanted, tolerance)
+
+
+def mesh_of(name):
+    return make_mesh(ParallelConfig(**MESHES[name]))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("changes", rest_slow(CHANGES, 2))
+def test_values_losses_and_gradients(changes, mesh):
+    module, x = mixture(**changes), normal(B, T, D)
+    assert_same_on(mesh_of(mesh), module, init_module(module, x), x)
+
+
+@pytest.mark.parametrize("changes", [CHANGES["gated"], {"experts_per_token": 3, "expert_capacity": 2.0}], ids=str)
+def test_all_tokens_ask_for_experts_of_one_device(changes):
+    module, x = mixture(**changes), normal(B, T, D).at[..., 0].set(3.0)
+    params = init_module(module, x)
+    params["router"] = params["router"].at[0].set(jnp.array([0, 0, 0, 0, 4, 8, 6, 0]))
+    assert_same_on(mesh_of("data=4,expert=2"), module, params, x)
+
+
+@pytest.mark.parametrize("mesh", ["data=4,expert=2", "data=2,expert=2,sequence=2"])
+def test_rows_and_positions_that_the_mesh_does_not_divide(mesh):
+    module, x = mixture(experts_per_token=2), normal(3, 5, D)
+    assert_same_on(mesh_of(mesh), module, init_module(module, x), x, np.arange(5) < np.array([5, 2, 4])[:, None])
+
+
+def test_no_room_at_all():
+    module, x = mixture(expert_capacity=0.0), normal(B, T, D)
+    assert_same_on(mesh_of("expert=8"), module, init_module(module, x), x)
+
+
+def test_bfloat16():
+    module, x = mixture(dtype="bfloat16"), normal(B, T, D)
+    assert_same_on(mesh_of("expert=2,fsdp=2,tensor=2"), module, init_module(module, x), x, tolerance=0.03)
+
+
+@pytest.mark.parametrize("mesh", rest_slow(list(MESHES), 1))
+def test_training_step(mesh):
+    presets.assert_as_alone("experts", **MESHES[mesh])
+
+
+def gathered(text):
+    """The shapes of what a compiled program gathers from several devices."""
+    found = re.findall(r" = \(?(\w+\[[\d,]*\])\S* all-gather(?:-start)?\(", text)
+    return [tuple(map(int, re.findall(r"\d+", shape.split("[")[1]))) for shape in found]
+
+
+@pytest.mark.parametrize("mesh", rest_slow(["expert=2,fsdp=2,tensor=2", "data=4,expert=2", "expert=8", "data=8"], 2))
+@pytest.mark.parametrize("capacity", rest_slow([0.5, None], 1))
+def test_tokens_travel_and_experts_stay(mesh, capacity):
+    cfg = presets.config("experts", **MESHES[mesh])
+    cfg = dataclasses.replace(cfg, model=with_settings(cfg.model, expert_capacity=capacity))
+    on, state, step = presets.begun(cfg)
+    batch = jax.device_put(presets.batch(cfg, 0), rules.batch_sharding(on))
+    text = step.lower(state, batch).compile().as_text()
+    assert (" all-to-all(" in text) == ("expert" in mesh)
+    shapes = gathered(text)
+    if "fsdp" not in mesh:
+        assert not shapes
+        return
+    experts = {shape for shape in shapes if len(shape) == 3 and shape[1:] == (16, 8)}
+    assert experts == {(4, 16, 8)}, shapes  # kernels over fsdp, of this device's experts only
+    assert not [shape for shape in shapes if shape[0] == 64 or (len(shape) == 3 and shape[0] == 8)], shapes

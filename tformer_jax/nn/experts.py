@@ -1,0 +1,152 @@
+"""The experts of a mixture, spread over devices: tokens go to where their experts are, and the results come back.
+
+Each device keeps its own rows of the batch and its own experts ("GShard", 2020). It sends every other device a buffer
+of as many slots as that one's experts can ever ask of its rows, so that no token is lost, whatever the mesh.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from tformer_jax import axes
+from tformer_jax.config import ModelConfig, kinds
+from tformer_jax.nn import sharding
+
+Params = Mapping[str, jax.Array]
+AXES = {
+    "expand_kernel": (axes.EXPERTS, axes.EMBED, axes.MLP),
+    "expand_bias": (axes.EXPERTS, axes.MLP),
+    "gate_kernel": (axes.EXPERTS, axes.EMBED, axes.MLP),
+    "gate_bias": (axes.EXPERTS, axes.MLP),
+    "contract_kernel": (axes.EXPERTS, axes.MLP, axes.EMBED),
+    "contract_bias": (axes.EXPERTS, axes.EMBED),
+}
+"""The logical axes of each parameter."""
+
+
+class Split(NamedTuple):
+    """The mesh axes along which the parameters of experts are split."""
+
+    experts: tuple[str, ...]
+    embed: tuple[str, ...]
+    mlp: tuple[str, ...]
+
+
+def mixture(
+    params: Params, x: jax.Array, chosen: jax.Array, weights: jax.Array, room: int, cfg: ModelConfig
+) -> jax.Array:
+    """The weighted sum of what the chosen experts make of each token.
+
+    Args:
+        params: of the experts, named as in `AXES`.
+        x: [B, T, D].
+        chosen: int [B, T, k], different experts.
+        weights: float32 [B, T, k]; an expert of weight 0 does not read the token.
+        room: the most tokens of a row that an expert reads.
+
+    Returns:
+        float32 [B, T, D].
+    """
+    B, T, D = x.shape
+    sizes = {axes.EXPERTS: cfg.num_experts, axes.EMBED: D, axes.MLP: cfg.ffn_dim}
+    split = Split(*(sharding.mesh_axes(name, size) for name, size in sizes.items()))
+    on_device = partial(_on_device, room=room, split=split, cfg=cfg)
+    rows, length = sharding.mesh_axes(axes.BATCH), sharding.mesh_axes(axes.LENGTH, T)
+    arrays: tuple[jax.Array, ...] = (x.astype(cfg.dtype), chosen, weights)
+    params = {name: value.astype(cfg.dtype) for name, value in params.items()}
+    if not (rows or length or any(split)):
+        return on_device(params, *arrays)
+    missing = -B % sharding.devices(rows)
+    arrays = tuple(jnp.pad(array, ((0, missing), (0, 0), (0, 0))) for array in arrays)
+    specs = {name: sharding.partition(AXES[name], value.shape) for name, value in params.items()}
+    where = PartitionSpec(rows, length)
+    result: jax.Array = jax.shard_map(on_device, in_specs=(specs, where, where, where), out_specs=where)(
+        params, *arrays
+    )
+    return result[:B]
+
+
+def _on_device(params, x, chosen, weights, *, room: int, split: Split, cfg: ModelConfig) -> jax.Array:
+    """`mixture`, of a device's own rows and by its own parts of the parameters."""
+    B, T, D = x.shape
+    E, k, n = cfg.num_experts, cfg.experts_per_token, sharding.devices(split.experts)
+    slots = max(1, B * min(T * min(k, E // n), min(T, room) * (E // n)))
+    places, counts = _places(jnp.where(weights != 0, chosen, E).reshape(-1), E, n, slots)
+    filling = jnp.full(n * slots, B * T * k).at[places].set(jnp.arange(B * T * k), mode="drop")
+    if split.mlp:
+        x = jax.lax.pcast(x, split.mlp, to="varying")
+    tokens = x.reshape(B * T, D).at[filling // k].get(mode="fill", fill_value=0)
+    run = partial(_experts, _gathered(params, split.embed), split=split, cfg=cfg)
+    results = _exchanged(run, tokens, counts, split.experts) if split.experts else run(tokens, counts[0])
+    results = results.at[places].get(mode="fill", fill_value=0).reshape(B, T, k, D)
+    out = (results.astype(jnp.float32) * weights[..., None]).sum(axis=2)
+    return jax.lax.psum(out, split.mlp) if split.mlp else out
+
+
+def _places(chosen: jax.Array, E: int, n: int, slots: int) -> tuple[jax.Array, jax.Array]:
+    """The place of each choice in n buffers, one a device, each sorted by expert and of so many slots.
+
+    Args:
+        chosen: int [M], E for those that get no place.
+
+    Returns:
+        int [M], at least `n * slots` for no place; and how many places each expert has, int32 [n, E / n].
+    """
+    order = jnp.argsort(chosen, stable=True)
+    counts = jnp.bincount(chosen, length=E).astype(jnp.int32).reshape(n, E // n)
+    starts = jnp.pad(jnp.cumsum(counts.sum(axis=1)), (1, 0))
+    device = chosen[order] // (E // n)
+    places = device * slots + jnp.arange(len(chosen)) - starts[device]
+    return jnp.zeros_like(places).at[order].set(places, unique_indices=True), counts
+
+
+def _exchanged(run, tokens: jax.Array, counts: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """What all devices along `mesh_axes` make of this one's tokens: [n * slots, D], int32 [n, E / n] -> [n * slots, D].
+
+    `run` gets the tokens that arrive here, sorted by expert, and how many each expert has.
+    """
+    n, swap = len(counts), partial(jax.lax.all_to_all, axis_name=mesh_axes, split_axis=0, concat_axis=0)
+    arrived, counts = swap(tokens.reshape(n, -1, tokens.shape[-1])), swap(counts)
+    before = jnp.arange(arrived.shape[1])[:, None] >= jnp.cumsum(counts, axis=1)[:, None]
+    order = jnp.argsort(before.sum(axis=-1).reshape(-1), stable=True)
+    results = run(arrived.reshape(tokens.shape)[order], counts.sum(axis=0))
+    results = jnp.zeros_like(results).at[order].set(results, unique_indices=True)
+    return swap(results.reshape(arrived.shape)).reshape(tokens.shape)
+
+
+def _gathered(params: Params, mesh_axes: tuple[str, ...]) -> Params:
+    """The parameters with the whole model width."""
+    if not mesh_axes:
+        return params
+    return {
+        name: jax.lax.all_gather(value, mesh_axes, axis=AXES[name].index(axes.EMBED), tiled=True)
+        if axes.EMBED in AXES[name]
+        else value
+        for name, value in params.items()
+    }
+
+
+def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Split, cfg: ModelConfig) -> jax.Array:
+    """tokens [M, D], sorted by expert; `counts` int32 [E] of each -> [M, D], or this device's part of that sum.
+
+    Results of rows that belong to no expert mean nothing, and nothing may depend on them.
+    """
+    expert = jnp.searchsorted(jnp.cumsum(counts), jnp.arange(len(tokens)), side="right")
+
+    def affine(name: str, x: jax.Array) -> jax.Array:
+        y = jax.lax.ragged_dot(x, params[f"{name}_kernel"], counts)
+        if not cfg.ffn_bias:
+            return y
+        bias = params[f"{name}_bias"]
+        if name == "contract" and split.mlp:
+            bias = jnp.where(jax.lax.axis_index(split.mlp) == 0, bias, 0)
+        return y + bias.at[expert].get(mode="fill", fill_value=0)
+
+    activation = kinds.load(kinds.ACTIVATIONS, cfg.activation)
+    hidden = affine("expand", tokens)
+    hidden = hidden * activation(affine("gate", tokens)) if cfg.expert_gated else activation(hidden)
+    return affine("contract", hidden)
