@@ -159,7 +159,7 @@ def test_a_row_that_has_left_writes_to_nobodys_pages():
     long = dataclasses.replace(GREEDY, max_new_tokens=20)
     first, second = (served.submit(Request(text, long)) for text in ("abc", "gfe"))
     served.step()
-    for request in (first, second):
+    for request in (second, first):
         served.cancel(request)
     number = served.submit(Request("cab", dataclasses.replace(GREEDY, max_new_tokens=36)))
     (text, _) = finish(served)[number, 0]
