@@ -19,6 +19,7 @@ BACKENDS: Kinds = {
     "cudnn": "tformer_jax.nn.attention_ops.dot_product:CUDNN",
     "blockwise": "tformer_jax.nn.attention_ops.blockwise:BLOCKWISE",
     "pallas": "tformer_jax.nn.attention_ops.pallas:PALLAS",
+    "ring": "tformer_jax.nn.attention_ops.ring:RING",
 }
 POSITIONS: Kinds = {
     "none": "tformer_jax.nn.positions:NoPositions",

@@ -1,0 +1,245 @@
+"""What `blockwise` and `ring` share: all queries meet some of the keys, a block of both at a time.
+
+The algorithm of "FlashAttention" (2022) and "FlashAttention-2" (2023), with its own backward pass. Queries and keys
+are cut into blocks; the softmax of each query is kept up to date while keys come in ("Online normalizer calculation
+for softmax", 2018), and the backward pass computes each block of weights again from the row's log-sum-exp. Blocks
+that the mask hides are skipped.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.nn.attention_ops.core import Bias, Scoring
+from tformer_jax.nn.attention_ops.reference import HIDDEN, scores, weighted_sum
+from tformer_jax.nn.dropout import dropout
+from tformer_jax.nn.masks import Mask
+
+BLOCK = 512
+"""Queries and keys of one block; shorter inputs make smaller blocks."""
+
+
+class Inputs(NamedTuple):
+    """What has a gradient, or the gradients."""
+
+    q: jax.Array
+    """[B, T, N, H], T a multiple of `Grid.rows`."""
+    k: jax.Array
+    """[B, S, K, H], S a multiple of `Grid.columns`."""
+    v: jax.Array
+    bias: Any
+
+
+class Hidden(NamedTuple):
+    """What has no gradient."""
+
+    mask: Mask
+    dropout_key: jax.Array | None
+
+
+class Grid(NamedTuple):
+    """Sizes that are known when the function is compiled."""
+
+    rows: int
+    columns: int
+    scoring: Scoring
+
+
+class Softmax(NamedTuple):
+    """Of each query over the keys met so far, all float32; R = T / `Grid.rows` blocks come first."""
+
+    peak: jax.Array
+    """[R, B, N, rows]: the greatest score."""
+    total: jax.Array
+    """[R, B, N, rows]: the sum of `exp(score - peak)`."""
+    out: jax.Array
+    """[R, B, rows, N, H]: the sum of `exp(score - peak) * value`."""
+
+
+class Results(NamedTuple):
+    """What the backward pass reads of the forward pass and of what follows it."""
+
+    logsumexp: jax.Array
+    """float32 [B, N, T]; infinite for a query that sees nothing."""
+    d_out: jax.Array
+    """[B, T, N, H]."""
+    d_sum: jax.Array
+    """float32 [B, N, T]: the sum of weight * d_weight, which is `d_out . out` (FlashAttention-2, section 2.3.2)."""
+
+
+def padded(inputs: Inputs, hidden: Hidden, block: int, scoring: Scoring) -> tuple[Inputs, Hidden, Grid]:
+    """Inputs of whole blocks, and a mask that hides the keys that were added."""
+    (B, T), S = inputs.q.shape[:2], inputs.k.shape[1]
+    grid = Grid(min(block, T), min(block, S), scoring)
+    padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
+    q, k, v = _pad(inputs.q, padded_T, 1), _pad(inputs.k, padded_S, 1), _pad(inputs.v, padded_S, 1)
+    mask = _pad_mask(hidden.mask, B, T, S, padded_T, padded_S)
+    return Inputs(q, k, v, inputs.bias), hidden._replace(mask=mask), grid
+
+
+def unseen(q: jax.Array, grid: Grid) -> Softmax:
+    """Before any key."""
+    B, T, N, H = q.shape
+    R = T // grid.rows
+    rows = (R, B, N, grid.rows)
+    return Softmax(jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros((R, B, grid.rows, N, H)))
+
+
+def meet(inputs: Inputs, hidden: Hidden, grid: Grid, softmax: Softmax) -> Softmax:
+    """Takes in all keys of `inputs`."""
+
+    def row(i, softmax: Softmax) -> Softmax:
+        body = functools.partial(_visible, hidden.mask, grid, i, functools.partial(_add_block, inputs, hidden, grid, i))
+        mine = jax.tree.map(lambda whole: jax.lax.dynamic_index_in_dim(whole, i, keepdims=False), softmax)
+        mine = jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, body, mine)
+        return jax.tree.map(lambda whole, part: jax.lax.dynamic_update_index_in_dim(whole, part, i, 0), softmax, mine)
+
+    return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, softmax)
+
+
+def finish(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """The result [B, T, N, H] in `dtype`, and the log-sum-exp of the scores, as `Results` has it."""
+    R, B, rows, N, H = softmax.out.shape
+    seen = softmax.total > 0
+    total = jnp.where(seen, softmax.total, 1)
+    out = (softmax.out / jnp.swapaxes(total, 2, 3)[..., None]).astype(dtype)
+    logsumexp = jnp.where(seen, softmax.peak + jnp.log(total), jnp.inf)
+    return jnp.moveaxis(out, 0, 1).reshape(B, R * rows, N, H), jnp.moveaxis(logsumexp, 0, 2).reshape(B, N, R * rows)
+
+
+def results(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
+    """From what `finish` gave."""
+    return Results(logsumexp, d_out, jnp.einsum("BTNH,BTNH->BNT", d_out, out, preferred_element_type=jnp.float32))
+
+
+def no_gradients(inputs: Inputs) -> Inputs:
+    """Float32 zeros, to add to."""
+    zeros: Inputs = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), inputs)
+    return zeros
+
+
+def add_gradients(inputs: Inputs, hidden: Hidden, grid: Grid, results: Results, gradients: Inputs) -> Inputs:
+    """Adds what the keys of `inputs` contribute."""
+
+    def row(i, gradients: Inputs) -> Inputs:
+        body = functools.partial(_block_gradients, inputs, hidden, grid, results, i)
+        visible = functools.partial(_visible, hidden.mask, grid, i, body)
+        return jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, visible, gradients)
+
+    return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, gradients)
+
+
+def in_dtypes_of(inputs: Inputs, gradients: Inputs) -> Inputs:
+    """Gradients in the dtypes of what they are of."""
+    cast: Inputs = jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), gradients, inputs)
+    return cast
+
+
+def _add_block(inputs: Inputs, hidden: Hidden, grid: Grid, i, j, softmax: Softmax) -> Softmax:
+    """Takes key block j into the softmax of block row i."""
+    peak, total, out = softmax
+    logits, may_attend = _masked_scores(inputs, hidden.mask, grid, i, j)
+    new_peak = jnp.maximum(peak, logits.max(axis=-1))
+    weights = jnp.where(may_attend, jnp.exp(logits - new_peak[..., None]), 0)
+    shrink = jnp.exp(peak - new_peak)
+    dropped = _drop(weights, hidden.dropout_key, grid, i, j).astype(inputs.v.dtype)
+    added = weighted_sum(dropped, _rows(inputs.v, j, grid.columns)).astype(jnp.float32)
+    out = out * jnp.swapaxes(shrink, 1, 2)[..., None] + added
+    return Softmax(new_peak, total * shrink + weights.sum(axis=-1), out)
+
+
+def _block_gradients(inputs, hidden, grid, results: Results, i, j, gradients: Inputs) -> Inputs:
+    """Adds what block (i, j) contributes to the gradients."""
+    queries, keys = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
+    values, d_out = _rows(inputs.v, j, grid.columns), _rows(results.d_out, i, grid.rows)
+
+    logits, pull = jax.vjp(lambda q, k, bias: _scores(q, k, bias, hidden.mask, grid, i, j), queries, keys, inputs.bias)
+    may_attend = _may_attend(hidden.mask, grid, i, j)
+    weights = jnp.where(may_attend, jnp.exp(logits - _columns(results.logsumexp, i, grid.rows)[..., None]), 0)
+
+    dropped = functools.partial(_drop, key=hidden.dropout_key, grid=grid, i=i, j=j)
+    _, pull_sum = jax.vjp(lambda w, v: weighted_sum(dropped(w).astype(v.dtype), v), weights, values)
+    d_weights, d_values = pull_sum(d_out)
+    d_logits = weights * (d_weights - _columns(results.d_sum, i, grid.rows)[..., None])
+    d_queries, d_keys, d_bias = pull(d_logits)
+    return Inputs(
+        _add_rows(gradients.q, d_queries, i),
+        _add_rows(gradients.k, d_keys, j),
+        _add_rows(gradients.v, d_values, j),
+        jax.tree.map(jnp.add, gradients.bias, d_bias),
+    )
+
+
+def _visible(mask: Mask, grid: Grid, i, body, j, carry):
+    """`body(j, carry)`, unless the mask hides block (i, j)."""
+    skip = mask.hides_block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
+    return jax.lax.cond(skip, lambda j, carry: carry, body, j, carry)
+
+
+def _scores(q, k, bias: Bias | None, mask: Mask, grid: Grid, i, j) -> jax.Array:
+    added = None
+    if bias is not None:
+        added = bias.block(*mask.places(i * grid.rows, grid.rows, j * grid.columns, grid.columns))
+    return scores(q, k, added, grid.scoring)
+
+
+def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i, j) -> tuple[jax.Array, jax.Array]:
+    q, k = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
+    may_attend = _may_attend(mask, grid, i, j)
+    return jnp.where(may_attend, _scores(q, k, inputs.bias, mask, grid, i, j), HIDDEN), may_attend
+
+
+def _may_attend(mask: Mask, grid: Grid, i, j) -> jax.Array:
+    allowed = mask.block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
+    assert allowed is not None, "padded inputs hide their padding"
+    return allowed
+
+
+def _drop(weights: jax.Array, key: jax.Array | None, grid: Grid, i, j) -> jax.Array:
+    """Dropout that is the same in both passes: its key follows from the block."""
+    block_key = None if key is None else jax.random.fold_in(jax.random.fold_in(key, i), j)
+    return dropout(weights, grid.scoring.dropout_rate, block_key)
+
+
+def _rows(array: jax.Array, block: jax.Array, size: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(array, block * size, size, axis=1)
+
+
+def _columns(array: jax.Array, block: jax.Array, size: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(array, block * size, size, axis=2)
+
+
+def _add_rows(array: jax.Array, part: jax.Array, block: jax.Array) -> jax.Array:
+    size = part.shape[1]
+    old = _rows(array, block, size)
+    return jax.lax.dynamic_update_slice_in_dim(array, old + part.astype(array.dtype), block * size, axis=1)
+
+
+def _round_up(length: int, block: int) -> int:
+    return -(-length // block) * block
+
+
+def _pad(array: jax.Array, length: int, axis: int, mode: str = "constant") -> jax.Array:
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, length - array.shape[axis])
+    return jnp.pad(array, widths, mode=mode)
+
+
+def _pad_pair(pair: tuple[jax.Array, jax.Array] | None, T: int, S: int) -> tuple[jax.Array, jax.Array] | None:
+    """The last one goes on, which lets `Mask.hides_block` see as much as without padding."""
+    return pair and (_pad(pair[0], T, 1, "edge"), _pad(pair[1], S, 1, "edge"))
+
+
+def _pad_mask(mask: Mask, B: int, T: int, S: int, padded_T: int, padded_S: int) -> Mask:
+    """The mask of padded inputs, which hides the padding's keys."""
+    real = jnp.ones((B, S), bool) if mask.real is None else mask.real
+    explicit = mask.explicit
+    if explicit is not None:
+        full = jnp.broadcast_to(explicit, (*explicit.shape[:2], T, S))
+        explicit = _pad(_pad(full, padded_T, 2), padded_S, 3)
+    real = _pad(real, padded_S, 1)
+    segments, positions = (_pad_pair(pair, padded_T, padded_S) for pair in (mask.segments, mask.positions))
+    return dataclasses.replace(mask, real=real, segments=segments, positions=positions, explicit=explicit)
