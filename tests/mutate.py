@@ -43,7 +43,7 @@ SAME = "the result is the same: "
 REASONS = {
     "tformer_jax/nn/linear.py:41: True -> False": SAME + "strict only guards zip against lengths that cannot differ",
     "tformer_jax/nn/attention_ops/core.py:30: True -> False": SAME + "frozen only guards a dataclass nobody assigns to",
-    "tformer_jax/nn/attention_ops/blockwise.py:85: 1 -> 2": SAME + "a row that sees nothing is 0 / 2 as well as 0 / 1",
+    "tformer_jax/nn/attention_ops/blocks.py:107: 1 -> 2": SAME + "a row that sees nothing is 0 / 2 as well as 0 / 1",
     "tformer_jax/nn/relative.py:78: 0 -> 1": SAME + "the base is never None where it is used",
 }
 """Why a survivor changes nothing that could be seen, by `file: change`."""

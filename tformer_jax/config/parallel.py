@@ -36,7 +36,9 @@ class ParallelConfig(Section):
     data: int | None = _size("devices that share a batch, each with all parameters")
     fsdp: int | None = _size("devices that share a batch and the model width of parameters")
     tensor: int | None = _size("devices that share heads, FFN widths and vocabularies")
-    sequence: int | None = _size("devices that share the positions of a row")
+    sequence: int | None = _size(
+        "devices that share the positions of a row; model.attention_backend='ring' keeps it so in attention"
+    )
     expert: int | None = _size("devices that share a batch and the experts of FFNs")
 
     def check(self) -> None:

@@ -110,7 +110,7 @@ def finish(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.moveaxis(out, 0, 1).reshape(B, R * rows, N, H), jnp.moveaxis(logsumexp, 0, 2).reshape(B, N, R * rows)
 
 
-def results(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
+def results_of(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
     """From what `finish` gave."""
     return Results(logsumexp, d_out, jnp.einsum("BTNH,BTNH->BNT", d_out, out, preferred_element_type=jnp.float32))
 

@@ -39,7 +39,7 @@ def _forward(inputs: Inputs, hidden: Hidden, grid: Grid) -> tuple[jax.Array, tup
 
 def _backward(grid: Grid, residuals: tuple, d_out: jax.Array) -> tuple[Inputs, None]:
     inputs, hidden, out, logsumexp = residuals
-    results = blocks.results(out, logsumexp, d_out)
+    results = blocks.results_of(out, logsumexp, d_out)
     gradients = blocks.add_gradients(inputs, hidden, grid, results, blocks.no_gradients(inputs))
     return blocks.in_dtypes_of(inputs, gradients), None
 

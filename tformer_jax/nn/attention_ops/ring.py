@@ -123,7 +123,7 @@ def _forward(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> tuple[ja
 
 def _backward(grid: Grid, devices: _Ring, residuals: tuple, d_out: jax.Array) -> tuple[Inputs, None]:
     inputs, mask, out, logsumexp = residuals
-    results = blocks.results(out, logsumexp, d_out)
+    results = blocks.results_of(out, logsumexp, d_out)
 
     def hop(_, carry: tuple[_Keys, Inputs]) -> tuple[_Keys, Inputs]:
         keys, gradients = carry

@@ -1,0 +1,128 @@
+"""Rows that are split over devices train as whole ones do, with ring attention and with every other."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from tests.helpers import assert_close, randomised, rest_slow, with_settings
+from tests.parallel import test_presets
+from tests.parallel.hlo import collectives
+from tests.parallel.test_collectives import lowered
+from tformer_jax.config import Config
+from tformer_jax.models import registry
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.special_tokens import PAD
+from tformer_jax.train.step import accumulated_gradients
+
+MESHES = {
+    "data=2, sequence=4": {"data": 2, "sequence": 4},
+    "fsdp=2, sequence=2, tensor=2": {"data": 1, "fsdp": 2, "sequence": 2, "tensor": 2},
+}
+
+
+def config(kind: str, sizes: dict[str, int], backend: str = "ring", **model) -> Config:
+    cfg = test_presets.config(kind, **sizes)
+    settings = {"attention_backend": backend, "attention_dropout": 0.0} | model
+    return dataclasses.replace(cfg, model=with_settings(cfg.model, **settings))
+
+
+@functools.cache
+def alone(kind: str):
+    return test_presets.trained(config(kind, {}, "reference"), devices=1)
+
+
+@pytest.mark.parametrize("backend", rest_slow(["ring", "blockwise", "xla"], 1))
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("kind", rest_slow(list(test_presets.MODELS), 1))
+def test_losses_and_parameters_of_one_device(kind, mesh, backend):
+    losses, end = test_presets.trained(config(kind, MESHES[mesh], backend))
+    expected_losses, expected = alone(kind)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for found, wanted in zip(jax.tree.leaves(end.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+DOCUMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3], [1] * 8, [1, 2, 2, 2, 2, 2, 3, 3], [1, 1, 2, 2, 3, 3, 4, 4]] * 2)
+OTHERS = DOCUMENTS[::-1].copy()
+VARIANTS = {
+    "packed, relative, GQA": (
+        "decoder_lm",
+        {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "num_kv_heads": 2},
+        {"segments": DOCUMENTS},
+    ),
+    "packed pairs, ALiBi, scanned": (
+        "seq2seq",
+        {"position": "alibi", "scan_layers": True, "decoder_layers": 2, "remat": "nothing_saveable"},
+        {"source_segments": OTHERS, "target_segments": DOCUMENTS},
+    ),
+    "packed, learned positions, window": (
+        "decoder_lm",
+        {"position": "learned", "layer_pattern": ("window", "full"), "decoder_layers": 2, "window": 3},
+        {"segments": DOCUMENTS},
+    ),
+    "prefix, MQA, capped, remat": (
+        "decoder_lm",
+        {"prefix_lm": True, "num_kv_heads": 1, "attention_softcap": 2.0, "remat": "dots_saveable"},
+        {"prefix": np.array([0, 3, 8, 5] * 2, np.int32)},
+    ),
+    "experts with little room": ("experts", {"expert_capacity": 1.0}, {}),
+    "last token": ("classifier", {"pooling": "last", "position": "sinusoidal_halves"}, {}),
+    "first token": ("classifier", {"pooling": "first", "position": "learned"}, {}),
+}
+
+
+def gradients(cfg: Config, extra: dict[str, np.ndarray], devices: int = 8):
+    """The sums of a batch and the gradients of random parameters, in two parts, and with logits in pieces."""
+    mesh, model = make_mesh(cfg.parallel, jax.devices()[:devices]), registry.build(cfg.model)
+    boxed = registry.shapes(model)
+    where = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), rules.partitions(boxed, mesh.shape), is_leaf=rules.is_spec
+    )
+    rows, inputs = test_presets.batch(cfg, 0), registry.FAMILIES[cfg.model.family].inputs
+    rows |= {key: np.where(rows[key] < 7, PAD, rows[key]) for key in inputs}
+
+    def both(params, rows):
+        with rules.on(mesh):
+            sums, grads, _ = accumulated_gradients(model, params, rows, jax.random.key(1), cfg)
+        return sums._asdict(), grads
+
+    params = jax.device_put(randomised(boxed), where)
+    return jax.device_get(jax.jit(both)(params, jax.device_put(rows | extra, rules.batch_sharding(mesh))))
+
+
+@functools.cache
+def expected_gradients(variant: str):
+    kind, model, extra = VARIANTS[variant]
+    return gradients(piecewise(config(kind, {}, "reference", **model)), extra, devices=1)
+
+
+def piecewise(cfg: Config) -> Config:
+    chunk = None if cfg.model.family == "classifier" else 3
+    return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, accumulate=2, loss_chunk=chunk))
+
+
+@pytest.mark.parametrize("backend", rest_slow(["ring", "reference"], 1))
+@pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
+@pytest.mark.parametrize("variant", rest_slow(VARIANTS.keys(), 1))
+def test_gradients_of_one_device(variant, mesh, backend):
+    kind, model, extra = VARIANTS[variant]
+    found = gradients(piecewise(config(kind, MESHES[mesh], backend, **model)), extra)
+    for part, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected_gradients(variant)), strict=True):
+        assert_close(part, wanted)
+
+
+def test_a_step_with_ring_attention_gathers_neither_keys_nor_values():
+    """What travels of activations are pieces of keys and values [B, T, K, H] of a device, and their gradients."""
+    sizes = MESHES["data=2, sequence=4"]
+    found = collectives(lowered(config("decoder_lm", sizes)).compile().as_text())
+    sent = [shape for one in found if one.kind == "collective-permute" for shape in one.shapes]
+    assert sent.count((4, 2, 8, 2)) >= 6
+    gathered = [one.name for one in found if one.kind in ("all-gather", "all-to-all") and "attention" in one.name]
+    assert gathered == []
+    whole = collectives(lowered(config("decoder_lm", sizes, "blockwise")).compile().as_text())
+    assert [one for one in whole if one.kind == "all-gather" and "attention" in one.name]
