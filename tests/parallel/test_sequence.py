@@ -9,10 +9,12 @@ import pytest
 from jax.sharding import NamedSharding
 
 from tests.helpers import assert_close, randomised, rest_slow, with_settings
-from tests.parallel import test_presets
+from tests.parallel import test_inference, test_presets
 from tests.parallel.hlo import collectives
 from tests.parallel.test_collectives import lowered
 from tformer_jax.config import Config
+from tformer_jax.eval.likelihood import Likelihood
+from tformer_jax.inference.text import Translator
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
@@ -114,6 +116,24 @@ def test_gradients_of_one_device(variant, mesh, backend):
     found = gradients(piecewise(config(kind, MESHES[mesh], backend, **model)), extra)
     for part, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected_gradients(variant)), strict=True):
         assert_close(part, wanted)
+
+
+@pytest.mark.slow
+def test_the_likelihood_and_the_translations_of_one_device():
+    cfg, model, params = test_inference.built("seq2seq", max_new_tokens=6)
+    ring = registry.build(with_settings(cfg.model, attention_backend="ring"))
+    split = test_inference.on(MESHES["data=2, sequence=4"], ring, params)
+    draw = np.random.default_rng(0)
+    keys = ("source", "target_in", "target_out")
+    batches = [{key: draw.integers(4, 11, (rows, 8)).astype(np.int32) for key in keys} for rows in (8, 5)]
+    found, expected = Likelihood(ring, lambda: batches)(split), Likelihood(model, lambda: batches)(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    texts = []
+    for chosen, place in ((ring, split), (model, params)):
+        run = Translator(cfg, chosen, test_inference.TOKENIZERS).stream(place, test_inference.TEXTS)
+        texts.append([output.text for outputs in run for output in outputs])
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 2
 
 
 def test_a_step_with_ring_attention_gathers_neither_keys_nor_values():
