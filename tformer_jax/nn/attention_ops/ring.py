@@ -81,7 +81,6 @@ def ring(
     if not length or length != sharding.mesh_axes(axes.LENGTH, S) or mask.explicit is not None:
         return blockwise(q, k, v, mask, bias, scoring, dropout_key, block)
 
-    where = sharding.partition((axes.BATCH, axes.LENGTH, axes.HEADS, None), q.shape)
     columns = sharding.devices(heads)
     copies = math.lcm(K, columns) // K  # of key/value heads, until they can be split as those of queries are
     k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
@@ -95,12 +94,22 @@ def ring(
         inputs, hidden, grid = blocks.padded(Inputs(q, k, v, bias), Hidden(mask, None), block, scoring)
         return _attention(inputs, hidden.mask, grid, devices)[:, : q.shape[1]]
 
-    of_mask = jax.tree.map(lambda leaf: sharding.partition((axes.BATCH, axes.LENGTH)[: leaf.ndim], leaf.shape), mask)
+    where = _places(q, axes.LENGTH, axes.HEADS, None)
+    of_mask = jax.tree.map(lambda leaf: _places(leaf, *(axes.LENGTH,)[: leaf.ndim - 1]), mask)
     specs = (where, where, where, PartitionSpec(), of_mask)
     out: jax.Array = jax.shard_map(on_each_device, in_specs=specs, out_specs=where, check_vma=False)(
         q, k, v, bias, mask
     )
     return out
+
+
+def _places(x: jax.Array, *names: str | None) -> PartitionSpec:
+    """How x is split: along B as far as that is even, and as the names of its other axes say.
+
+    Axes of one device are named, too: along others, gradients would be added up.
+    """
+    alone = (axis for axis, size in jax.sharding.get_abstract_mesh().shape.items() if size == 1)
+    return PartitionSpec((*sharding.mesh_axes(axes.BATCH, len(x)), *alone), *sharding.partition(names, x.shape[1:]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
