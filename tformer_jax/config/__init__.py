@@ -2,6 +2,7 @@
 
 from tformer_jax.config.convert import (
     differences,
+    flat,
     from_config_dict,
     from_dict,
     load,
@@ -29,6 +30,7 @@ __all__ = [
     "ParallelConfig",
     "TrainConfig",
     "differences",
+    "flat",
     "from_config_dict",
     "from_dict",
     "load",

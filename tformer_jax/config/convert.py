@@ -83,8 +83,13 @@ def load(path: Path) -> Config:
 
 def differences(old: Config, new: Config) -> list[str]:
     """The settings that differ, each as `model.dim: 256 -> 512`."""
-    before, after = _flat(to_dict(old)), _flat(to_dict(new))
+    before, after = flat(old), flat(new)
     return [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
+
+
+def flat(cfg: Config) -> dict[str, Any]:
+    """Every setting by its full name, such as `model.dim`."""
+    return _flat(to_dict(cfg))
 
 
 def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:

@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.config import ConfigError
+from tformer_jax.parallel import multihost
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.state import TrainState
 
@@ -29,9 +30,15 @@ class Checkpointer:
     noticed when it is restored.
     """
 
-    def __init__(self, folder: Path, *, keep: int | None = None, keep_best: int = 0):
-        """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read."""
-        self.folder = folder.absolute()
+    def __init__(
+        self, folder: Path, *, keep: int | None = None, keep_best: int = 0, processes: multihost.Alone = multihost.ALONE
+    ):
+        """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read.
+
+        Args:
+            processes: all that save and restore together, each of them what its devices hold.
+        """
+        self.folder, self._processes = folder.absolute(), processes
         if keep is None:
             options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
@@ -157,12 +164,13 @@ class Checkpointer:
         )
 
     def _set_aside(self, steps: list[int]) -> None:
-        for step in steps:
+        for step in steps if self._processes.first else ():
             target = self.folder.parent / DAMAGED / str(step)
             while target.exists():
                 target = target.with_name(f"{target.name}_")
             target.parent.mkdir(exist_ok=True)
             (self.folder / str(step)).rename(target)
+        self._processes.barrier("damaged checkpoints are set aside")
         self._manager.reload()
 
 

@@ -16,7 +16,8 @@ from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
-from tformer_jax.train import metrics, optimizers, run_folder
+from tformer_jax.parallel.multihost import ALONE, Alone
+from tformer_jax.train import metrics, optimizers, run_folder, together
 from tformer_jax.train.guards import FolderLock
 
 
@@ -32,19 +33,28 @@ class Experiment:
     model: nn.Module
     batches: Prefetched
     """The endless training batches, from their start."""
-    lock: FolderLock
-    """Keeps other processes from writing to `folder`."""
+    lock: FolderLock | None
+    """Keeps other runs from writing to `folder`; held by the process that writes."""
+    processes: Alone
+    """All that train together."""
     start_from: Path | None = None
     """The run that gives the first parameters, where it is wanted."""
 
     def close(self) -> None:
         """Stops the loader, and lets others write to the folder."""
         self.batches.close()
-        self.lock.release()
+        if self.lock is not None:
+            self.lock.release()
 
 
 def build(
-    cfg: Config, folder: Path, *, data_root: Path | None = None, resume: bool = False, overwrite: bool = False
+    cfg: Config,
+    folder: Path,
+    *,
+    data_root: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    processes: Alone = ALONE,
 ) -> Experiment:
     """Loads the data, trains the tokenizers, and creates the run folder; or reopens a run's own.
 
@@ -52,11 +62,13 @@ def build(
         data_root: the folder that holds the corpora, for sources that read files.
         resume: continue the run that `folder` holds; without one, start it.
         overwrite: replace the run that `folder` holds.
+        processes: all that train together, each of which builds the same; the first one writes.
 
     Raises:
         ConfigError: something that the user can mend; nothing has been written then.
     """
-    exists = run_folder.holds_run(folder)
+    together.agree_on_command(processes, cfg, folder, resume=resume, overwrite=overwrite)
+    exists = together.first_sees(processes, "run", lambda: run_folder.holds_run(folder))
     if exists and not (resume or overwrite):
         raise ConfigError(
             f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
@@ -66,8 +78,11 @@ def build(
     mesh = make_mesh(cfg.parallel)
     rules.check(cfg, mesh.shape)
     corpus = load_corpus(cfg, data_root)
-    tokenizers = find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
+    tokenizers = together.tokenizers_of_first(
+        processes, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
+    )
     cfg = resolve(cfg, tokenizers, corpus.labels)
+    together.agree_on_data(processes, cfg, corpus)
     batches = train_batches(cfg, corpus, tokenizers, devices=data_parallelism(mesh))
     model = registry.build(cfg.model)
     optimizers.build(cfg, registry.shapes(model))
@@ -75,12 +90,13 @@ def build(
     if start_from is not None:
         run_folder.require_run(start_from)
     metrics.check_installed(cfg)
-    lock = FolderLock(folder)
-    if resume:
+    lock = FolderLock(folder) if processes.first else None
+    if processes.first and resume:
         run_folder.check_same_config(folder, cfg)
-    else:
+    elif processes.first:
         run_folder.create(folder, cfg, tokenizers, corpus.labels)
-    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, start_from)
+    together.check_shared(processes, folder)
+    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, processes, start_from)
 
 
 def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run: Path | None) -> Tokenizers:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from rich.console import Console
 
 from tformer_jax.data.waiting import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -46,7 +47,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
     with contextlib.closing(experiment), contextlib.closing(Trainer(experiment, profile=profile)) as trainer:
         with GracefulStop() as stop, trainer.view:
             trainer.announce()
-            while not trainer.done and not stop.requested:
+            while not trainer.done and not experiment.processes.stop_here(trainer.step, stop.requested):
                 trainer.advance()
             trainer.save()
             trainer.checkpointer.wait()
@@ -66,9 +67,13 @@ class Trainer:
         self.schedule = schedules.build(cfg)
         self.batches = experiment.batches
         self.batch_sharding = rules.batch_sharding(mesh)
-        self.view = ProgressView(steps=train.steps)
+        first = experiment.processes.first
+        self.view = ProgressView(steps=train.steps, console=None if first else Console(quiet=True))
         self.checkpointer = Checkpointer(
-            run_folder.checkpoints(experiment.folder), keep=train.keep_checkpoints, keep_best=train.keep_best
+            run_folder.checkpoints(experiment.folder),
+            keep=train.keep_checkpoints,
+            keep_best=train.keep_best,
+            processes=experiment.processes,
         )
         if self.checkpointer.latest_step() is None:
             self._begin(state.create(model, optimizer, cfg, mesh))
@@ -79,9 +84,9 @@ class Trainer:
         self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)
         self.recent: list[dict[str, Any]] = []
         self.evaluated: tuple[int, Values] | None = None
-        self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step)
+        self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
         self.watchdog = Watchdog(train.hang_seconds)
-        self.profiler = Profiler(experiment.folder / "profile", first_step=self.step, wanted=profile)
+        self.profiler = Profiler(experiment.folder / "profile", first_step=self.step, wanted=profile and first)
 
     def _begin(self, start: state.TrainState) -> None:
         self.state, self.meter = start, Meter()
@@ -92,7 +97,8 @@ class Trainer:
             if ema is not None:
                 ema = jax.tree.map(lambda mean, leaf: jnp.array(leaf, mean.dtype, copy=True), ema, params)
             self.state = dataclasses.replace(start, params=params, ema=ema)
-            run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
+            if self.experiment.processes.first:
+                run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
             self.view.say(f"From {self.experiment.start_from}: {report}")
 
     def _continue(self, start: state.TrainState, host: dict[str, Any]) -> None:
@@ -108,10 +114,11 @@ class Trainer:
     def announce(self) -> None:
         """Says what is about to run, and where."""
         self.view.begin(self.step)
+        count = self.experiment.processes.count
+        where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
-            f"{self.cfg.name}: {state.parameter_count(self.state.params):,} parameters on "
-            f"{provenance.hardware()['devices']}, run folder {self.experiment.folder}"
-            + (f", continuing from step {self.step}" if self.step else "")
+            f"{self.cfg.name}: {state.parameter_count(self.state.params):,} parameters on {where}, "
+            f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
 
     def advance(self) -> None:
@@ -122,7 +129,7 @@ class Trainer:
         """
         waited = self.batches.waited
         batch = next(self.batches)
-        self.state, metrics = self.train_step(self.state, jax.device_put(batch, self.batch_sharding))
+        self.state, metrics = self.train_step(self.state, rules.placed(batch, self.batch_sharding))
         tokens, flops = registry.count_tokens(self.cfg.model, batch), self._flops(batch)
         self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.most_skipped :], batch]
         done = self.meter.add(metrics, tokens=tokens, flops=flops, waited=self.batches.waited - waited)
@@ -166,7 +173,7 @@ class Trainer:
         batch = self.recent[self.fetched - self.step - 1]
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         where = diagnostics.first_non_finite(
-            self.experiment.model, self.state.params, batch, key, self.cfg.train.label_smoothing
+            self.experiment.model, rules.gathered(self.state.params), batch, key, self.cfg.train.label_smoothing
         )
         saved = self.checkpointer.latest_step()
         return RunError(
@@ -226,7 +233,7 @@ class Trainer:
             best = f"{self.best.evaluations_since} evaluations"
             self.view.say(f"Stopped at step {self.step}: no better {self.cfg.train.metric} in {best}")
         params, steps = weights.delivered(self.cfg, self.state, self.checkpointer)
-        weights.save(folder, params, kind, steps, self.step)
+        weights.save(folder, params, kind, steps, self.step, self.experiment.processes)
         result = {
             "name": self.cfg.name,
             **provenance.collect(),
@@ -238,7 +245,8 @@ class Trainer:
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
         }
         path = folder / "result.json"
-        run_folder.write_json(path, result)
+        if self.experiment.processes.first:
+            run_folder.write_json(path, result)
         self.view.say(f"Trained {self.step} steps in {result['seconds']:.0f} s; result in {path}")
         return result
 

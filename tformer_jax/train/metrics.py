@@ -32,10 +32,14 @@ class MetricsWriter:
     run had never stopped.
     """
 
-    def __init__(self, run: Path, cfg: Config, *, resume_step: int = 0):
+    def __init__(self, run: Path, cfg: Config, *, resume_step: int = 0, recording: bool = True):
+        """Opens the sinks; there are none in a process that is not `recording`."""
         self._run = run
+        self._sinks: list[Sink] = []
+        if not recording:
+            return
         try:
-            self._sinks: list[Sink] = [JsonLines(run, resume_step), TensorBoard(run, resume_step)]
+            self._sinks = [JsonLines(run, resume_step), TensorBoard(run, resume_step)]
         except OSError as error:
             raise self._unwritable(error) from error
         if cfg.train.wandb:

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -46,7 +47,7 @@ def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
         rules.check(cfg, mesh.shape)
     model = registry.build(cfg.model)
     tokenizers = Tokenizers.load(run / "tokenizers")
-    mesh = mesh or make_mesh(ParallelConfig(data=1))
+    mesh = mesh or make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
     return Trained(cfg, model, _params(run, cfg, model, mesh), tokenizers, run_folder.load_labels(run))
 
 

@@ -10,6 +10,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.parallel import multihost
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.optimizers import evaluation_params
 from tformer_jax.train.state import TrainState
@@ -50,11 +51,16 @@ def mean(trees: Any) -> Any:
     return jax.tree.map(lambda leaf, dtype: (leaf / count).astype(dtype), total, dtypes)
 
 
-def save(run: Path, params: Any, kind: str, steps: list[int], at: int) -> None:
-    """Writes them to a run folder, whole or not at all, in the place of earlier ones."""
-    (run / FACTS).unlink(missing_ok=True)
+def save(
+    run: Path, params: Any, kind: str, steps: list[int], at: int, processes: multihost.Alone = multihost.ALONE
+) -> None:
+    """Writes them to a run folder, whole or not at all, in the place of earlier ones; each process what it holds."""
+    if processes.first:
+        (run / FACTS).unlink(missing_ok=True)
     with ocp.StandardCheckpointer() as writer:
         writer.save((run / FOLDER).absolute(), params, force=True)
+    if not processes.first:
+        return
     partial = run / f".{FACTS}.partial"
     partial.write_text(json.dumps({"weights": kind, "steps": steps, "at_step": at}) + "\n", encoding="utf-8")
     partial.replace(run / FACTS)

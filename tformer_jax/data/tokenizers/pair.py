@@ -47,6 +47,11 @@ class Tokenizers:
         """Both descriptions; equal ones turn every text into the same ids."""
         return {"source": self.source.to_json(), "target": self.target.to_json()}
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Tokenizers":
+        """The tokenizers that `to_json` described."""
+        return cls(from_json(values["source"]), from_json(values["target"]))
+
 
 def from_json(values: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_json` described."""
