@@ -43,3 +43,14 @@ def spread(mesh: Mesh | None, batch: Mapping[str, np.ndarray]) -> Mapping[str, A
         return jax.make_array_from_callback(rows.shape, where, rows.__getitem__)
 
     return {name: place(rows) for name, rows in batch.items()}
+
+
+def gathered(tree: Any) -> Any:
+    """Arrays of a mesh as NumPy arrays, whole in each process."""
+
+    def gather(leaf: jax.Array) -> np.ndarray:
+        mesh = mesh_of(leaf)
+        where = leaf.sharding if mesh is None else rules.replicated(mesh)
+        return np.asarray(jax.jit(lambda same: same, out_shardings=where)(leaf))
+
+    return jax.tree.map(gather, tree)

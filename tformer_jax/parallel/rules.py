@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -116,24 +115,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
-
-
-def placed(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """A whole batch, of which each process puts on its devices the rows that they hold."""
-    return {
-        name: jax.make_array_from_callback(array.shape, sharding, array.__getitem__) for name, array in batch.items()
-    }
-
-
-def gathered(tree: Any) -> Any:
-    """Arrays of a mesh, whole, as NumPy arrays in each process."""
-
-    def gather(leaf: jax.Array) -> np.ndarray:
-        where = leaf.sharding
-        everywhere = NamedSharding(where.mesh, PartitionSpec()) if isinstance(where, NamedSharding) else where
-        return np.asarray(jax.jit(lambda same: same, out_shardings=everywhere)(leaf))
-
-    return jax.tree.map(gather, tree)
 
 
 def check(cfg: Config, sizes: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from tformer_jax.data.waiting import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
-from tformer_jax.parallel import rules
+from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import data_parallelism
 from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run_folder, schedules, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
@@ -66,7 +66,6 @@ class Trainer:
         self.experiment, self.cfg = experiment, cfg
         self.schedule = schedules.build(cfg)
         self.batches = experiment.batches
-        self.batch_sharding = rules.batch_sharding(mesh)
         first = experiment.processes.first
         self.view = ProgressView(steps=train.steps, console=None if first else Console(quiet=True))
         self.checkpointer = Checkpointer(
@@ -129,7 +128,7 @@ class Trainer:
         """
         waited = self.batches.waited
         batch = next(self.batches)
-        self.state, metrics = self.train_step(self.state, rules.placed(batch, self.batch_sharding))
+        self.state, metrics = self.train_step(self.state, placement.spread(self.experiment.mesh, batch))
         tokens, flops = registry.count_tokens(self.cfg.model, batch), self._flops(batch)
         self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.most_skipped :], batch]
         done = self.meter.add(metrics, tokens=tokens, flops=flops, waited=self.batches.waited - waited)
@@ -173,7 +172,7 @@ class Trainer:
         batch = self.recent[self.fetched - self.step - 1]
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         where = diagnostics.first_non_finite(
-            self.experiment.model, rules.gathered(self.state.params), batch, key, self.cfg.train.label_smoothing
+            self.experiment.model, placement.gathered(self.state.params), batch, key, self.cfg.train.label_smoothing
         )
         saved = self.checkpointer.latest_step()
         return RunError(
