@@ -4,6 +4,7 @@ They speak through the key-value store of JAX's coordination service, so that no
 """
 
 import contextlib
+import ctypes
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -220,11 +221,9 @@ def _is_remote(error: BaseException | None) -> bool:
     return False
 
 
-LEFT: list[Any] = []
-
-
 def _leave_without_goodbye() -> None:
     """JAX would wait at exit for the others, which may stand in a collective."""
     state = distributed.global_state
-    LEFT.extend((state.client, state.service))
+    for engine in (state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))  # what is never freed does not complain at exit
     state.client = state.service = None
