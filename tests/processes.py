@@ -5,6 +5,7 @@ python -m tests.processes --record tests/processes.json
 
 import argparse
 import json
+import logging
 import os
 import random
 import signal
@@ -130,15 +131,18 @@ def leaves(params: Any, path: str = "") -> list[tuple[str, np.ndarray]]:
     return [leaf for name, value in params.items() for leaf in leaves(value, f"{path}/{name}")]
 
 
+def compared(bench: Bench, ended: list[Outcome], run: Path) -> Outcome:
+    """How processes ended; and how far their run is from that of one process, or what they said."""
+    status = [each["status"] for each in ended]
+    if any(status):
+        return {"status": status, "says": [each["says"] for each in ended]}
+    return {"status": status, "difference": difference(run, bench.folder / "whole")}
+
+
 def equal_whatever_their_number(bench: Bench) -> list[Outcome]:
     """One process, two and four, with the same mesh of four devices."""
-    whole, found = bench.folder / "whole", []
-    for count in (1, 2, 4):
-        run = bench.folder / ("whole" if count == 1 else f"of_{count}")
-        ended = bench.trained(count, run)
-        found.append({"processes": count, "status": [each["status"] for each in ended]})
-        found[-1]["difference"] = difference(run, whole)
-    return found
+    runs = {1: bench.folder / "whole", 2: bench.folder / "of_2", 4: bench.folder / "of_4"}
+    return [compared(bench, bench.trained(count, run), run) for count, run in runs.items()]
 
 
 def resumed_by_others(bench: Bench) -> list[Outcome]:
@@ -147,9 +151,7 @@ def resumed_by_others(bench: Bench) -> list[Outcome]:
     for count in (1, 4):
         run = bench.folder / f"resumed_by_{count}"
         bench.trained(2, run, train__steps=4)
-        ended = bench.trained(count, run, "--resume")
-        statuses = [each["status"] for each in ended]
-        found.append({"processes": count, "status": statuses, "difference": difference(run, bench.folder / "whole")})
+        found.append(compared(bench, bench.trained(count, run, "--resume"), run))
     return found
 
 
@@ -250,6 +252,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--only", choices=STORIES)
     options = parser.parse_args()
+    logging.getLogger("absl").setLevel(logging.ERROR)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))

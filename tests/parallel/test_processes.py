@@ -104,7 +104,7 @@ def test_losses_and_parameters_of_one_process(bench, whole, count):
 @pytest.mark.timeout(900)
 def test_saved_by_two_and_resumed_by_one_and_by_four(bench, whole):
     for found in processes.resumed_by_others(bench):
-        assert set(found["status"]) == {0}
+        assert not any(found["status"]), found["says"]
         assert found["difference"] <= SAME
 
 
