@@ -118,10 +118,15 @@ def outcome(process: subprocess.Popen, output: str, errors: str) -> Outcome:
 
 def difference(run: Path, expected: Path) -> float:
     """The largest difference of two runs in their losses and parameters, relative to the largest of each."""
-    values = [("loss", *(np.array([r["loss"] for r in commands.records(path)]) for path in (run, expected)))]
+    values = [("loss", *(np.array(losses(path)) for path in (run, expected)))]
     mine, theirs = (dict(leaves(load_trained(path).params)) for path in (run, expected))
     values += [(name, mine[name], theirs[name]) for name in theirs]
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)) for _, a, b in values)
+
+
+def losses(run: Path) -> list[float]:
+    """Of each step, and of the validation split."""
+    return [record["loss"] for record in commands.records(run) if record["group"] != "test"]
 
 
 def leaves(params: Any, path: str = "") -> list[tuple[str, np.ndarray]]:
