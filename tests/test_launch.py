@@ -35,7 +35,6 @@ FAKES = {
     "gcloud": NOTE + "echo ACTIVE\n",
     "nohup": 'exec "$@"\n',
 }
-SEVERAL = pytest.mark.skipif("--coordinator" not in train.parser().format_help(), reason="one process trains alone")
 
 
 @pytest.fixture
@@ -115,7 +114,6 @@ def test_eight_gpus(shell, config):
     check_fits(cfg, 8, "XLA_FLAGS", environment)
 
 
-@SEVERAL
 def test_slurm(shell):
     job = {"SLURM_JOB_ID": "123456", "SLURM_CPUS_PER_TASK": "96", "SLURM_JOB_NODELIST": "node[7-8]"}
     job |= {"SLURM_NNODES": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}
@@ -189,7 +187,6 @@ def test_jobset_restarts_what_can_go_on():
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
-@SEVERAL
 def test_jobset_trains(shell):
     found = jobset()
     (workers,) = found["spec"]["replicatedJobs"]

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from tformer_jax.config import MESH_AXES, PRESETS, ConfigError, ParallelConfig
 from tformer_jax.config.fields import nearest
+from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.trained import Trained, load_trained
@@ -53,7 +54,10 @@ def load(run: Path, *families: str, mesh: ParallelConfig | None = None) -> Train
     Raises:
         ConfigError: it is not a run folder, its model is of none of these families, or the mesh does not fit it.
     """
-    trained = load_trained(run, None if mesh is None else make_mesh(mesh))
+    placed = None if mesh is None else make_mesh(mesh)
+    trained = load_trained(run, placed)
+    if placed is not None:
+        rules.check(trained.cfg, placed.shape)
     kind = trained.cfg.model.family
     if kind not in families:
         raise ConfigError(f"{run} holds a {kind} model: use scripts/{COMMANDS[kind]}")

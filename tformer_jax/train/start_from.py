@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from tformer_jax.config import ConfigError
 from tformer_jax.parallel.placement import mesh_of
@@ -57,8 +56,7 @@ def take(params: Any, run: Path) -> tuple[Any, Report]:
             other_shape.append(f"{name} {found.shape}, not {leaf.shape}")
         else:
             loaded.append(name)
-            whole = np.asarray(found.astype(leaf.dtype))
-            leaves[place] = jax.make_array_from_callback(leaf.shape, leaf.sharding, whole.__getitem__)
+            leaves[place] = jax.device_put(found.astype(leaf.dtype), leaf.sharding)
     report = Report(tuple(loaded), tuple(other_shape), tuple(missing), tuple(sorted(known.keys() - set(names))))
     if not loaded:
         raise ConfigError(f"train.start_from={str(run)!r}: no parameter fits this model ({report})")

@@ -12,7 +12,6 @@ from tformer_jax import config
 from tformer_jax.config import Config, ConfigError, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
-from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, run_folder, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
@@ -43,8 +42,6 @@ def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
     cfg = config.load(run / "config.json")
     if not run_folder.checkpoints(run).is_dir():
         raise ConfigError(f"{run} holds no checkpoint yet; train it first")
-    if mesh is not None:
-        rules.check(cfg, mesh.shape)
     model = registry.build(cfg.model)
     tokenizers = Tokenizers.load(run / "tokenizers")
     mesh = mesh or make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
