@@ -121,25 +121,6 @@ def test_the_seed_fixes_the_order(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["translation in buckets", "documents packed and cut", "windows"])
-@pytest.mark.parametrize("processes", [2, 4])
-def test_any_number_of_processes_gives_the_same_global_batches(kind, processes):
-    batches = {} if kind == "translation in buckets" else {"batch_size": 4}
-    arguments = setup(kind, **batches, **({"batch_multiple": 4, "batch_tokens": 64} if not batches else {}))
-    whole = take(train_batches(*arguments), 12)
-    parts = [
-        take(train_batches(*arguments, devices=processes, process=process, processes=processes), 12)
-        for process in range(processes)
-    ]
-    together = [
-        {key: np.concatenate([part[key] for part in batch]) for key in batch[0]} for batch in zip(*parts, strict=True)
-    ]
-    assert_same(together, whole)
-    assert {len(part["tokens" if "tokens" in part else "source"]) for part in parts[0]} <= {
-        len(next(iter(batch.values()))) // processes for batch in whole
-    }
-
-
 def test_a_mixture_has_its_shares():
     cfg, corpus, tokenizers = setup("a mixture")
     first_half = {word["source"] for word in corpus.train.parts[0]}

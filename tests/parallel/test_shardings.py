@@ -5,6 +5,7 @@ import json
 import math
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -15,6 +16,7 @@ from tformer_jax.config import ConfigError, ParallelConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import axis_sizes, data_parallelism, make_mesh
+from tformer_jax.parallel.placement import spread
 from tformer_jax.train import optimizers, state
 
 
@@ -43,6 +45,18 @@ def test_no_device_holds_the_whole_model_while_it_is_initialised(preset):
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(init)))
     assert memory.output_size_in_bytes == pytest.approx(whole / 8, rel=0.05)
     assert memory.temp_size_in_bytes < whole / 8
+
+
+def test_each_device_gets_its_rows_of_a_batch():
+    mesh = make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2))
+    rows = np.arange(8 * 3).reshape(8, 3)
+    placed = spread(mesh, {"tokens": rows, "label": rows[:, 0], "uneven": rows[:6]})
+    for name, whole, size in (("tokens", rows, 2), ("label", rows[:, 0], 2), ("uneven", rows[:6], 6)):
+        np.testing.assert_array_equal(placed[name], whole)
+        for shard in placed[name].addressable_shards:
+            data, fsdp, *_ = (int(place[0]) for place in np.where(mesh.devices == shard.device))
+            first = size * (2 * data + fsdp) % len(whole)
+            np.testing.assert_array_equal(shard.data, whole[first : first + size])
 
 
 def test_an_axis_that_cannot_be_split_evenly_stays_whole():

@@ -30,31 +30,21 @@ PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 8
 
 
-def train_batches(
-    cfg: Config,
-    corpus: Corpus,
-    tokenizers: Tokenizers,
-    *,
-    devices: int = 1,
-    process: int = 0,
-    processes: int = 1,
-) -> Prefetched:
+def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, devices: int = 1) -> Prefetched:
     """Endless training batches in an order that `cfg.seed` fixes, reshuffled in each epoch.
 
     The iterator's `get_state` and `set_state` are exact: a restored one continues with the very next batch. The
-    sequence of global batches depends on the config alone: each of several processes gets its own rows of them.
+    sequence of batches depends on the config alone: each of several processes makes the same, and gives its devices
+    their rows.
 
     Args:
         devices: how many share a batch.
-        process, processes: which rows to give, and among how many processes all rows are divided.
 
     Raises:
         ConfigError: a batch cannot be divided among the devices, or the data has not one window.
     """
     check_divisible(cfg, devices)
     dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers)
-    if processes > 1:
-        dataset = dataset.map(functools.partial(rows_of, process=process, processes=processes))
     return Prefetched(iter(dataset), PREFETCHED_BATCHES)
 
 
@@ -92,12 +82,6 @@ def check_divisible(cfg: Config, devices: int) -> None:
     if getattr(cfg.data, name) % (devices * cfg.train.accumulate):
         parts = f"{devices} devices times train.accumulate={cfg.train.accumulate}"
         raise cfg.data.error(name, f"must be a multiple of the {parts} parts of a batch")
-
-
-def rows_of(batch: Batch, process: int, processes: int) -> Batch:
-    """The rows of a global batch that one process feeds to its devices."""
-    rows = len(next(iter(batch.values())))
-    return {key: array[process * rows // processes : (process + 1) * rows // processes] for key, array in batch.items()}
 
 
 class _Read:
