@@ -100,7 +100,7 @@ def test_kubernetes(monkeypatch, kubernetes):
     assert found_in(monkeypatch, KUBERNETES) == Place("job-0.pods:55527", 3, 1)
 
 
-def test_a_pod_of_no_indexed_job_trains_alone(monkeypatch):
+def test_a_pod_of_no_indexed_job_trains_alone(monkeypatch, kubernetes):
     assert found_in(monkeypatch, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is None
 
 
