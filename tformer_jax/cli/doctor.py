@@ -192,6 +192,7 @@ def mesh(sizes: dict[str, int], devices: int) -> Table:
 def parameters(found: Placement) -> Table:
     """Each group of parameters, and where it lives."""
     table = Table("parameter", "times", "shape", "axes", "placed on", "a device", title="parameters")
+    table.columns[0].overflow, table.columns[0].min_width = "fold", 24
     for column in (table.columns[1], table.columns[-1]):
         column.justify = "right"
     for group in found.groups:
