@@ -1,29 +1,37 @@
 """`scripts/describe.py`: what a model costs, before anything runs."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from tformer_jax import presets
+from tformer_jax.cli.common import whole
+from tformer_jax.cli.scaling import add_flags, show_scaling, size_of
 from tformer_jax.cli.train import read_config
-from tformer_jax.config import Config, ModelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config.schema import BATCHINGS, SOURCES
 from tformer_jax.models import cost
-
-GIB, MIB, KIB = 2**30, 2**20, 2**10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints parameters by module, FLOPs a token, and estimates of the memory for training and decoding."""
     options, overrides = parser().parse_known_args(argv)
     if options.preset:
-        cfg, name = presets.build(options.preset), options.preset
+        if overrides:
+            raise ConfigError(f"unexpected argument {overrides[0]!r}; settings need --config")
+        config = of_preset(options.preset)
     else:
         config = read_config(options.config, overrides)
-        cfg, name = with_vocabulary(config), config.name
-    length = min(options.length, cfg.max_length)
-    show(name, cost.of(cfg, options.batch, length), options.batch, length)
+        config = dataclasses.replace(config, model=with_vocabulary(config))
+    length = min(options.length, config.model.max_length)
+    if options.mesh or options.devices or options.chip:
+        show_scaling(config, options, length)
+        return
+    batch = options.batch or 1
+    show(config.name, cost.of(config.model, batch, length), batch, length)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,9 +42,22 @@ def parser() -> argparse.ArgumentParser:
     which = result.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     which.add_argument("--preset", metavar="NAME", help="for example gpt2, llama3_8b, t5_base")
-    result.add_argument("--batch", type=int, default=1, metavar="B", help="rows of a batch (default: 1)")
-    result.add_argument("--length", type=int, default=1024, metavar="T", help="tokens of a row, at most max_length")
+    result.add_argument(
+        "--batch", type=whole(1), metavar="B", help="rows of a batch, of all devices together (default: 1 for each)"
+    )
+    result.add_argument(
+        "--length", type=whole(1), default=1024, metavar="T", help="tokens of a row, at most max_length"
+    )
+    add_flags(result)
     return result
+
+
+def of_preset(name: str) -> Config:
+    """A config with the model of a preset, and data that fit it."""
+    model = presets.build(name)
+    source, batching = SOURCES[model.family][0], BATCHINGS[model.family][0]
+    data = DataConfig(source=source, batching=batching, window=1, bucket_lengths=(1,))
+    return Config(name=name, model=model, data=data)
 
 
 def with_vocabulary(config: Config) -> ModelConfig:
@@ -76,9 +97,3 @@ def show(name: str, found: cost.Cost, batch: int, length: int) -> None:
     ):
         rest.add_row(label, value)
     console.print(rest)
-
-
-def size_of(count: int) -> str:
-    """Bytes, for people."""
-    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if count >= unit), (KIB, "KiB"))
-    return f"{count / unit:.2f} {name}"

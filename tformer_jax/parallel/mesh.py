@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from tformer_jax.config import MESH_AXES, ConfigError, ParallelConfig
 
@@ -52,6 +52,6 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
     return Mesh(mesh_utils.create_device_mesh(tuple(sizes.values()), used), MESH_AXES)
 
 
-def data_parallelism(mesh: Mesh) -> int:
+def data_parallelism(mesh: Mesh | AbstractMesh) -> int:
     """How many parts a batch is split into; every batch size must be a multiple of it."""
     return math.prod(mesh.shape[name] for name in BATCH_AXES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tformer_jax import axes
 from tformer_jax.config import Config
@@ -80,7 +80,7 @@ def is_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
 
 
-def state_shardings(mesh: Mesh, boxed_params: Any, state: Any, *, zero1: bool = False) -> Any:
+def state_shardings(mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *, zero1: bool = False) -> Any:
     """A `NamedSharding` for each leaf of a training state.
 
     Whatever ends with a parameter's path and has its shape (a moment, a running mean) lives where the parameter does,
@@ -112,7 +112,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 

@@ -5,23 +5,13 @@ import sys
 
 import jax
 
-PEAK_FLOPS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5p": 459e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-}
-"""Dense bfloat16 FLOP/s of one device by the beginning of its name, as the vendors state them."""
+from tformer_jax.train.chips import CHIPS
 
 
 def peak_flops(devices: list[jax.Device]) -> float | None:
     """FLOP/s of all these devices in bfloat16; None where one is unknown."""
-    found = [next((peak for name, peak in PEAK_FLOPS.items() if d.device_kind.startswith(name)), None) for d in devices]
+    kinds = sorted(CHIPS.values(), key=lambda chip: len(chip.kind), reverse=True)  # TPU v5 lite before TPU v5
+    found = [next((chip.flops for chip in kinds if d.device_kind.startswith(chip.kind)), None) for d in devices]
     known = [peak for peak in found if peak is not None]
     return sum(known) if len(known) == len(devices) else None
 

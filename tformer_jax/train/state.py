@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from tformer_jax.config import Config
 from tformer_jax.models import registry
@@ -36,7 +36,9 @@ def create(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Confi
         return jax.jit(init, out_shardings=shardings)()
 
 
-def abstract(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> TrainState:
+def abstract(
+    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
+) -> TrainState:
     """Shapes, dtypes and shardings of the state, for restoring a checkpoint; nothing is computed."""
     init, shardings = initializer(model, optimizer, cfg, mesh)
     return jax.tree.map(
