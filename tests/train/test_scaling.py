@@ -261,7 +261,7 @@ def test_the_command_plans_for_thousands_of_devices(capsys):
     assert "gpt2, data=64, fsdp=32, tensor=2: 2048 rows of 128 tokens" in shown
     assert "utilisation, all overlaps" in shown
     assert "It fits: a device needs" in shown
-    describe.main(["--preset", "llama3_8b", "--mesh", "dp", "--devices", "2", "--chip", "v5e", "--length", "128"])
+    describe.main(["--preset", "gpt2", "--mesh", "dp", "--devices", "2", "--chip", "v5e", "--batch", "128"])
     assert "It does not fit: a device needs" in capsys.readouterr().out
 
 
