@@ -16,13 +16,13 @@ import jax
 from jax.sharding import Mesh
 
 from tests import commands
-from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, read_mesh
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.scaling.compiler import CPU
-from tformer_jax.train.scaling.layout import layout, mesh_sizes, parallel
+from tformer_jax.train.scaling.layout import layout, mesh_sizes
 from tformer_jax.train.scaling.memory import memory
 from tformer_jax.train.scaling.traffic import Transfer, traffic
 from tformer_jax.train.step import compiled, make_train_step
@@ -89,7 +89,7 @@ def config(model: str, mesh: str) -> Config:
         data=data,
         optim=OptimConfig(optimizer=optimizer, schedule="constant", learning_rate=1e-3, weight_decay=0.1),
         train=TrainConfig(accumulate=4 if "accumulate" in model else 1),
-        parallel=parallel(mesh),
+        parallel=read_mesh(mesh),
     )
 
 

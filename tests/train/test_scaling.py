@@ -12,13 +12,13 @@ import pytest
 from tests import memory as comparison
 from tests.helpers import tiny
 from tformer_jax.cli import describe
-from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig, read_mesh
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import chips, hardware
 from tformer_jax.train.scaling import activations
 from tformer_jax.train.scaling.bound import Bound, bound, near, seconds
 from tformer_jax.train.scaling.compiler import CPU, GPU, TPU
-from tformer_jax.train.scaling.layout import Layout, layout, mesh_sizes, parallel
+from tformer_jax.train.scaling.layout import Layout, layout, mesh_sizes
 from tformer_jax.train.scaling.memory import memory
 from tformer_jax.train.scaling.parameters import parameters
 from tformer_jax.train.scaling.traffic import Transfer, traffic
@@ -44,7 +44,7 @@ def config(mesh: str = "data=1", *, optimizer: str = "adamw", train: TrainConfig
         data=DataConfig(source="stdlib_text", batching="windows", window=8),
         optim=OptimConfig(optimizer=optimizer, schedule="constant", learning_rate=1e-3, clip_norm=0.0),
         train=train or TrainConfig(),
-        parallel=parallel(mesh),
+        parallel=read_mesh(mesh),
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 from packaging.requirements import Requirement
 
-from tformer_jax.cli.describe import size_of
+from tformer_jax.cli.common import size_of
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.corpora import files, prepared
 from tformer_jax.train import run_folder

@@ -4,20 +4,19 @@ import argparse
 import io
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from tformer_jax.config import MESH_AXES, PRESETS, ConfigError, ParallelConfig
-from tformer_jax.config.fields import nearest
+from tformer_jax.config import PRESETS, ConfigError, read_mesh
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.trained import Trained, load_trained
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
+GIB, MIB, KIB = 2**30, 2**20, 2**10
 COMMANDS = {"seq2seq": "translate.py", "decoder_lm": "generate.py", "classifier": "classify.py"}
 """The script that uses a model, by its family."""
 
@@ -48,13 +47,13 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def load(run: Path, *families: str, mesh: ParallelConfig | None = None) -> Trained:
-    """The trained model of a run, on a mesh of this machine's devices (None: on the first one).
+def load(run: Path, *families: str, mesh: str | None = None) -> Trained:
+    """The trained model of a run, on the mesh that `--mesh` writes (None: on the first device).
 
     Raises:
         ConfigError: it is not a run folder, its model is of none of these families, or the mesh does not fit it.
     """
-    placed = None if mesh is None else make_mesh(mesh)
+    placed = None if mesh is None else make_mesh(read_mesh(mesh))
     trained = load_trained(run, placed)
     if placed is not None:
         rules.check(trained.cfg, placed.shape)
@@ -70,27 +69,11 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
     result.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder of scripts/train.py")
     result.add_argument(
         "--mesh",
-        type=mesh,
-        metavar="MESH",
-        help=f"spread the model and the rows over devices: one of {', '.join(PRESETS)}, or sizes such as tensor=4 or "
-        "fsdp=2,tensor=2, where data is what is left (default: one device)",
+        metavar="AXIS=SIZE,...",
+        help=f"spread the model and the rows over devices, such as data=2,tensor=4, or a preset: {', '.join(PRESETS)} "
+        "(default: one device)",
     )
     return result
-
-
-def mesh(text: str) -> ParallelConfig:
-    """An argparse type: a preset of `parallel`, or sizes of mesh axes, `AXIS=SIZE,...`."""
-    if text in PRESETS:
-        return ParallelConfig(preset=text)
-    sizes: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, size = part.partition("=")
-        if name not in MESH_AXES:
-            raise argparse.ArgumentTypeError(f"{name!r} is no axis of the mesh{nearest(name, MESH_AXES)}")
-        if not re.fullmatch(r"-1|[1-9]\d*", size):
-            raise argparse.ArgumentTypeError(f"{part!r} is no size; write {name}=2, or {name}=-1 for all devices left")
-        sizes[name] = int(size)
-    return ParallelConfig(**sizes)
 
 
 def whole(lowest: int) -> Callable[[str], int]:
@@ -103,3 +86,9 @@ def whole(lowest: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def size_of(count: int) -> str:
+    """Bytes, for people."""
+    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if count >= unit), (KIB, "KiB"))
+    return f"{count / unit:.2f} {name}"

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tformer_jax import presets
-from tformer_jax.cli.common import whole
-from tformer_jax.cli.scaling import add_flags, show_scaling, size_of
+from tformer_jax.cli.common import size_of, whole
+from tformer_jax.cli.scaling import add_flags, show_scaling
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.config.schema import BATCHINGS, SOURCES

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from tformer_jax import __version__
 from tformer_jax.cli import checks, placement
-from tformer_jax.cli.common import FAILED, whole
-from tformer_jax.cli.describe import GIB, size_of, with_vocabulary
+from tformer_jax.cli.common import FAILED, GIB, size_of, whole
+from tformer_jax.cli.describe import with_vocabulary
 from tformer_jax.cli.placement import Placement
 from tformer_jax.cli.train import DATA_VARIABLE, read_config
 from tformer_jax.config import Config, ConfigError

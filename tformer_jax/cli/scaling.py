@@ -6,18 +6,15 @@ import dataclasses
 from rich.console import Console
 from rich.table import Table
 
-from tformer_jax.cli.common import whole
-from tformer_jax.config import Config, ConfigError
-from tformer_jax.config.parallel import PRESETS
+from tformer_jax.cli.common import size_of, whole
+from tformer_jax.config import PRESETS, Config, ConfigError, read_mesh
 from tformer_jax.train import chips
 from tformer_jax.train.chips import Chip
 from tformer_jax.train.scaling import compiler as compilers
 from tformer_jax.train.scaling.bound import Bound, bound, seconds
-from tformer_jax.train.scaling.layout import Layout, layout, mesh_sizes, parallel
+from tformer_jax.train.scaling.layout import Layout, layout, mesh_sizes
 from tformer_jax.train.scaling.memory import Memory, memory
 from tformer_jax.train.scaling.traffic import Transfer, traffic
-
-GIB, MIB = 2**30, 2**20
 
 
 def add_flags(result: argparse.ArgumentParser) -> None:
@@ -43,7 +40,7 @@ def show_scaling(config: Config, options: argparse.Namespace, length: int) -> No
     if not (options.mesh or options.devices):
         raise ConfigError(f"--chip {options.chip}: add --mesh, such as --mesh data=8")
     chip = chips.named(options.chip) if options.chip else None
-    cfg = parallel(options.mesh) if options.mesh else config.parallel
+    cfg = read_mesh(options.mesh) if options.mesh else config.parallel
     config = dataclasses.replace(config, parallel=cfg)
     found = layout(config, mesh_sizes(cfg, options.devices), options.batch, length)
     compiler = compilers.of(chip)
@@ -104,11 +101,6 @@ def fits(name: str, chip: Chip, peak: int) -> str:
     if peak > chip.memory:
         return f"It does not fit: a device needs {size_of(peak)}, and {name} has {size_of(chip.memory)}."
     return f"It fits: a device needs {size_of(peak)} of the {size_of(chip.memory)} of {name}."
-
-
-def size_of(count: int) -> str:
-    """Bytes, for people."""
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.2f} MiB"
 
 
 def _right(table: Table, first: int = 1) -> None:

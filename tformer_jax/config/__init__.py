@@ -12,7 +12,7 @@ from tformer_jax.config.convert import (
 )
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig
-from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig
+from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
 
@@ -34,6 +34,7 @@ __all__ = [
     "from_config_dict",
     "from_dict",
     "load",
+    "read_mesh",
     "save",
     "to_config_dict",
     "to_dict",

@@ -1,9 +1,10 @@
 """The settings that spread one computation over many devices."""
 
 import dataclasses
-from typing import ClassVar
+import re
+from typing import Any, ClassVar
 
-from tformer_jax.config.fields import Section, setting
+from tformer_jax.config.fields import ConfigError, Section, nearest, setting
 
 MESH_AXES = ("data", "fsdp", "expert", "sequence", "tensor")
 """The axes of the mesh, from that whose neighbours are far apart to that whose neighbours are close."""
@@ -59,3 +60,26 @@ class ParallelConfig(Section):
         if -1 in written.values():
             preset = {name: 1 if size == -1 else size for name, size in preset.items()}
         return dict.fromkeys(MESH_AXES, 1) | preset | written
+
+
+def read_mesh(text: str) -> ParallelConfig:
+    """What a flag `--mesh` writes: sizes such as data=4,fsdp=8, a preset, or both, as in zero1,tensor=2.
+
+    Axes that are left out have the preset's size, or 1.
+
+    Raises:
+        ConfigError: a preset or an axis is unknown, or a size is no number.
+    """
+    first, *rest = text.split(",")
+    preset = None if "=" in first else first
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"--mesh {text}: {first!r} is neither AXIS=SIZE nor a preset{nearest(first, PRESETS)}")
+    sizes: dict[str, Any] = {} if preset else dict.fromkeys(MESH_AXES, 1)
+    for entry in rest if preset else (first, *rest):
+        name, _, size = entry.partition("=")
+        if name not in MESH_AXES:
+            raise ConfigError(f"--mesh {text}: {name!r} is not an axis of the mesh{nearest(name, MESH_AXES)}")
+        if not re.fullmatch(r"-1|[1-9]\d*", size):
+            raise ConfigError(f"--mesh {text}: {name} needs a size from 1 on, such as {name}=8")
+        sizes[name] = int(size)
+    return ParallelConfig(**sizes | ({"preset": preset} if preset else {}))

@@ -54,7 +54,7 @@ def parameter_count(params: Any) -> int:
 
 
 def initializer(
-    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh
+    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
 ) -> tuple[Callable[[], TrainState], Any]:
     """What makes a fresh state when it is compiled, and a `NamedSharding` for each of its leaves."""
 

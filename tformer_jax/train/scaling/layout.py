@@ -2,13 +2,10 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from jax.sharding import AbstractMesh
 
 from tformer_jax.config import MESH_AXES, Config, ConfigError, ModelConfig, ParallelConfig
-from tformer_jax.config.fields import nearest
-from tformer_jax.config.parallel import PRESETS
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import BATCH_AXES, axis_sizes, data_parallelism
 
@@ -79,29 +76,6 @@ def layout(cfg: Config, sizes: dict[str, int], batch: int | None, length: int) -
     if length % sizes["sequence"]:
         raise ConfigError(f"--length {length}: must be a multiple of the mesh's sequence={sizes['sequence']}")
     return Layout(cfg, sizes, batch, length)
-
-
-def parallel(text: str) -> ParallelConfig:
-    """The settings that `--mesh` writes: sizes such as data=4,fsdp=8, a preset, or both, as in zero1,tensor=2.
-
-    Axes that are left out have the preset's size, or 1.
-
-    Raises:
-        ConfigError: a preset or an axis is unknown, or a size is no number.
-    """
-    first, *rest = text.split(",")
-    preset = None if "=" in first else first
-    if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"--mesh {text}: {first!r} is neither AXIS=SIZE nor a preset{nearest(first, PRESETS)}")
-    sizes: dict[str, Any] = {} if preset else dict.fromkeys(MESH_AXES, 1)
-    for entry in rest if preset else (first, *rest):
-        name, _, size = entry.partition("=")
-        if name not in MESH_AXES:
-            raise ConfigError(f"--mesh {text}: {name!r} is not an axis of the mesh{nearest(name, MESH_AXES)}")
-        if not size.isdecimal() or not int(size):
-            raise ConfigError(f"--mesh {text}: {name} needs a size from 1 on, such as {name}=8")
-        sizes[name] = int(size)
-    return ParallelConfig(**sizes | ({"preset": preset} if preset else {}))
 
 
 def mesh_sizes(cfg: ParallelConfig, devices: int | None) -> dict[str, int]:
