@@ -71,14 +71,13 @@ def _of_parameters(layout: Layout, compiler: Compiler) -> Iterator[Entry]:
                 yield "all-gather", "parameters, backward", ("fsdp",), parts * size
         if leaf.moment < leaf.stored:
             yield "all-gather", "new parameters", ("data",), leaf.stored * leaf.dtype.itemsize
-        yield from _of_gradient(layout, leaf, parts * size, compiler)
+        yield from _of_gradient(layout, leaf, parts * uses(layout, leaf) * size, compiler)
 
 
 def _of_gradient(layout: Layout, leaf: Parameter, size: int, compiler: Compiler) -> Iterator[Entry]:
     """A part of the sum for each device along the axes that split the moments, and then the sum of such parts."""
     if not leaf.is_split or not compiler.scatters:
-        times = 1 if leaf.is_split else uses(layout, leaf)
-        yield "all-reduce", "gradients", leaf.batch_axes, times * size
+        yield "all-reduce", "gradients", leaf.batch_axes, size
         return
     scattered = ("fsdp", "data") if leaf.moment < leaf.stored else ("fsdp",)
     rest = tuple(axis for axis in leaf.batch_axes if axis not in scattered)
