@@ -63,7 +63,10 @@ def memory(layout: Layout, compiler: Compiler = GPU) -> Memory:
     looped = [size for leaf in found if leaf.repetitions > 1 for size in _gradients(layout, leaf, GPU)]
     backward |= {"gradients of the loop over layers": sum(looped)} if looped else {}
     gradients = [size for leaf in found for size in _gradients(layout, leaf, compiler)]
-    update = {"gradients": sum(gradients)}
+    tables = [leaf for leaf in found if leaf.is_split and is_table(leaf)]
+    copies = 1 if compiler.reduces_in_place else 2
+    unsplit = copies * sum(uses(layout, leaf) * leaf.used * leaf.dtype.itemsize for leaf in tables)
+    update = {"gradients": sum(gradients), "gradients of embeddings, before they are split": unsplit}
     reused = (0, 0)
     if compiler.copies_state:
         reused = (_fitting(slots, [*kept, *looped, logits, logits, head]), _fitting(slots, gradients))
@@ -86,10 +89,15 @@ def is_head(layout: Layout, leaf: Parameter) -> bool:
     return leaf.name == (f"{embedding}/embedding" if tied else "head/kernel")
 
 
+def is_table(leaf: Parameter) -> bool:
+    """Whether it is an embedding, whose rows are looked up whole."""
+    return leaf.name.endswith("embedding/embedding")
+
+
 def uses(layout: Layout, leaf: Parameter) -> int:
     """How often a step computes with a parameter. The gradients of a tied embedding are summed apart."""
     tie = layout.cfg.model.tie_embeddings
-    if not leaf.name.endswith("embedding/embedding") or leaf.name.startswith("source"):
+    if not is_table(leaf) or leaf.name.startswith("source"):
         return 1
     return 1 + (tie in ("output", "all") and is_head(layout, leaf)) + (tie in ("inputs", "all"))
 
