@@ -60,8 +60,9 @@ def test_a_device_holds_what_is_said(preset):
     assert found.checkpoint == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("kind", rest_slow(["decoder_lm", "seq2seq", "experts"], 1))
+@pytest.mark.parametrize("kind", rest_slow(["decoder_lm", "seq2seq"], 1))
 def test_a_step_takes_about_what_xla_plans(kind):
+    """Not of experts: XLA for CPUs lets each of them compute with every token, as other devices do not."""
     cfg = config(kind, preset="fsdp+tp")
     model = dataclasses.replace(cfg.model, dim=64, ffn_dim=128, max_length=64)
     rows = dataclasses.replace(cfg.data, batch_size=64, batch_multiple=64, batch_tokens=64 * 64)

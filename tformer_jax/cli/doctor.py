@@ -145,9 +145,7 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     except ConfigError as error:
         findings.hints.append(f"what a device would hold is not shown: {error}")
         return None
-    if options.devices:
-        filled = placement.on_any_machine(filled)
-    if not fits or not findings.attempt(lambda: registry.build(filled)):
+    if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled))):
         return None
     found = findings.attempt(lambda: placement.of(dataclasses.replace(cfg, model=filled), sizes))
     if found:
@@ -219,8 +217,7 @@ def budget(cfg: Config, found: Placement) -> Table:
         ("optimizer state", size_of(found.optimizer)),
         ("running mean of the parameters", size_of(found.mean)),
         ("gradients", size_of(found.gradients)),
-        ("activations (estimated)", size_of(found.activations)),
-        ("together (estimated)", size_of(found.total)),
+        ("at most, with activations (estimated)", size_of(found.total)),
         ("a checkpoint, on disk", size_of(found.checkpoint)),
     ):
         table.add_row(label, value)

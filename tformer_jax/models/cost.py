@@ -78,17 +78,6 @@ def forward_flops(cfg: ModelConfig, batch: Any) -> int:
     return _flops(jaxpr.jaxpr)
 
 
-def activation_bytes(cfg: ModelConfig, batch: int, length: int, *, chunk: int | None = None) -> int:
-    """What the forward pass keeps for the backward pass, as traced with the config's own backend; XLA may keep less.
-
-    Args:
-        chunk: positions whose logits are held at once, as in `losses.batch_loss`.
-    """
-    model = registry.build(cfg)
-    example = registry.example_batch(cfg, batch, length)
-    return _activation_bytes(model, nn.unbox(registry.shapes(model)), example, chunk)
-
-
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield "/".join(str(key.key) for key in path), leaf
@@ -106,12 +95,12 @@ def _bytes(leaves: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _activation_bytes(model: nn.Module, shapes: Any, example: Any, chunk: int | None = None) -> int:
+def _activation_bytes(model: nn.Module, shapes: Any, example: Any) -> int:
     """Residuals of the backward pass, without the parameters among them."""
 
     def residuals(params: Any, batch: Any) -> Any:
         def loss(params: Any) -> jax.Array:
-            sums, auxiliary = batch_loss(model, params, batch, chunk=chunk, dropout_key=jax.random.key(0))
+            sums, auxiliary = batch_loss(model, params, batch, dropout_key=jax.random.key(0))
             return sums.loss + auxiliary
 
         return jax.tree.leaves(jax.vjp(loss, params)[1])
