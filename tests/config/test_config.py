@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from ml_collections import config_dict
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig, read_mesh
 
 
 def sections(cfg: Config) -> list:
@@ -117,3 +118,16 @@ def test_damaged_files_are_named(tmp_path, content, problem):
         path.write_text(content)
     with pytest.raises(ConfigError, match=f"config.json {problem}"):
         config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sentence"),
+    [
+        ("tenser=2", "--mesh tenser=2: 'tenser' is not an axis of the mesh; did you mean 'tensor'?"),
+        ("fsdpp", "--mesh fsdpp: 'fsdpp' is neither AXIS=SIZE nor a preset; did you mean 'fsdp'?"),
+        ("tensor=0", "--mesh tensor=0: tensor needs a size from 1 on, such as tensor=8"),
+    ],
+)
+def test_a_mesh_that_cannot_be_read(mesh, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        read_mesh(mesh)
