@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_jax.cli import classify, common, generate, lines, score, serve, translate
+from tformer_jax.cli import classify, common, generate, lines, loading, score, serve, translate
 from tformer_jax.config import (
     Config,
     ConfigError,
@@ -68,12 +68,12 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 def loaded_once():
     """Loads each run once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "load_trained", functools.cache(load_trained))
+        patch.setattr(loading, "load_trained", functools.cache(load_trained))
         yield
 
 
 def translated(run: Path, texts: list[str]) -> list[str]:
-    trained = common.load_trained(run)
+    trained = loading.load_trained(run)
     return Translator(trained.cfg, trained.model, trained.tokenizers)(trained.params, texts)
 
 
@@ -297,7 +297,7 @@ def interrupt_with(error):
 
 def test_score_pairs(runs, capsys, tmp_path):
     run, pairs = runs["seq2seq"], [("abc", "cba"), ("b", "aab"), ("", "c")]
-    trained = common.load_trained(run)
+    trained = loading.load_trained(run)
     expected = list(Scorer(trained.cfg, trained.model, trained.tokenizers).stream(trained.params, pairs))
     score.main(["--run", str(run), *("\t".join(pair) for pair in pairs)])
     found = capsys.readouterr()

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tformer_jax.cli import common, lines
+from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ConfigError
-from tformer_jax.inference.text import LabelClassifier
 
 Found = tuple[str, float]
 
@@ -17,7 +16,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.add_field(parser)
     options = parser.parse_args(argv)
     source = lines.opened(options, options.text)
-    trained = common.load(options.run, "classifier", mesh=options.mesh)
+    from tformer_jax.cli import loading
+    from tformer_jax.inference.text import LabelClassifier
+
+    trained = loading.load(options.run, "classifier", mesh=options.mesh)
     if trained.labels is None:
         raise ConfigError(f"{options.run} has lost its labels.json: train the model again")
     classify = LabelClassifier(trained.cfg, trained.model, trained.tokenizers, trained.labels)

@@ -1,4 +1,4 @@
-"""What the commands share: how they end, and the run they use."""
+"""What the commands share: how they begin and end, and flags."""
 
 import argparse
 import io
@@ -9,16 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from tformer_jax.config import PRESETS, ConfigError, read_mesh
-from tformer_jax.parallel import rules
-from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.cli import compilation_cache
+from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.train.errors import RunError
-from tformer_jax.train.trained import Trained, load_trained
 
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 GIB, MIB, KIB = 2**30, 2**20, 2**10
-COMMANDS = {"seq2seq": "translate.py", "decoder_lm": "generate.py", "classifier": "classify.py"}
-"""The script that uses a model, by its family."""
 
 
 def run_main(main: Callable[[], None]) -> NoReturn:
@@ -31,6 +27,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
             stream.reconfigure(encoding="utf-8")
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what it is told to do
+    compilation_cache.enable()
     try:
         main()
         sys.stdout.flush()
@@ -45,22 +42,6 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
-
-
-def load(run: Path, *families: str, mesh: str | None = None) -> Trained:
-    """The trained model of a run, on the mesh that `--mesh` writes (None: on the first device).
-
-    Raises:
-        ConfigError: it is not a run folder, its model is of none of these families, or the mesh does not fit it.
-    """
-    placed = None if mesh is None else make_mesh(read_mesh(mesh))
-    trained = load_trained(run, placed)
-    if placed is not None:
-        rules.check(trained.cfg, placed.shape)
-    kind = trained.cfg.model.family
-    if kind not in families:
-        raise ConfigError(f"{run} holds a {kind} model: use scripts/{COMMANDS[kind]}")
-    return trained
 
 
 def run_parser(prog: str, description: str) -> argparse.ArgumentParser:

@@ -1,11 +1,13 @@
-"""The flags of generation: one for each setting of `DecodeConfig`, with the meaning that stands there."""
+"""The flags of `translate.py` and `generate.py`: one for each setting of `DecodeConfig`, and those of the commands."""
 
 import argparse
 import dataclasses
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
+from tformer_jax.cli import interactive, lines
 from tformer_jax.cli.common import whole
 from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.config.fields import allowed_types
@@ -18,6 +20,22 @@ NAMES = {"forbidden": "forbid"}
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 SEVERAL = {"beam": "--n-best", "sample": "--samples"}
 """The flag for several outputs, by the strategy that makes them unless another is asked for."""
+STRATEGIES = {"seq2seq": "beam", "decoder_lm": "sample"}
+"""The strategy that makes several outputs, by the family of the model."""
+
+
+def add_all_flags(parser: argparse.ArgumentParser, family: str) -> None:
+    """Adds the flags that both commands have beside those of `lines.parser`."""
+    lines.add_field(parser)
+    add_flags(parser, STRATEGIES[family])
+    interactive.add_flag(parser)
+    parser.add_argument(
+        "--draft",
+        type=Path,
+        metavar="DIR",
+        help="run folder of a smaller model with the same tokenizer; it proposes tokens, which changes the time that "
+        "outputs take, and not what they are (samples: how they are distributed)",
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser, several: str) -> None:

@@ -3,17 +3,20 @@
 import argparse
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from tformer_jax import presets
 from tformer_jax.cli.common import size_of, whole
-from tformer_jax.cli.scaling import add_flags, show_scaling
 from tformer_jax.cli.train import read_config
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.config.schema import BATCHINGS, SOURCES
-from tformer_jax.models import cost
+from tformer_jax.train import chips
+
+if TYPE_CHECKING:
+    from tformer_jax.models.cost import Cost
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -26,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         config = read_config(options.config, overrides)
         config = dataclasses.replace(config, model=with_vocabulary(config))
+    from tformer_jax.cli.scaling import show_scaling
+    from tformer_jax.models import cost
+
     length = min(options.length, config.model.max_length)
     if options.mesh or options.devices or options.chip:
         show_scaling(config, options, length)
@@ -48,7 +54,16 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--length", type=whole(1), default=1024, metavar="T", help="tokens of a row, at most max_length"
     )
-    add_flags(result)
+    names = ", ".join(PRESETS)
+    result.add_argument(
+        "--mesh", metavar="AXIS=SIZE,...", help=f"a mesh such as data=4,fsdp=8,tensor=2, or a preset: {names}"
+    )
+    result.add_argument("--devices", type=whole(1), metavar="N", help="devices that the mesh of a preset has")
+    result.add_argument(
+        "--chip",
+        metavar="NAME",
+        help=f"of the devices: {', '.join(name for name, c in chips.CHIPS.items() if c.memory)}",
+    )
     return result
 
 
@@ -73,7 +88,7 @@ def with_vocabulary(config: Config) -> ModelConfig:
     return ModelConfig(**{**vars(cfg), **sizes})
 
 
-def show(name: str, found: cost.Cost, batch: int, length: int) -> None:
+def show(name: str, found: "Cost", batch: int, length: int) -> None:
     """Two tables: parameters by module, and everything else."""
     console = Console()
     modules = Table("module", "parameters", "share", title=f"{name}: {found.total:,} parameters")

@@ -1,55 +1,13 @@
 """`scripts/doctor.py`: what this machine is, where a config would live on it, and what is wrong with either."""
 
 import argparse
-import dataclasses
-import math
 import os
-import shutil
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from tformer_jax import __version__
-from tformer_jax.cli import checks, placement
-from tformer_jax.cli.common import FAILED, GIB, size_of, whole
-from tformer_jax.cli.describe import with_vocabulary
-from tformer_jax.cli.placement import Placement
+from tformer_jax.cli.common import whole
 from tformer_jax.cli.train import DATA_VARIABLE, read_config
-from tformer_jax.config import Config, ConfigError
-from tformer_jax.data.pipeline import check_divisible
-from tformer_jax.models import registry
-from tformer_jax.parallel import rules
-from tformer_jax.parallel.mesh import BATCH_AXES, axis_sizes
-from tformer_jax.train import provenance
-
-SHOWN = ("jax", "jaxlib", *checks.PLUGINS, "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-"""Packages whose versions explain most."""
-
-
-class Findings:
-    """What is wrong, and what could be better."""
-
-    def __init__(self) -> None:
-        self.wrong: list[str] = []
-        self.hints: list[str] = []
-
-    def take(self, sentences: Iterable[str]) -> None:
-        """Notes what is wrong."""
-        self.wrong += sentences
-
-    def attempt(self, action: Callable[[], object]) -> Any:
-        """What `action` gives; None, and a note, where it finds a mistake."""
-        try:
-            return action()
-        except ConfigError as error:
-            self.wrong.append(str(error))
-            return None
+from tformer_jax.config import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,25 +21,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not options.config and (overrides or options.devices):
         raise ConfigError(f"{overrides[0] if overrides else '--devices'} says something of a config: add --config FILE")
     cfg = read_config(options.config, overrides) if options.config else None
-    console, findings = Console(), Findings()
-    findings.take(checks.unknown_xla_flags())
-    cards = findings.attempt(checks.cards) or []
-    checks.devices()
-    console.print(machine(cards, options.run or Path("runs")))
-    findings.take(checks.unused_accelerators(cards, jax.default_backend()))
-    findings.take(checks.packages())
-    findings.take(checks.harmful_xla_flags())
-    findings.hints += checks.slow_xla_flags()
-    found = examine(cfg, options, console, findings) if cfg else None
-    run = options.run or Path("runs") / (cfg.name if cfg else "")
-    kept = cfg.train.keep_checkpoints + cfg.train.keep_best + 1 if cfg else 0
-    findings.take(checks.folder(run, found.checkpoint if found else 0, kept))
-    for label, sentences in (("wrong", findings.wrong), ("hint", findings.hints)):
-        for sentence in sentences:
-            console.print(escape(f"{label}: {sentence}"), soft_wrap=True, highlight=False)
-    if findings.wrong:
-        sys.exit(FAILED)
-    console.print("Nothing is wrong.")
+    from tformer_jax.cli import diagnosis
+
+    diagnosis.report(cfg, options)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,127 +40,3 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--devices", type=whole(1), metavar="N", help="as if there were N devices, of all hosts")
     result.add_argument("--memory", type=whole(1), metavar="GIB", help="as if each device had so much memory")
     return result
-
-
-def machine(cards: list[checks.Card], run: Path) -> Table:
-    """Devices, hosts, versions, memory and disk."""
-    devices = jax.devices()
-    memory, host = checks.device_memory(), checks.host_memory()
-    disk = shutil.disk_usage(checks.existing(run))
-    rows = {
-        "devices": f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})",
-        "memory of a device": size_of(memory) if memory else "unknown",
-        "processes": f"{jax.process_count()}, of which this is number {jax.process_index()}",
-        "processor": "{processor}, {cores} cores".format(**provenance.hardware()),
-        "memory of this host": size_of(host) if host else "unknown",
-        "free disk": f"{size_of(disk.free)} of {size_of(disk.total)}",
-        "NVIDIA": "; ".join(dict.fromkeys(f"{card.name}, {card.memory}, driver {card.driver}" for card in cards)),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        checks.PACKAGE: __version__,
-        **{name: checks.version(name) for name in SHOWN},
-        **{name: os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")},
-    }
-    table = Table("", "value", title="this machine")
-    for label, value in rows.items():
-        if value:
-            table.add_row(label, escape(value))
-    return table
-
-
-def examine(cfg: Config, options: argparse.Namespace, console: Console, findings: Findings) -> Placement | None:
-    """Shows where a config would live, as far as it fits; notes what does not."""
-    findings.take(checks.data(cfg, options.data))
-    devices = options.devices or jax.device_count()
-    sizes = findings.attempt(lambda: axis_sizes(cfg.parallel, devices))
-    if not sizes:
-        return None
-    console.print(mesh(sizes, devices))
-    parts = math.prod(sizes[axis] for axis in BATCH_AXES)
-    before = len(findings.wrong)
-    findings.attempt(lambda: rules.check(cfg, sizes))
-    findings.attempt(lambda: check_divisible(cfg, parts))
-    fits = len(findings.wrong) == before
-    if cfg.model.dtype == "float32" and (options.devices or jax.default_backend() != "cpu"):
-        findings.hints.append("model.dtype='float32' leaves much of a GPU or TPU unused: try 'bfloat16'")
-    try:
-        filled = with_vocabulary(cfg)
-    except ConfigError as error:
-        findings.hints.append(f"what a device would hold is not shown: {error}")
-        return None
-    if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled))):
-        return None
-    found = findings.attempt(lambda: placement.of(dataclasses.replace(cfg, model=filled), sizes))
-    if found:
-        console.print(parameters(found))
-        console.print(budget(cfg, found))
-        findings.take(too_much(found, memory_of(options)))
-    return found
-
-
-def memory_of(options: argparse.Namespace) -> int | None:
-    """Bytes of one of the devices that are meant; None where nobody knows."""
-    if options.memory:
-        return int(options.memory * GIB)
-    return None if options.devices and jax.default_backend() == "cpu" else checks.device_memory()
-
-
-def too_much(found: Placement, memory: int | None) -> Iterable[str]:
-    """Whether a device is too small."""
-    if memory is None or found.total <= memory:
-        return
-    if found.state + found.gradients > memory:
-        yield (
-            f"state and gradients take {size_of(found.state + found.gradients)} a device, which has "
-            f"{size_of(memory)}: split them with parallel.preset='fsdp', or among more devices"
-        )
-        return
-    yield (
-        f"a step takes about {size_of(found.total)} a device, which has {size_of(memory)}: try "
-        "model.remat='nothing_saveable', train.accumulate, train.loss_chunk, or a smaller batch"
-    )
-
-
-def mesh(sizes: dict[str, int], devices: int) -> Table:
-    """Each axis of the mesh, and what it splits."""
-    table = Table("axis", "size", "splits", title=f"mesh of {math.prod(sizes.values())} of {devices} devices")
-    table.columns[1].justify = "right"
-    for axis, size in sizes.items():
-        table.add_row(axis, str(size), ", ".join(name for name, where in rules.RULES.items() if axis in where))
-    return table
-
-
-def parameters(found: Placement) -> Table:
-    """Each group of parameters, and where it lives."""
-    table = Table("parameter", "times", "shape", "axes", "placed on", "a device", title="parameters")
-    table.columns[0].overflow, table.columns[0].min_width = "fold", 24
-    for column in (table.columns[1], table.columns[-1]):
-        column.justify = "right"
-    for group in found.groups:
-        placed = ["+".join(where) if isinstance(where, tuple) else where or "-" for where in group.spec]
-        table.add_row(
-            group.name,
-            str(group.count),
-            " x ".join(map(str, group.shape)),
-            ", ".join(name or "-" for name in group.axes),
-            ", ".join(placed) if any(where != "-" for where in placed) else "every device",
-            size_of(group.device_bytes),
-        )
-    return table
-
-
-def budget(cfg: Config, found: Placement) -> Table:
-    """What one device holds."""
-    table = Table("", "value", title="one device holds")
-    table.columns[1].justify = "right"
-    for label, value in (
-        ("rows of a batch", f"{found.rows} of {found.length} tokens"),
-        ("parts of it, one after another", str(cfg.train.accumulate)),
-        ("parameters", size_of(found.parameters)),
-        ("optimizer state", size_of(found.optimizer)),
-        ("running mean of the parameters", size_of(found.mean)),
-        ("gradients", size_of(found.gradients)),
-        ("at most, with activations (estimated)", size_of(found.total)),
-        ("a checkpoint, on disk", size_of(found.checkpoint)),
-    ):
-        table.add_row(label, value)
-    return table

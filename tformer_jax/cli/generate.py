@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from tformer_jax.cli import generation, interactive, lines
+from tformer_jax.cli import decoding, interactive, lines
 
 SEPARATOR = "-" * 20 + "\n"
 
@@ -17,6 +17,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = [] if options.prompt is None else [options.prompt]
     interactive.check(options, texts)
     source = lines.opened(options, texts)
+    from tformer_jax.cli import generation
+
     continuation = generation.load(options, "decoder_lm")
     if options.interactive:
         continuation.answer()
@@ -38,5 +40,5 @@ def parser() -> argparse.ArgumentParser:
         texts=False,
     )
     result.add_argument("--prompt", metavar="TEXT", help="the text to continue; without it, each line of the input")
-    generation.add_flags(result, "decoder_lm")
+    decoding.add_all_flags(result, "decoder_lm")
     return result

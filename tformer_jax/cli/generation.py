@@ -4,10 +4,9 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from tformer_jax.cli import common, decoding, interactive, lines
+from tformer_jax.cli import decoding, interactive, lines, loading
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.inference.outputs import Output
@@ -15,25 +14,8 @@ from tformer_jax.inference.speculative_text import SpeculativeDecoder
 from tformer_jax.inference.text import TextGenerator, Translator
 from tformer_jax.train.trained import Trained
 
-KINDS: dict[str, tuple[Callable[..., Translator | TextGenerator], str]] = {
-    "seq2seq": (Translator, "beam"),
-    "decoder_lm": (TextGenerator, "sample"),
-}
-"""What generates, and the strategy that makes several outputs, by the family of the model."""
-
-
-def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
-    """Adds the flags of both commands."""
-    lines.add_field(parser)
-    decoding.add_flags(parser, KINDS[family][1])
-    interactive.add_flag(parser)
-    parser.add_argument(
-        "--draft",
-        type=Path,
-        metavar="DIR",
-        help="run folder of a smaller model with the same tokenizer; it proposes tokens, which changes the time that "
-        "outputs take, and not what they are (samples: how they are distributed)",
-    )
+KINDS: dict[str, Callable[..., Translator | TextGenerator]] = {"seq2seq": Translator, "decoder_lm": TextGenerator}
+"""What generates, by the family of the model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,19 +76,18 @@ def load(options: argparse.Namespace, family: str) -> Generation:
     """
     if options.draft_tokens is not None and options.draft is None:
         raise ConfigError("--draft-tokens needs --draft DIR")
-    trained = common.load(options.run, family, mesh=options.mesh)
-    kind, several = KINDS[family]
-    decode = decoding.decode_config(trained.cfg.decode, options, several)
+    trained = loading.load(options.run, family, mesh=options.mesh)
+    decode = decoding.decode_config(trained.cfg.decode, options, decoding.STRATEGIES[family])
     cfg = dataclasses.replace(trained.cfg, decode=decode)
     if options.draft is None:
-        return Generation(options, trained.params, decode, kind(cfg, trained.model, trained.tokenizers))
+        return Generation(options, trained.params, decode, KINDS[family](cfg, trained.model, trained.tokenizers))
     return Generation(options, trained.params, decode, _with_draft(options, cfg, trained))
 
 
 def _with_draft(options: argparse.Namespace, cfg: Config, trained: Trained) -> SpeculativeDecoder:
     if cfg.decode.strategy == "beam":
         raise ConfigError("--draft does not go together with beam search: leave one of them out")
-    draft = common.load(options.draft, cfg.model.family, mesh=options.mesh)
+    draft = loading.load(options.draft, cfg.model.family, mesh=options.mesh)
     if draft.tokenizers.to_json() != trained.tokenizers.to_json():
         raise ConfigError(
             f"{options.draft} has another tokenizer than {options.run}: train the draft with the same data settings"

@@ -14,7 +14,7 @@ from tformer_jax.cli.common import run_parser
 from tformer_jax.cli.inputs import Fields, Line, Source
 from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config import ConfigError
-from tformer_jax.train import run_folder, weights
+from tformer_jax.train import run_folder
 
 Result = TypeVar("Result")
 
@@ -102,7 +102,7 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
 def run_identity(run: Path) -> dict[str, Any]:
     """What tells what a run delivers from what others do, or what it will deliver when it has gone on."""
     found = hashlib.sha256()
-    for path in (run / "config.json", run / weights.FACTS):
+    for path in (run / "config.json", run_folder.weights_facts(run)):
         found.update(path.read_bytes() if path.exists() else b"")
     steps = sorted(path.name for path in run_folder.checkpoints(run).iterdir())
     return {"folder": str(run.resolve()), "files": found.hexdigest(), "checkpoints": steps}

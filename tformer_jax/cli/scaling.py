@@ -6,8 +6,8 @@ import dataclasses
 from rich.console import Console
 from rich.table import Table
 
-from tformer_jax.cli.common import size_of, whole
-from tformer_jax.config import PRESETS, Config, ConfigError, read_mesh
+from tformer_jax.cli.common import size_of
+from tformer_jax.config import Config, ConfigError, read_mesh
 from tformer_jax.train import chips
 from tformer_jax.train.chips import Chip
 from tformer_jax.train.scaling import compiler as compilers
@@ -15,20 +15,6 @@ from tformer_jax.train.scaling.bound import Bound, bound, seconds
 from tformer_jax.train.scaling.layout import Layout, layout, mesh_sizes
 from tformer_jax.train.scaling.memory import Memory, memory
 from tformer_jax.train.scaling.traffic import Transfer, traffic
-
-
-def add_flags(result: argparse.ArgumentParser) -> None:
-    """The flags of a plan."""
-    names = ", ".join(PRESETS)
-    result.add_argument(
-        "--mesh", metavar="AXIS=SIZE,...", help=f"a mesh such as data=4,fsdp=8,tensor=2, or a preset: {names}"
-    )
-    result.add_argument("--devices", type=whole(1), metavar="N", help="devices that the mesh of a preset has")
-    result.add_argument(
-        "--chip",
-        metavar="NAME",
-        help=f"of the devices: {', '.join(name for name, c in chips.CHIPS.items() if c.memory)}",
-    )
 
 
 def show_scaling(config: Config, options: argparse.Namespace, length: int) -> None:

@@ -5,14 +5,16 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tformer_jax.cli import common, lines
+from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Fields, Line
 from tformer_jax.cli.outputs import as_json
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.inference.score import Scored, Scorer
 from tformer_jax.special_tokens import SPECIAL_TOKENS
+
+if TYPE_CHECKING:
+    from tformer_jax.inference.score import Scored
 
 
 @dataclasses.dataclass
@@ -23,7 +25,7 @@ class Totals:
     tokens: int = 0
     texts: int = 0
 
-    def add(self, result: Scored) -> None:
+    def add(self, result: "Scored") -> None:
         """Counts one more text."""
         self.nats -= result.total
         self.tokens += len(result.tokens)
@@ -38,19 +40,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Log-probability, number of scored tokens and text between tabs, a line a text; the perplexity on stderr."""
     options = parser().parse_args(argv)
     source = lines.opened(options, options.text)
-    trained = common.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
+    from tformer_jax.cli import loading
+    from tformer_jax.inference.score import Scorer
+
+    trained = loading.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
     score = Scorer(trained.cfg, trained.model, trained.tokenizers)
     totals = Totals()
 
-    def results(found: Iterator[Line], skip: int) -> Iterator[Scored]:
+    def results(found: Iterator[Line], skip: int) -> "Iterator[Scored]":
         for result in score.stream(trained.params, (line.texts for line in found), skip=skip):
             totals.add(result)
             yield result
 
-    def added(_: Line, result: Scored) -> dict[str, Any]:
+    def added(_: Line, result: "Scored") -> dict[str, Any]:
         return record(result, trained.tokenizers.target, per_token=options.per_token)
 
-    def plain(line: Line, result: Scored) -> list[str]:
+    def plain(line: Line, result: "Scored") -> list[str]:
         if options.per_token:
             return [as_json({**line.record, **added(line, result)})]
         return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[-1]}"]
@@ -68,7 +73,7 @@ def fields_of(options: argparse.Namespace, family: str) -> Fields:
     return {"--field": options.field}
 
 
-def record(result: Scored, tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
+def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
     """The log-probability of a text and the number of tokens it is the sum of, or those of each token."""
     if not per_token:
         return {"log_probability": result.total, "tokens": len(result.tokens)}

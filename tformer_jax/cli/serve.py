@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from tformer_jax.cli import common
 from tformer_jax.config import ConfigError
-from tformer_jax.inference.engine import Engine
-from tformer_jax.train.trained import Trained
 
 if TYPE_CHECKING:
+    from tformer_jax.inference.engine import Engine
     from tformer_jax.serving.app import Served
+    from tformer_jax.train.trained import Trained
 
 MIB = 2**20
 
@@ -24,18 +24,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
     check_installed()
+    from tformer_jax.cli import loading
+    from tformer_jax.inference.engine import Engine
     from tformer_jax.serving import server
     from tformer_jax.serving.app import Served
 
     with server.listen(options.host, options.port) as bound:
-        trained = common.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
+        trained = loading.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
         family = trained.cfg.model.family
         engine = Engine(trained.cfg, trained.model, trained.params, trained.tokenizers, slots=options.slots)
         served = Served(trained.cfg.name, family, trained.cfg.decode, functools.partial(prompt_tokens, trained))
         serve(engine, served, bound, options)
 
 
-def serve(engine: Engine, served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
+def serve(engine: "Engine", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
     """Serves an engine at a bound address, within the limits that the flags name."""
     from tformer_jax.serving import app, server
     from tformer_jax.serving.engine_thread import EngineThread
@@ -53,7 +55,7 @@ def serve(engine: Engine, served: "Served", bound: socket.socket, options: argpa
     server.Server(application, thread, options.grace).run(sockets=[bound])
 
 
-def prompt_tokens(trained: Trained, text: str) -> int:
+def prompt_tokens(trained: "Trained", text: str) -> int:
     """The number of tokens that the model reads of a text."""
     if trained.cfg.model.family == "seq2seq":
         return len(trained.tokenizers.source.encode(text)) + 1

@@ -13,8 +13,6 @@ from ml_collections import config_flags
 from tformer_jax import config
 from tformer_jax.cli.common import INTERRUPTED
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.parallel import cluster, multihost
-from tformer_jax.train import experiment, loop, run_folder
 
 DATA_VARIABLE = "TFORMER_DATA"
 
@@ -23,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Reads the command line, trains, and copies the result to where `--record` says; exits 130 when interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
+    from tformer_jax.parallel import cluster, multihost
+    from tformer_jax.train import experiment, loop, run_folder
+
     place = cluster.find(options.coordinator, options.processes, options.process, cfg.parallel.start_seconds)
     with multihost.start(cfg.parallel, place) as processes:
         if options.record and processes.first:

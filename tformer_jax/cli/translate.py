@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from tformer_jax.cli import generation, interactive, lines
+from tformer_jax.cli import decoding, interactive, lines
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -11,6 +11,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     interactive.check(options, options.text)
     source = lines.opened(options, options.text)
+    from tformer_jax.cli import generation
+
     translation = generation.load(options, "seq2seq")
     if options.interactive:
         translation.answer()
@@ -22,5 +24,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command's flags."""
     result = lines.parser("translate.py", "Translates texts with a trained model.")
-    generation.add_flags(result, "seq2seq")
+    decoding.add_all_flags(result, "seq2seq")
     return result

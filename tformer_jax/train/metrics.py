@@ -1,13 +1,12 @@
 """Where metrics go: `metrics.jsonl`, one JSON object a line, TensorBoard event files, and Weights & Biases if asked."""
 
+import functools
 import hashlib
 import importlib.util
 import json
 import math
 from pathlib import Path
 from typing import Any, Protocol
-
-from tensorboardX import SummaryWriter
 
 from tformer_jax.config import Config, to_dict
 from tformer_jax.train.errors import RunError
@@ -94,7 +93,14 @@ class TensorBoard:
     """Event files, one for each time that the run was started."""
 
     def __init__(self, run: Path, resume_step: int):
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1 if resume_step else None)
+        self._folder, self._purge_step = run / "tensorboard", resume_step + 1 if resume_step else None
+
+    @functools.cached_property
+    def _board(self) -> Any:
+        """Made when the first step is long done: tensorboardX imports PyTorch where that is installed."""
+        from tensorboardX import SummaryWriter
+
+        return SummaryWriter(str(self._folder), purge_step=self._purge_step)
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         for name, value in values.items():

@@ -9,8 +9,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
-
 PACKAGES = ("tformer_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "babel")
 
 
@@ -27,6 +25,8 @@ def collect() -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """Processor, number of usable cores and JAX devices."""
+    import jax  # here, so that commands can read run folders before they need JAX
+
     devices = jax.devices()
     return {
         "processor": _processor(),

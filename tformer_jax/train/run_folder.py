@@ -42,6 +42,11 @@ def checkpoints(run: Path) -> Path:
     return run / "checkpoints"
 
 
+def weights_facts(run: Path) -> Path:
+    """What a run says of the parameters that it delivers: how they were made, and after which step."""
+    return run / "weights.json"
+
+
 def holds_run(run: Path) -> bool:
     """Whether `run` is a run folder.
 

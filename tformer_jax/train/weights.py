@@ -13,9 +13,10 @@ from tformer_jax.config import Config, ConfigError
 from tformer_jax.parallel import multihost
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.optimizers import evaluation_params
+from tformer_jax.train.run_folder import weights_facts
 from tformer_jax.train.state import TrainState
 
-FOLDER, FACTS = "weights", "weights.json"
+FOLDER = "weights"
 
 
 def evaluated(cfg: Config, state: TrainState) -> Any:
@@ -56,14 +57,15 @@ def save(
 ) -> None:
     """Writes them to a run folder, whole or not at all, in the place of earlier ones; each process what it holds."""
     if processes.first:
-        (run / FACTS).unlink(missing_ok=True)
+        weights_facts(run).unlink(missing_ok=True)
     with ocp.StandardCheckpointer() as writer:
         writer.save((run / FOLDER).absolute(), params, force=True)
     if not processes.first:
         return
-    partial = run / f".{FACTS}.partial"
+    facts = weights_facts(run)
+    partial = facts.with_name(f".{facts.name}.partial")
     partial.write_text(json.dumps({"weights": kind, "steps": steps, "at_step": at}) + "\n", encoding="utf-8")
-    partial.replace(run / FACTS)
+    partial.replace(facts)
 
 
 def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
@@ -72,7 +74,7 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
     Raises:
         ConfigError: it is damaged.
     """
-    path = run / FACTS
+    path = weights_facts(run)
     if not path.exists():
         return None
     try:
