@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import babel
 
@@ -15,6 +15,9 @@ from tformer_jax.data.corpora.heldout import split_of
 
 ENDLESS = 2**31
 """Length of an endless split; grain shuffles no longer ones."""
+
+Candidate = tuple[str, Callable[[], Example | None]]
+"""The text that decides the split of a phrase, and what makes the example, or None where the phrase does not serve."""
 
 LETTERS_TO_RECOGNISE = 4
 """Letters that a phrase needs before its language counts as recognisable."""
@@ -46,7 +49,7 @@ class Phrases(Sequence[Example]):
     @functools.cached_property
     def book(self) -> PhraseBook:
         """The phrases that these locales share."""
-        return PhraseBook(self.locales)
+        return _book(self.locales)
 
     def __getstate__(self) -> dict[str, object]:
         return {"locales": self.locales, "split": self.split, "seed": self.seed}
@@ -57,39 +60,54 @@ class Phrases(Sequence[Example]):
     def __getitem__(self, index):
         if not 0 <= index < ENDLESS:
             raise IndexError(index)
-        draw = random.Random(f"{self.seed} {index}")
-        while True:
-            candidate = self.candidate(draw)
-            if candidate is not None and split_of(candidate[0]) == self.split:
-                return candidate[1]
+        return next(self.examples(index, {self.split}))[1]
 
-    def candidate(self, draw: random.Random) -> tuple[str, Example] | None:
-        """The text that decides the split, and the example; None where the phrase does not serve."""
+    def examples(self, index: int, splits: set[str]) -> Iterator[tuple[str, Example]]:
+        """Each of `splits` with its example at `index`, in the order in which they are found."""
+        draw, wanted = random.Random(f"{self.seed} {index}"), set(splits)
+        while wanted:
+            text, make = self.candidate(draw)
+            split = split_of(text)
+            if split in wanted and (example := make()) is not None:
+                wanted.remove(split)
+                yield split, example
+
+    def candidate(self, draw: random.Random) -> Candidate:
+        """The next phrase."""
         raise NotImplementedError
 
 
 class Translations(Phrases):
     """The same phrase in two locales."""
 
-    def candidate(self, draw: random.Random) -> tuple[str, Example]:
+    def candidate(self, draw: random.Random) -> Candidate:
         """A phrase that means one thing only: the source as it is typed, the target as CLDR sets it."""
-        source, target = self.book.phrase(draw)
-        source = typed(source)
-        return source, {"source": source, "target": target}
+        phrase = self.book.phrase(draw)
+        source = typed(phrase[0])
+        return source, lambda: {"source": source, "target": phrase[1]}
 
 
 class Languages(Phrases):
     """A phrase in one of several locales."""
 
-    def candidate(self, draw: random.Random) -> tuple[str, Example] | None:
+    def candidate(self, draw: random.Random) -> Candidate:
         """A phrase with letters that no other of the locales writes in the same way."""
-        texts = [typed(text) for text in self.book.phrase(draw)]
-        chosen = draw.randrange(len(texts))
-        text = texts[chosen]
-        recognisable = sum(map(str.isalpha, text)) >= LETTERS_TO_RECOGNISE or not text.isascii()
-        if texts.count(text) > 1 or not recognisable:
-            return None
-        return text, {"text": text, "label": self.locales[chosen]}
+        phrase = self.book.phrase(draw)
+        chosen = draw.randrange(len(phrase))
+        text = typed(phrase[chosen])
+
+        def make() -> Example | None:
+            recognisable = sum(map(str.isalpha, text)) >= LETTERS_TO_RECOGNISE or not text.isascii()
+            if not recognisable or sum(typed(other) == text for other in phrase) > 1:
+                return None
+            return {"text": text, "label": self.locales[chosen]}
+
+        return text, make
+
+
+@functools.lru_cache(maxsize=8)
+def _book(locales: tuple[str, ...]) -> PhraseBook:
+    return PhraseBook(locales)
 
 
 def typed(text: str) -> str:
@@ -98,19 +116,19 @@ def typed(text: str) -> str:
 
 
 def _corpus(train: Phrases, cfg: DataConfig, labels: tuple[str, ...] | None = None) -> Corpus:
-    validation, test = (_distinct(dataclasses.replace(train, split=split), cfg) for split in ("validation", "test"))
-    return Corpus(train, validation, test, labels)
-
-
-def _distinct(phrases: Phrases, cfg: DataConfig) -> list[Example]:
-    """The first `cfg.heldout_examples` distinct examples of a split."""
-    found: dict[str, Example] = {}
-    for index in range(100 * cfg.heldout_examples):
-        example = phrases[index]
-        found.setdefault(example.get("source", example.get("text", "")), example)
-        if len(found) == cfg.heldout_examples:
-            return list(found.values())
-    raise DataError(f"data.heldout_examples={cfg.heldout_examples}: CLDR gives only {len(found)} distinct phrases")
+    """The first `cfg.heldout_examples` distinct examples of each split that is held out."""
+    count = cfg.heldout_examples
+    found: dict[str, dict[str, Example]] = {"validation": {}, "test": {}}
+    for index in range(100 * count):
+        missing = {split for split, examples in found.items() if len(examples) < count}
+        if not missing:
+            break
+        for split, example in train.examples(index, missing):
+            found[split].setdefault(example.get("source", example.get("text", "")), example)
+    least = min(map(len, found.values()))
+    if least < count:
+        raise DataError(f"data.heldout_examples={count}: CLDR gives only {least} distinct phrases")
+    return Corpus(train, list(found["validation"].values()), list(found["test"].values()), labels)
 
 
 def _locales(*names: str) -> tuple[str, ...]:

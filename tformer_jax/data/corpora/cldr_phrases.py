@@ -43,6 +43,19 @@ TRIALS = 150
 """Values on which a kind of phrase is compared with the kinds before it."""
 
 
+class Phrase(Sequence[str]):
+    """The texts of one phrase by locale, each rendered when it is asked for."""
+
+    def __init__(self, locales: Sequence[babel.Locale], render: Format, value: Any):
+        self._locales, self._render, self._value = locales, render, value
+
+    def __len__(self) -> int:
+        return len(self._locales)
+
+    def __getitem__(self, place):
+        return self._render(self._locales[place], self._value)
+
+
 class PhraseBook:
     """Kinds of phrase that mean one thing only: no text of the first locale has two counterparts in another.
 
@@ -56,13 +69,10 @@ class PhraseBook:
         families = (self._dates, self._times, self._relative, self._numbers, self._money, self._measures, self._names)
         self._families = [kinds for kinds in map(self._unambiguous, [family() for family in families]) if kinds]
 
-    def phrase(self, draw: random.Random) -> tuple[str, ...]:
+    def phrase(self, draw: random.Random) -> "Phrase":
         """One phrase in every locale."""
         value, render = draw.choice(draw.choice(self._families))
-        return self._render(render, value(draw))
-
-    def _render(self, render: Format, value: Any) -> tuple[str, ...]:
-        return tuple(render(locale, value) for locale in self.locales)
+        return Phrase(self.locales, render, value(draw))
 
     def _unambiguous(self, kinds: list[tuple[Draw, Format]]) -> list[tuple[Draw, Format]]:
         return [kind for kind in kinds if self._admit(*kind)]
@@ -70,7 +80,7 @@ class PhraseBook:
     def _admit(self, value: Draw, render: Format) -> bool:
         """Whether the kind contradicts none admitted before; remembers its texts if so."""
         draw = random.Random(0)
-        texts = [self._render(render, value(draw)) for _ in range(TRIALS)]
+        texts = [tuple(Phrase(self.locales, render, value(draw))) for _ in range(TRIALS)]
         if any(self._taken.get(text[0], text) != text for text in texts):
             return False
         self._taken.update((text[0], text) for text in texts)
