@@ -9,6 +9,7 @@ import pytest
 from tformer_jax.train import meter
 from tformer_jax.train.meter import Meter
 from tformer_jax.train.progress import Figures, with_prefix
+from tformer_jax.train.step_metrics import StepMetrics, pack
 
 
 class Clock:
@@ -27,9 +28,9 @@ def clock(monkeypatch) -> Clock:
     return found
 
 
-def step(loss: float, labels: float, skipped: float = 0.0) -> dict:
-    values = {"loss": loss, "labels": labels, "grad_norm": 2.0, "skipped": skipped}
-    return {name: jnp.float32(value) for name, value in values.items()}
+def step(loss: float, labels: float, skipped: float = 0.0, **more: float) -> StepMetrics:
+    values = {"loss": loss, "labels": labels, "grad_norm": 2.0, "skipped": skipped, **more}
+    return pack({name: jnp.float32(value) for name, value in values.items()})
 
 
 def test_means_are_by_label_and_shares_by_time(clock):
@@ -89,8 +90,7 @@ def test_steps_before_a_checkpoint_count_after_it():
 def test_the_noise_scale_is_a_ratio_of_means():
     found = Meter()
     for squared, variance in ((1.0, 10.0), (3.0, 50.0)):
-        parts = {"gradient_squared": jnp.float32(squared), "gradient_variance": jnp.float32(variance)}
-        found.add(step(1.0, 1) | parts, tokens=1, waited=0)
+        found.add(step(1.0, 1, gradient_squared=squared, gradient_variance=variance), tokens=1, waited=0)
     found.fetch_all()
     read = found.read()
     assert read["noise_scale"] == 15.0

@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
+
+from tformer_jax.train.step_metrics import StepMetrics, fetch
 
 STEPS_AHEAD = 2
 """Steps that may wait for the device: enough to keep it busy, few enough that a full loader stays full."""
@@ -32,7 +32,7 @@ class Meter:
     ):
         self.tokens, self.flops, self._seconds, self._waited = tokens, flops, seconds, data_wait_seconds
         self._born = time.perf_counter()
-        self._computing: list[Mapping[str, jax.Array]] = []
+        self._computing: list[StepMetrics] = []
         self._done: list[Values] = list(waiting or [])
         self.restart()
 
@@ -54,7 +54,7 @@ class Meter:
         """The arguments of a meter that goes on from here; all steps must have been fetched."""
         return {**self.totals(), "waiting": list(self._done)}
 
-    def add(self, metrics: Mapping[str, jax.Array], *, tokens: int, flops: float = 0.0, waited: float) -> list[Values]:
+    def add(self, metrics: StepMetrics, *, tokens: int, flops: float = 0.0, waited: float) -> list[Values]:
         """Takes the metrics of one step on `tokens` real tokens, for which no batch was ready for `waited` seconds.
 
         Waits for the device until at most `STEPS_AHEAD` steps are left to compute; gives the metrics of those that
@@ -94,7 +94,7 @@ class Meter:
     def _fetch(self, left: int) -> list[Values]:
         ready = self._computing[: len(self._computing) - left]
         self._computing = self._computing[len(ready) :]
-        values = [{name: float(value) for name, value in metrics.items()} for metrics in jax.device_get(ready)]
+        values = fetch(ready)
         self._done += values
         return values
 

@@ -16,6 +16,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import IGNORED
 from tformer_jax.train import diagnostics
 from tformer_jax.train.state import TrainState
+from tformer_jax.train.step_metrics import StepMetrics, pack
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -60,13 +61,14 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
 def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
     """`jax.jit(train_step)` on a mesh, whose new state lives where `state` does, so that each shape is compiled once.
 
-    The memory of the old state is used again.
+    The memory of the old state is used again. The metrics come as one array.
     """
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         with rules.on(mesh):
-            return train_step(state, batch)
+            new_state, metrics = train_step(state, batch)
+            return new_state, pack(metrics)
 
     return jax.jit(on_mesh, donate_argnums=0, out_shardings=(where, rules.replicated(mesh)))
 
