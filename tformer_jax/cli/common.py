@@ -1,6 +1,7 @@
 """What the commands share: how they begin and end, and flags."""
 
 import argparse
+import gc
 import io
 import logging
 import os
@@ -28,9 +29,11 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what it is told to do
     compilation_cache.enable()
+    gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that stay
     try:
         main()
         sys.stdout.flush()
+        gc.freeze()  # the interpreter ends without looking at every object once more
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(MISTAKE)

@@ -1,6 +1,7 @@
 """Model families by name, and how each reads a batch."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -86,8 +87,9 @@ def init(model: nn.Module, key: jax.Array) -> Any:
     return model.init(key, **arguments)["params"]
 
 
+@functools.lru_cache(maxsize=32)
 def shapes(model: nn.Module) -> Any:
-    """What `init` gives, as shapes; nothing is computed."""
+    """What `init` gives, as shapes; nothing is computed, and a model is traced once."""
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 

@@ -49,11 +49,12 @@ def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh) -> Any:
-    optimizer = optimizers.build(cfg, registry.shapes(model))
-    abstract = state.abstract(model, optimizer, cfg, mesh)
     checkpointer = Checkpointer(run_folder.checkpoints(run))
     try:
-        params = weights.load(run, abstract.params, checkpointer.latest_step())
-        return weights.evaluated(cfg, checkpointer.restore(abstract)[0]) if params is None else params
+        params = weights.load(run, state.abstract_params(model, mesh), checkpointer.latest_step())
+        if params is not None:
+            return params
+        optimizer = optimizers.build(cfg, registry.shapes(model))
+        return weights.evaluated(cfg, checkpointer.restore(state.abstract(model, optimizer, cfg, mesh))[0])
     finally:
         checkpointer.close()

@@ -1,0 +1,116 @@
+"""How commands start: without JAX until their flags are read, and with what earlier ones have compiled."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import filelock
+import pytest
+
+from tformer_jax.cli import compilation_cache
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py") if path.stem != "benchmark")
+HEAVY = {"jax", "flax", "optax", "orbax", "torch"}
+
+
+def run_without_cache_settings(program: str, cache: Path, *flags: str, **variables: str) -> str:
+    """The output of a process whose user has a cache folder, and nothing set that belongs to JAX's cache."""
+    kept = {name: value for name, value in os.environ.items() if "CACHE" not in name}
+    environment = {**kept, "XDG_CACHE_HOME": str(cache), "HOME": str(cache), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "--no-such-flag"])
+def test_flags_are_read_before_jax_is_imported(tmp_path, flag):
+    program = f"""
+import importlib, sys
+from tformer_jax.cli.common import run_main
+for script in {SCRIPTS!r}:
+    sys.argv = [script, {flag!r}]
+    try:
+        run_main(importlib.import_module(f"tformer_jax.cli.{{script}}").main)
+    except SystemExit:
+        pass
+    print("loaded:", script, sorted({HEAVY!r} & sys.modules.keys()))
+"""
+    found = [line for line in run_without_cache_settings(program, tmp_path).splitlines() if line.startswith("loaded:")]
+    assert found == [f"loaded: {script} []" for script in SCRIPTS]
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch) -> Path:
+    """An empty cache folder of the user's, and no variable that says another."""
+    for name in (compilation_cache.FOLDER, compilation_cache.SWITCH, *compilation_cache.SETTINGS):
+        monkeypatch.setenv(name, "")  # so that what is set is forgotten after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    return tmp_path
+
+
+def test_a_folder_of_the_users_is_used(caches, monkeypatch):
+    compilation_cache.enable()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(caches / "tformer_jax" / "xla")
+    assert (caches / "tformer_jax" / "xla").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(caches / "home"))
+    assert compilation_cache.default_folder() == caches / "home" / ".cache" / "tformer_jax" / "xla"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert compilation_cache.default_folder() == caches / "home" / "Library" / "Caches" / "tformer_jax" / "xla"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("JAX_COMPILATION_CACHE_DIR", "mine"), ("JAX_ENABLE_COMPILATION_CACHE", "False")]
+)
+def test_what_the_user_sets_holds(caches, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    compilation_cache.enable()
+    assert dict(os.environ) == before
+    assert list(caches.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_warned_of(caches, caplog):
+    (caches / "tformer_jax").write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        compilation_cache.enable()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert len(caplog.records) == 1
+
+
+def test_an_entry_that_was_not_finished_is_removed(tmp_path):
+    for name in ("whole-cache", "whole-atime", "partial-cache"):
+        (tmp_path / name).write_text("")
+    with filelock.FileLock(tmp_path / ".lockfile"):
+        compilation_cache.remove_unfinished(tmp_path)
+        assert (tmp_path / "partial-cache").exists()
+    compilation_cache.remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*-*")) == ["whole-atime", "whole-cache"]
+
+
+def test_the_next_process_compiles_nothing_and_the_cache_stays_small(tmp_path):
+    program = """
+import sys
+from tformer_jax.cli import compilation_cache
+compilation_cache.enable()
+import jax
+found = []
+jax.monitoring.register_event_listener(lambda name, **_: found.append(name))
+for power in map(int, sys.argv[1:]):
+    jax.jit(lambda x: x**power + power)(1.0).block_until_ready()
+print("hits", sum(name.endswith("cache_hits") for name in found))
+"""
+    assert "hits 0" in run_without_cache_settings(program, tmp_path, "3")
+    assert "hits 1" in run_without_cache_settings(program, tmp_path, "3")
+    folder = tmp_path / "tformer_jax" / "xla"
+    (first,) = folder.glob("*-cache")
+    room = {"JAX_COMPILATION_CACHE_MAX_SIZE": str(first.stat().st_size * 5 // 2)}
+    run_without_cache_settings(program, tmp_path, "4", "5", "6", "7", **room)
+    assert not first.exists()
+    assert sum(path.stat().st_size for path in folder.glob("*-cache")) <= int(room["JAX_COMPILATION_CACHE_MAX_SIZE"])
