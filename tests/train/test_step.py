@@ -17,6 +17,7 @@ from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.step import accumulated_gradients, compiled, make_train_step
+from tformer_jax.train.step_metrics import fetch
 
 
 def settings(family: str = "decoder_lm", *, train: dict | None = None, optim: dict | None = None, **model) -> Config:
@@ -292,3 +293,17 @@ def test_low_precision_learns_and_keeps_its_statistics_in_float32(dtype, param_d
     assert {leaf.dtype.name for leaf in jax.tree.leaves((current.opt_state, current.ema))} <= {"float32", "int32"}
     assert {value.dtype.name for value in metrics.values()} == {"float32"}
     assert float(metrics["loss"]) < 0.1
+
+
+def test_compiled_metrics_are_one_array():
+    more = {"layer_norms": True}
+    model, optimizer, step = experiment(train=more)
+    mesh = make_mesh(ParallelConfig(data=1))
+    current = state.create(model, optimizer, settings(train=more), mesh)
+    expected = jax.device_get(step(current, batch())[1])
+    _, found = compiled(make_train_step(model, optimizer, settings(train=more)), current, mesh)(current, batch())
+    assert found.array.shape == (len(expected),)
+    assert set(found) == set(expected)
+    for name in expected:
+        assert_close(found[name], expected[name], 1e-6)
+    assert fetch([found, found]) == [{name: float(found[name]) for name in found}] * 2
