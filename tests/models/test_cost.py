@@ -3,9 +3,11 @@
 import jax
 import pytest
 
-from tests.helpers import build, tiny
+from tests.helpers import build, init_module, normal, tiny
 from tformer_jax.cli import describe
 from tformer_jax.models import cost, registry
+from tformer_jax.nn import grouped
+from tformer_jax.nn.ffn import make_ffn
 
 SIZES = {"dim": 64, "ffn_dim": 256, "max_length": 64, "vocab_size": 50}
 
@@ -40,6 +42,38 @@ def test_experts_cost_what_the_chosen_ones_cost():
     assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
 
 
+def test_experts_run_the_products_that_are_predicted(monkeypatch):
+    D, F, T, k, E = 8, 16, 500, 2, 4
+    cfg = tiny("decoder_lm", ffn="moe", dim=D, ffn_dim=F, max_length=T, experts_per_token=k, num_experts=E)
+    layer, x, flops, dot = make_ffn(cfg), normal(1, T, D), [], grouped._dot
+
+    def counted(x, y, *axes):
+        out = dot(x, y, *axes)
+        flops.append(2 * out.size * x.shape[axes[0]])
+        return out
+
+    params = init_module(layer, x)
+    monkeypatch.setattr(grouped, "_dot", counted)
+    with jax.disable_jit():
+        layer.apply({"params": params}, x)
+    predicted = k * T * 3 * 2 * D * F
+    assert predicted <= sum(flops) <= predicted * 1.3
+    assert len(flops) <= 3 * (k * T / grouped.ROWS["cpu"] + E)
+
+
+def test_neither_flops_nor_memory_of_experts_grow_with_their_number():
+    def compiled(E):
+        shapes = {"x": ((512, 64), "float32"), "kernels": ((E, 64, 128), "float32"), "counts": ((E,), "int32")}
+        arguments = (jax.ShapeDtypeStruct(*shape) for shape in shapes.values())
+        return grouped.grouped_product.lower(*arguments).compile()
+
+    few, many = compiled(2), compiled(32)
+    block = 2 * grouped.ROWS["cpu"] * 64 * 128
+    for program in (few, many):  # XLA counts one turn of each loop
+        assert block <= program.cost_analysis()["flops"] < 1.1 * block
+    assert many.memory_analysis().temp_size_in_bytes < 1.1 * few.memory_analysis().temp_size_in_bytes
+
+
 def test_parameters_by_module():
     found = cost.of(tiny("decoder_lm", decoder_layers=2, position="learned"), 1, 4, depth=2)
     D, V = 8, 11
@@ -50,8 +84,9 @@ def test_parameters_by_module():
     assert found.total == sum(found.parameters.values())
 
 
-def test_the_cache_is_as_large_as_the_real_one():
-    cfg = tiny("decoder_lm", decoder_layers=2, num_kv_heads=2, dtype="bfloat16")
+@pytest.mark.parametrize("settings", [{}, {"layer_pattern": ("window", "full"), "window": 4}], ids=str)
+def test_the_cache_is_as_large_as_the_real_one(settings):
+    cfg = tiny("decoder_lm", decoder_layers=3, num_kv_heads=2, dtype="bfloat16", **settings)
     cache = registry.build(cfg).apply({}, 3, 9, method="init_cache")
     assert cost.of(cfg, 3, 9).cache_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers))
 

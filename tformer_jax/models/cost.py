@@ -14,6 +14,7 @@ from flax import linen as nn
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
 from tformer_jax.models.losses import batch_loss
+from tformer_jax.nn.grouped import grouped_product
 
 ADAM_MOMENTS = 2
 """Arrays that the optimizer keeps for each parameter, in the parameters' dtype."""
@@ -30,7 +31,10 @@ class Cost:
     tokens: int
     """Tokens that the model reads: both sides of a translation."""
     forward_flops: int
-    """Of all matrix products, a multiplication and an addition counted as 2."""
+    """Of all matrix products, a multiplication and an addition counted as 2; of experts, those of the chosen ones.
+
+    A device reads an expert's tokens in blocks of `nn.grouped.ROWS`, of which the last one may not be full.
+    """
     parameter_bytes: int
     activation_bytes: int
     """What the forward pass keeps for the backward pass, as traced; XLA may keep less."""
@@ -111,10 +115,13 @@ def _activation_bytes(model: nn.Module, shapes: Any, example: Any) -> int:
 
 
 def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:
+    """Layers that see a window keep no more tokens than that, and cross-attention keeps the source's."""
     if cfg.family == "classifier":
         return 0
-    attentions = cfg.decoder_layers * (2 if cfg.family == "seq2seq" else 1)
-    return 2 * attentions * batch * length * cfg.kv_heads * cfg.head_size * jnp.dtype(cfg.dtype).itemsize
+    kinds = (cfg.layer_pattern[number % len(cfg.layer_pattern)] for number in range(cfg.decoder_layers))
+    tokens = sum(min(length, cfg.window or length) if kind == "window" else length for kind in kinds)
+    tokens += cfg.decoder_layers * length if cfg.family == "seq2seq" else 0
+    return 2 * batch * tokens * cfg.kv_heads * cfg.head_size * jnp.dtype(cfg.dtype).itemsize
 
 
 def _flops(jaxpr: Any) -> int:
@@ -126,9 +133,8 @@ def _flops(jaxpr: Any) -> int:
             (contracted, _), _ = params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
-        elif name.startswith("ragged_dot"):
-            rows, inner = equation.invars[0].aval.shape
-            total += 2 * rows * inner * equation.outvars[0].aval.shape[-1]
+        elif params.get("name") == grouped_product.__name__:  # its loops are as long as the groups of a batch are
+            total += 2 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         else:
             times = params["length"] if name == "scan" else 1
             total += times * sum(_flops(inner) for inner in _inner_jaxprs(params))

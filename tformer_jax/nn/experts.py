@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn import sharding
+from tformer_jax.nn.grouped import grouped_product
 
 Params = Mapping[str, jax.Array]
 AXES = {
@@ -138,7 +139,7 @@ def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Spl
     expert = jnp.searchsorted(jnp.cumsum(counts), jnp.arange(len(tokens)), side="right")
 
     def affine(name: str, x: jax.Array) -> jax.Array:
-        y = jax.lax.ragged_dot(x, params[f"{name}_kernel"], counts)
+        y = grouped_product(x, params[f"{name}_kernel"], counts)
         if not cfg.ffn_bias:
             return y
         bias = params[f"{name}_bias"]
