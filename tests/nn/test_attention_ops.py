@@ -25,7 +25,7 @@ B, T, S, N, H = 2, 5, 6, 4, 3
 SMALL_BLOCKS = attention_ops.Backend(functools.partial(blockwise_file.blockwise, block=4))
 
 
-@pytest.fixture(params=["reference", "xla", "blockwise", "small blocks"])
+@pytest.fixture(params=["auto", "reference", "xla", "blockwise", "small blocks"])
 def backend(request, monkeypatch):
     """Each backend that runs anywhere; blocks of 4 divide neither T nor S."""
     monkeypatch.setitem(kinds.BACKENDS, "small blocks", SMALL_BLOCKS)
@@ -121,7 +121,7 @@ def test_scale_by_hand(backend):
 def test_softcap(backend):
     q, k, v = inputs(2)
     if backend == "xla":
-        with pytest.raises(ConfigError, match="'xla' cannot cap scores .*; write one of reference, blockwise"):
+        with pytest.raises(ConfigError, match="'xla' cannot cap scores .*; write one of auto, reference, blockwise"):
             attention_ops.attend(q, k, v, softcap=0.5, backend=backend)
         return
     expected = oracles.attention_core(*map(np.float64, (q, k, v)), softcap=0.5)
@@ -228,9 +228,9 @@ def test_the_gpu_kernel_interpreted(mask):
     real = jnp.arange(9) < jnp.array([[9], [5]])
     segments = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
     rules = {
-        "causal": Mask(causal=True),
-        "padding": Mask(real=real),
-        "segments": Mask(causal=True, segments=(segments, segments)),
+        "causal": Mask(causal=True, self_attention=True),
+        "padding": Mask(real=real, self_attention=True),
+        "segments": Mask(causal=True, segments=(segments, segments), self_attention=True),
     }[mask]
     run = functools.partial(pallas_file.pallas, kernel=functools.partial(pallas_file.gpu_kernel, interpret=True))
     out = run(q, k, v, rules, None, attention_ops.Scoring(0.25, None, 0.0), None)
@@ -251,7 +251,9 @@ def test_the_tpu_kernel_gets_heads_before_tokens(monkeypatch):
 
     monkeypatch.setattr(tpu, "flash_attention", stand_in)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    out = pallas_file.pallas(q, k, v, Mask(causal=True), None, attention_ops.Scoring(0.25, None, 0.0), None)
+    out = pallas_file.pallas(
+        q, k, v, Mask(causal=True, self_attention=True), None, attention_ops.Scoring(0.25, None, 0.0), None
+    )
     assert_close(out, attention_ops.attend(q, k, v, Mask(causal=True), scale=0.25))
 
 
@@ -263,10 +265,23 @@ def test_pallas_takes_the_gpu_kernel_elsewhere(monkeypatch):
     assert len(called) == 1
 
 
-def test_pallas_names_the_masks_that_it_knows():
-    q, k, v = normal(1, 4, 1, 2), normal(1, 4, 1, 2), normal(1, 4, 1, 2)
-    with pytest.raises(ConfigError, match="'pallas' knows self-attention with .*; write 'blockwise'"):
-        pallas_file.pallas(q, k, v, Mask(window=2), None, attention_ops.Scoring(1.0, None, 0.0), None)
+FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "unknown"),
+    [
+        (Mask(window=2, self_attention=True), r"windows \(model.window\)"),
+        (Mask(causal=True, prefix=jnp.array([2]), self_attention=True), r"prefixes \(model.prefix_lm\)"),
+        (Mask(segments=FOREIGN), "cross-attention"),
+        (Mask(real=jnp.array([[True, False, True, True]])), "cross-attention"),
+        (Mask(positions=(jnp.arange(4)[None], jnp.arange(4)[None])), "cross-attention, caches"),
+    ],
+)
+def test_pallas_refuses_the_masks_that_it_would_get_wrong(mask, unknown, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}; write one of auto, reference"):
+        attention_ops.attend(*[normal(1, 4, 1, 2)] * 3, mask, backend="pallas")
 
 
 def test_causality_by_gradient():
@@ -282,6 +297,13 @@ def test_softmax_is_float32_and_the_result_has_the_input_dtype():
     out = attention_ops.attend(q, k, v)
     assert out.dtype == jnp.bfloat16
     assert_close(out, oracles.attention_core(*(np.asarray(x, np.float64) for x in (q, k, v))), 2**-7)
+
+
+def test_blockwise_rounds_a_sum_over_blocks_once():
+    q, k = jnp.zeros((1, 1, 1, 1), jnp.bfloat16), jnp.zeros((1, 64, 1, 1), jnp.bfloat16)
+    v = jnp.abs(normal(1, 64, 1, 1)).astype(jnp.bfloat16)  # weights of 1 / 64, exactly
+    out = SMALL_BLOCKS.run(q, k, v, Mask(), None, attention_ops.Scoring(1.0, None, 0.0), None)
+    assert out.item() == np.float64(v).mean().astype(jnp.bfloat16)
 
 
 def test_dropout_keeps_the_mean_and_drops_whole_weights():
@@ -306,22 +328,46 @@ def test_basic_self_attention():
     [
         (
             {"attention_backend": "cudnn"},
-            "'cudnn' needs a gpu, and this machine has a cpu; write one of reference, xla",
+            "'cudnn' needs a gpu, and this machine has a cpu; write one of auto, reference, xla",
         ),
-        ({"attention_backend": "pallas"}, "'pallas' needs a tpu or gpu, and this machine has a cpu; write one of ref"),
+        ({"attention_backend": "pallas"}, "'pallas' needs a tpu or gpu, and this machine has a cpu; write one of auto"),
         (
             {"attention_backend": "xla", "attention_dropout": 0.1},
-            "'xla' cannot drop attention weights .*; write one of reference, blockwise",
+            "'xla' cannot drop attention weights .*; write one of auto, reference, blockwise",
         ),
     ],
 )
 def test_a_backend_that_will_not_do_is_refused_when_the_model_is_built(settings, sentence):
     with pytest.raises(ConfigError, match=f"model.attention_backend={sentence}"):
-        registry.build(tiny("decoder_lm", **settings))
+        registry.build(tiny("decoder_lm", **settings), train=True)
+
+
+def test_dropout_is_needed_in_training_only():
+    registry.build(tiny("decoder_lm", attention_backend="xla", attention_dropout=0.1))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "unknown"),
+    [
+        ("decoder_lm", {}, None),
+        ("classifier", {}, None),
+        ("seq2seq", {}, "cross-attention"),
+        ("decoder_lm", {"prefix_lm": True}, "prefixes"),
+        ("decoder_lm", {"layer_pattern": ("full", "window"), "window": 4}, "windows"),
+    ],
+)
+def test_pallas_is_for_models_of_plain_self_attention(family, settings, unknown, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    cfg = tiny(family, attention_backend="pallas", **settings)
+    if unknown is None:
+        registry.build(cfg)
+        return
+    with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}"):
+        registry.build(cfg)
 
 
 def test_unknown_backend_says_what_is_there():
-    with pytest.raises(ConfigError, match="'flash' is not known; write one of reference, xla, blockwise"):
+    with pytest.raises(ConfigError, match="'flash' is not known; write one of auto, reference, xla, blockwise"):
         attention_ops.attend(*inputs(4), backend="flash")
 
 

@@ -123,7 +123,7 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     except ConfigError as error:
         findings.hints.append(f"what a device would hold is not shown: {error}")
         return None
-    if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled))):
+    if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled, train=True))):
         return None
     found = findings.attempt(lambda: placement.of(dataclasses.replace(cfg, model=filled), sizes))
     if found:

@@ -14,6 +14,7 @@ ATTENTIONS: Kinds = {
     "basic": "tformer_jax.nn.attention:BasicAttention",
 }
 BACKENDS: Kinds = {
+    "auto": "tformer_jax.nn.attention_ops.select:AUTO",
     "reference": "tformer_jax.nn.attention_ops.reference:REFERENCE",
     "xla": "tformer_jax.nn.attention_ops.dot_product:XLA",
     "cudnn": "tformer_jax.nn.attention_ops.dot_product:CUDNN",

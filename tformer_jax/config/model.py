@@ -43,7 +43,9 @@ class ModelConfig(Section):
     )
 
     attention: str = setting("multi_head", "kind of attention", choices=kinds.ATTENTIONS)
-    attention_backend: str = setting("reference", "how attention is computed", choices=kinds.BACKENDS)
+    attention_backend: str = setting(
+        "auto", "how attention is computed; auto: the fastest way on this device", choices=kinds.BACKENDS
+    )
     num_heads: int = setting(8, "[N] query heads", low=1)
     num_kv_heads: int | None = setting(None, "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N", low=1)
     head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)

@@ -15,6 +15,7 @@ from tformer_jax.models.classifier import Classifier
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn import attention_ops, relative
+from tformer_jax.nn.attention_ops.select import choose
 from tformer_jax.special_tokens import PAD
 
 Batch = Mapping[str, Any]
@@ -57,20 +58,48 @@ FAMILIES = {
 }
 
 
-def build(cfg: ModelConfig) -> nn.Module:
+def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
     """The Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be filled in.
 
     Raises:
-        ConfigError: this machine lacks `cfg.attention_backend`, or that cannot do what the model needs.
+        ConfigError: this machine lacks `cfg.attention_backend`, or that cannot do what the model needs, for training
+            where `train`.
     """
-    attention_ops.usable(
-        cfg.attention_backend,
-        softcap=cfg.attention_softcap is not None,
-        bias=relative.adds_bias(cfg),
-        dropout=cfg.attention_dropout > 0,
-        dtype=cfg.dtype,
-    )
+    for needs in attention_needs(cfg, train=train).values():
+        attention_ops.usable(cfg.attention_backend, needs)
     return FAMILIES[cfg.family].module(cfg)
+
+
+def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops.Needs]:
+    """What the attentions of a model ask of their backend: "encoder", "decoder" and "cross", as it has them.
+
+    `train` adds dropout. Packed segments are not counted in; they come with the batch.
+    """
+    windows = {"window"} if "window" in cfg.layer_pattern else set()
+    prefix = {"prefix"} if cfg.prefix_lm else set()
+    rules = {
+        "encoder": {"real"} | windows,
+        "decoder": {"real", "causal"} | windows | prefix,
+        "cross": {"real", "cross"},
+    }
+    attentions = {"seq2seq": ("encoder", "decoder", "cross"), "decoder_lm": ("decoder",), "classifier": ("encoder",)}
+    return {
+        name: attention_ops.Needs(
+            dtype=cfg.dtype,
+            softcap=cfg.attention_softcap is not None,
+            bias=name != "cross" and relative.adds_bias(cfg),
+            dropout=train and cfg.attention_dropout > 0,
+            rules=frozenset(rules[name]),
+        )
+        for name in attentions[cfg.family]
+    }
+
+
+def attention_backends(cfg: ModelConfig, length: int) -> dict[str, str]:
+    """The backend of each attention of a model in training on rows of `length` tokens, with "auto" resolved."""
+    if cfg.attention_backend != "auto":
+        return dict.fromkeys(attention_needs(cfg, train=True), cfg.attention_backend)
+    return {name: choose(needs, length, length) for name, needs in attention_needs(cfg, train=True).items()}
 
 
 def example_batch(cfg: ModelConfig, batch_size: int = 1, length: int = 2) -> dict[str, np.ndarray]:

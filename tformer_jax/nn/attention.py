@@ -6,9 +6,10 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.attention_ops import attend
+from tformer_jax.nn.attention_ops.select import beside_cache
 from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.linear import Linear
-from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
 from tformer_jax.nn.sharding import constrain
@@ -89,7 +90,7 @@ class Attention(nn.Module):
         seen = keys_values
         if cache is not None and slots is not None:
             keys_values, seen = cache.extend(keys_values, slots)
-        drop = train and self.cfg.attention_dropout > 0
+        drop, backend, mask = train and self.cfg.attention_dropout > 0, self.cfg.attention_backend, as_mask(mask)
         out = attend(
             q,
             *seen.unpack(self.cfg.dtype),
@@ -97,7 +98,7 @@ class Attention(nn.Module):
             bias=None if position is None else position.bias,
             scale=self.cfg.attention_scale,
             softcap=self.cfg.attention_softcap,
-            backend=self.cfg.attention_backend if cache is None else "reference",
+            backend=backend if cache is None else beside_cache(backend, query.shape[1], mask),
             dropout_rate=self.cfg.attention_dropout,
             dropout_key=self.make_rng("dropout") if drop else None,
         )

@@ -29,6 +29,15 @@ class Mask:
     """A query sees its own position and those before."""
     window: int | None = flax.struct.field(pytree_node=False, default=None)
     """A query sees positions less than `window` away."""
+    self_attention: bool = flax.struct.field(pytree_node=False, default=False)
+    """Queries and keys are the same tokens: T = S, and `real` and `segments` hold for both."""
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """The names of the rules that are set, and "cross" for what is not known to be self-attention."""
+        optional = ("real", "segments", "prefix", "explicit", "positions", "window")
+        found = {name for name in optional if getattr(self, name) is not None}
+        return frozenset(found | ({"causal"} if self.causal else set()) | (set() if self.self_attention else {"cross"}))
 
     def places(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> tuple[jax.Array, jax.Array]:
         """The positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1: int32 [T], [S] or [B, T], [B, S]."""
@@ -56,6 +65,21 @@ class Mask:
             result = rule if result is None or rule is None else result & rule
         return result
 
+    def sees_something(self, T: int, S: int) -> jax.Array | None:
+        """The queries that may attend to a key: bool, broadcastable to [B, T, N]; None: all, by the rules alone."""
+        rules = self.rules
+        sees_itself = self.self_attention and rules <= {"causal", "prefix", "window", "segments"}
+        sees_the_first_key = rules <= {"causal", "prefix", "cross"}
+        if sees_itself or sees_the_first_key:
+            return None
+        if self.real is not None and rules <= {"real", "causal", "cross"}:
+            some = self.real.any(axis=1)[:, None]
+            if self.causal:
+                some = some & (jnp.arange(T) >= self.real.argmax(axis=1)[:, None])
+            return some[..., None]
+        may_attend = self.dense(T, S)
+        return None if may_attend is None else jnp.swapaxes(may_attend.any(axis=-1), 1, 2)
+
     def hides_block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array:
         """bool scalar, True only if that block hides everything, found without evaluating it.
 
@@ -63,7 +87,7 @@ class Mask:
         """
         queries, keys = self.places(t, T, s, S)
         after, before = keys.min() - queries.max(), queries.min() - keys.max()
-        hidden = jnp.zeros((), bool)
+        hidden = jnp.zeros((), bool) if self.positions is None else keys.max() < 0
         if self.causal:
             beyond_prefix = True if self.prefix is None else keys.min() >= self.prefix.max()
             hidden |= (after > 0) & beyond_prefix

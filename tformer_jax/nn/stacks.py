@@ -117,8 +117,9 @@ class Encoder(Stack):
 
         `segments` (int [B, S]) numbers the documents that are packed into a row; each sees itself only.
         """
+        own = None if segments is None else (segments, segments)
         around = Surroundings(
-            masks=self.masks(Mask(real=real, segments=None if segments is None else (segments, segments))),
+            masks=self.masks(Mask(real=real, segments=own, self_attention=True)),
             real=real,
             positions=self.positions(token_positions(x.shape[1], segments)),
         )
@@ -153,7 +154,7 @@ class Decoder(Stack):
             memory_mask = Mask(real=memory_real, segments=(segments, memory_segments))
         own = None if segments is None else (segments, segments)
         around = Surroundings(
-            masks=self.masks(Mask(real=real, causal=True, prefix=prefix, segments=own)),
+            masks=self.masks(Mask(real=real, causal=True, prefix=prefix, segments=own, self_attention=True)),
             real=real,
             positions=self.positions(token_positions(x.shape[1], segments)),
             memory=memory,

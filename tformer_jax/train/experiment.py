@@ -84,7 +84,7 @@ def build(
     cfg = resolve(cfg, tokenizers, corpus.labels)
     together.agree_on_data(processes, cfg, corpus)
     batches = train_batches(cfg, corpus, tokenizers, devices=data_parallelism(mesh))
-    model = registry.build(cfg.model)
+    model = registry.build(cfg.model, train=True)
     optimizers.build(cfg, registry.shapes(model))
     start_from = Path(cfg.train.start_from) if cfg.train.start_from else None
     if start_from is not None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from tformer_jax.data.waiting import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
-from tformer_jax.parallel import placement
+from tformer_jax.parallel import placement, rules
 from tformer_jax.parallel.mesh import data_parallelism
 from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run_folder, schedules, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
@@ -117,6 +117,7 @@ class Trainer:
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
             f"{self.cfg.name}: {state.parameter_count(self.state.params):,} parameters on {where}, "
+            f"attention by {', '.join(sorted(set(self._attention_backends().values())))}, "
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
 
@@ -225,6 +226,11 @@ class Trainer:
         with self.watchdog.paused():
             self.checkpointer.save(self.step, self.state, host, score=score)
 
+    def _attention_backends(self) -> dict[str, str]:
+        """Those of the longest rows."""
+        with rules.on(self.experiment.mesh):
+            return registry.attention_backends(self.cfg.model, self.cfg.data.longest)
+
     def finish(self) -> dict[str, Any]:
         """Evaluates what the run delivers on the whole test split; keeps it, and writes `result.json`."""
         folder, kind = self.experiment.folder, self.cfg.train.weights
@@ -240,6 +246,7 @@ class Trainer:
             "parameters": state.parameter_count(self.state.params),
             "steps": self.step,
             "weights": {"kind": kind, "steps": steps},
+            "attention_backends": self._attention_backends(),
             **self.meter.totals(),
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
         }

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.nn.attention_ops.core import Bias, Scoring
-from tformer_jax.nn.attention_ops.reference import HIDDEN, scores, weighted_sum
+from tformer_jax.nn.attention_ops.reference import HIDDEN, scores
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
 
@@ -146,7 +146,7 @@ def _add_block(inputs: Inputs, hidden: Hidden, grid: Grid, i, j, softmax: Softma
     weights = jnp.where(may_attend, jnp.exp(logits - new_peak[..., None]), 0)
     shrink = jnp.exp(peak - new_peak)
     dropped = _drop(weights, hidden.dropout_key, grid, i, j).astype(inputs.v.dtype)
-    added = weighted_sum(dropped, _rows(inputs.v, j, grid.columns)).astype(jnp.float32)
+    added = _weighted_sum(dropped, _rows(inputs.v, j, grid.columns))
     out = out * jnp.swapaxes(shrink, 1, 2)[..., None] + added
     return Softmax(new_peak, total * shrink + weights.sum(axis=-1), out)
 
@@ -161,8 +161,8 @@ def _block_gradients(inputs, hidden, grid, results: Results, i, j, gradients: In
     weights = jnp.where(may_attend, jnp.exp(logits - _columns(results.logsumexp, i, grid.rows)[..., None]), 0)
 
     dropped = functools.partial(_drop, key=hidden.dropout_key, grid=grid, i=i, j=j)
-    _, pull_sum = jax.vjp(lambda w, v: weighted_sum(dropped(w).astype(v.dtype), v), weights, values)
-    d_weights, d_values = pull_sum(d_out)
+    _, pull_sum = jax.vjp(lambda w, v: _weighted_sum(dropped(w).astype(v.dtype), v), weights, values)
+    d_weights, d_values = pull_sum(d_out.astype(jnp.float32))
     d_logits = weights * (d_weights - _columns(results.d_sum, i, grid.rows)[..., None])
     d_queries, d_keys, d_bias = pull(d_logits)
     return Inputs(
@@ -184,6 +184,15 @@ def _scores(q, k, bias: Bias | None, mask: Mask, grid: Grid, i, j) -> jax.Array:
     if bias is not None:
         added = bias.block(*mask.places(i * grid.rows, grid.rows, j * grid.columns, grid.columns))
     return scores(q, k, added, grid.scoring)
+
+
+def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """`reference.weighted_sum` in float32: a sum over blocks is rounded once, when it is complete."""
+    B, N, T, S = weights.shape
+    K, H = v.shape[2:]
+    grouped = weights.reshape(B, K, N // K, T, S)
+    out = jnp.einsum("BKGTS,BSKH->BKGTH", grouped, v, preferred_element_type=jnp.float32)
+    return jnp.swapaxes(out.reshape(B, N, T, H), 1, 2)
 
 
 def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i, j) -> tuple[jax.Array, jax.Array]:

@@ -10,6 +10,15 @@ import jax
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn.masks import Mask, as_mask
 
+RULES = {
+    "cross": "cross-attention",
+    "explicit": "arrays",
+    "positions": "caches",
+    "prefix": "prefixes (model.prefix_lm)",
+    "window": "windows (model.window)",
+}
+"""What people call the rules of a `Mask` that not every backend knows."""
+
 
 class Bias(Protocol):
     """A pytree of float32 arrays that is added to the scaled scores, a function of the positions of query and key."""
@@ -40,7 +49,21 @@ class Backend:
     softcap: bool = True
     bias: bool = True
     dropout: bool = True
+    rules: frozenset[str] | None = None
+    """The `Mask.rules` that it knows; None: all."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What is asked of a backend, as far as it is known when a function is traced."""
+
+    dtype: str
+    softcap: bool
+    bias: bool
+    dropout: bool
+    rules: frozenset[str]
+    """Of the masks, see `Mask.rules`."""
 
 
 def attend(
@@ -52,7 +75,7 @@ def attend(
     bias: Bias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    backend: str = "reference",
+    backend: str = "auto",
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
@@ -78,40 +101,44 @@ def attend(
     """
     rate = 0.0 if dropout_key is None else dropout_rate
     scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
-    chosen = usable(backend, softcap=softcap is not None, bias=bias is not None, dropout=rate > 0, dtype=str(q.dtype))
-    return chosen.run(q, k, v, as_mask(mask), bias, scoring, dropout_key if rate else None)
+    mask = as_mask(mask)
+    chosen = usable(backend, needs_of(q, mask, bias, scoring))
+    return chosen.run(q, k, v, mask, bias, scoring, dropout_key if rate else None)
 
 
-def usable(name: str, *, softcap: bool, bias: bool, dropout: bool, dtype: str) -> Backend:
+def needs_of(q: jax.Array, mask: Mask, bias: Bias | None, scoring: Scoring) -> Needs:
+    """What these arguments of `Backend.run` ask for."""
+    return Needs(str(q.dtype), scoring.softcap is not None, bias is not None, scoring.dropout_rate > 0, mask.rules)
+
+
+def usable(name: str, needs: Needs) -> Backend:
     """The backend `name`, able to do what is asked on this machine.
 
     Raises:
         ConfigError: it is unknown or unable; the message names those that are able.
     """
 
-    def lack(name: str) -> str | None:
-        if name not in kinds.BACKENDS:
-            return "is not known"
-        return _lacks(kinds.load(kinds.BACKENDS, name), softcap=softcap, bias=bias, dropout=dropout, dtype=dtype)
-
-    if problem := lack(name):
-        able = ", ".join(other for other in kinds.BACKENDS if not lack(other))
+    if problem := lack(name, needs):
+        able = ", ".join(other for other in kinds.BACKENDS if not lack(other, needs))
         raise ConfigError(f"model.attention_backend={name!r} {problem}; write one of {able}")
     backend: Backend = kinds.load(kinds.BACKENDS, name)
     return backend
 
 
-def _lacks(backend: Backend, *, softcap: bool, bias: bool, dropout: bool, dtype: str) -> str | None:
-    """Why a backend will not do; None: it will."""
-    platform = jax.default_backend()
+def lack(name: str, needs: Needs) -> str | None:
+    """Why the backend `name` cannot do what is needed on this machine; None: it can."""
+    if name not in kinds.BACKENDS:
+        return "is not known"
+    backend, platform = kinds.load(kinds.BACKENDS, name), jax.default_backend()
     if backend.platforms and platform not in backend.platforms:
         return f"needs a {' or '.join(backend.platforms)}, and this machine has a {platform}"
-    if softcap and not backend.softcap:
+    if needs.softcap and not backend.softcap:
         return "cannot cap scores (model.attention_softcap)"
-    if bias and not backend.bias:
+    if needs.bias and not backend.bias:
         return "cannot add a bias to scores (model.position)"
-    if dropout and not backend.dropout:
+    if needs.dropout and not backend.dropout:
         return "cannot drop attention weights (model.attention_dropout)"
-    if dtype not in backend.dtypes:
-        return f"computes in {' or '.join(backend.dtypes)}, not {dtype} (model.dtype)"
-    return None
+    if needs.dtype not in backend.dtypes:
+        return f"computes in {' or '.join(backend.dtypes)}, not {needs.dtype} (model.dtype)"
+    unknown = sorted(needs.rules - backend.rules) if backend.rules is not None else []
+    return f"cannot apply masks of {', '.join(map(RULES.__getitem__, unknown))}" if unknown else None

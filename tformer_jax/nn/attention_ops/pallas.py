@@ -1,7 +1,7 @@
 """JAX's own Pallas kernels of FlashAttention, for TPU and GPU.
 
-They know self-attention with causal masks, padding and packed segments. A query that is padding itself gets an
-unspecified (finite) result.
+They know self-attention with causal masks, padding and packed segments (`RULES`). A query that is padding itself
+gets an unspecified (finite) result.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ConfigError
 from tformer_jax.nn.attention_ops.core import Backend, Bias, Scoring
 from tformer_jax.nn.masks import Mask
 
@@ -17,6 +16,9 @@ ROWS = 128
 """Lengths are padded to a multiple of this."""
 
 NO_SEGMENT = -1
+
+RULES = frozenset({"causal", "real", "segments"})
+"""What `Mask` may say: one segment id a token tells keys from keys, so that queries must be the same tokens."""
 
 
 def pallas(
@@ -30,18 +32,8 @@ def pallas(
     *,
     kernel: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
-    """Runs the device's kernel on padded inputs.
-
-    Raises:
-        ConfigError: the mask is not one that the kernels know.
-    """
-    T, S, G = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
-    unknown_rules = (mask.explicit, mask.prefix, mask.window, mask.positions)
-    if T != S or any(rule is not None for rule in unknown_rules):
-        raise ConfigError(
-            "model.attention_backend='pallas' knows self-attention with causal, padding and segment masks only; "
-            "write 'blockwise', which knows every mask"
-        )
+    """Runs the device's kernel on padded inputs, q and k of the same tokens."""
+    T, G = q.shape[1], q.shape[2] // k.shape[2]
     if kernel is None:
         kernel = tpu_kernel if jax.default_backend() == "tpu" else gpu_kernel
     k, v = jnp.repeat(k, G, axis=2), jnp.repeat(v, G, axis=2)
@@ -73,4 +65,4 @@ def _segments(mask: Mask, B: int, T: int) -> jax.Array:
     return ids if mask.real is None else jnp.where(mask.real, ids, NO_SEGMENT)
 
 
-PALLAS = Backend(pallas, platforms=("tpu", "gpu"), softcap=False, bias=False, dropout=False)
+PALLAS = Backend(pallas, platforms=("tpu", "gpu"), softcap=False, bias=False, dropout=False, rules=RULES)

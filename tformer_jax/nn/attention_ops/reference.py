@@ -50,7 +50,7 @@ def reference(
     if may_attend is not None:
         logits = jnp.where(may_attend, logits, HIDDEN)
     weights = dropout(jax.nn.softmax(logits, axis=-1), scoring.dropout_rate, dropout_key)
-    return zero_hidden_rows(weighted_sum(weights.astype(v.dtype), v), may_attend)
+    return zero_hidden_rows(weighted_sum(weights.astype(v.dtype), v), mask, S)
 
 
 def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | None:
@@ -61,12 +61,10 @@ def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | Non
     return whole if whole.ndim == 4 else whole[None]
 
 
-def zero_hidden_rows(out: jax.Array, may_attend: jax.Array | None) -> jax.Array:
-    """Zeroes the rows of out [B, T, N, H] whose queries may attend to nothing."""
-    if may_attend is None:
-        return out
-    sees_something = jnp.swapaxes(may_attend.any(axis=-1), 1, 2)  # [B, T, N or 1]
-    return jnp.where(sees_something[..., None], out, 0)
+def zero_hidden_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
+    """Zeroes the rows of out [B, T, N, H] whose queries may attend to none of S keys."""
+    sees_something = mask.sees_something(out.shape[1], S)
+    return out if sees_something is None else jnp.where(sees_something[..., None], out, 0)
 
 
 REFERENCE = Backend(reference)

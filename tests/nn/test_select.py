@@ -1,0 +1,183 @@
+"""What `attention_backend="auto"` takes, and what backends are told of a mask."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import assert_close, build, normal, tiny
+from tformer_jax.config import ParallelConfig
+from tformer_jax.models import registry
+from tformer_jax.nn import attention_ops
+from tformer_jax.nn.attention_ops import dot_product, select
+from tformer_jax.nn.masks import Mask
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+
+PLAIN = attention_ops.Needs(
+    dtype="float32", softcap=False, bias=False, dropout=False, rules=frozenset({"causal", "real"})
+)
+SCORING = attention_ops.Scoring(0.5, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "changes", "sizes", "expected"),
+    [
+        ("cpu", {}, (512, 512), "reference"),
+        ("cpu", {}, (512, 1024), "reference"),
+        ("cpu", {}, (1024, 1024), "blockwise"),
+        ("cpu", {"dtype": "bfloat16"}, (4096, 4096), "blockwise"),
+        ("gpu", {"dtype": "bfloat16"}, (16, 16), "cudnn"),
+        ("gpu", {}, (16, 16), "reference"),
+        ("gpu", {}, (4096, 4096), "blockwise"),
+        ("gpu", {"dtype": "bfloat16", "softcap": True}, (4096, 4096), "blockwise"),
+        ("gpu", {"dtype": "bfloat16", "dropout": True}, (64, 64), "reference"),
+        ("tpu", {}, (64, 64), "pallas"),
+        ("tpu", {"bias": True}, (64, 64), "reference"),
+        ("tpu", {"rules": frozenset({"real", "cross"})}, (64, 64), "reference"),
+        ("tpu", {"rules": frozenset({"causal", "window"})}, (4096, 4096), "blockwise"),
+    ],
+)
+def test_the_choice(platform, changes, sizes, expected, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    assert select.choose(dataclasses.replace(PLAIN, **changes), *sizes) == expected
+
+
+def test_rows_that_are_split_over_devices_take_the_reference():
+    with rules.on(make_mesh(ParallelConfig(data=1, sequence=8))):
+        assert select.choose(PLAIN, 4096, 4096) == "reference"
+
+
+def test_the_backends_of_a_model():
+    assert registry.attention_backends(tiny("seq2seq"), 2048) == dict.fromkeys(
+        ("encoder", "decoder", "cross"), "blockwise"
+    )
+    assert registry.attention_backends(tiny("decoder_lm", attention_backend="xla"), 2048) == {"decoder": "xla"}
+
+
+@pytest.mark.parametrize(
+    ("name", "T", "mask", "expected"),
+    [
+        ("blockwise", 1, Mask(), "reference"),
+        ("blockwise", 4, Mask(explicit=jnp.ones((1, 1, 4, 9), bool)), "reference"),
+        ("blockwise", 4, Mask(), "blockwise"),
+        ("auto", 4, Mask(), "auto"),
+        ("pallas", 4, Mask(), "auto"),
+    ],
+)
+def test_the_choice_beside_a_cache(name, T, mask, expected):
+    assert select.beside_cache(name, T, mask) == expected
+
+
+def test_auto_runs_what_it_chooses(monkeypatch):
+    monkeypatch.setattr(select, "SCORES", 5 * 6 - 1)
+    q, k, v = normal(1, 5, 4, 8), normal(1, 6, 4, 8, seed=1), normal(1, 6, 4, 8, seed=2)
+
+    def traced(T):
+        return str(jax.make_jaxpr(lambda q: attention_ops.attend(q, k, v, Mask(causal=True)))(q[:, :T]))
+
+    assert "custom_vjp" in traced(5)
+    assert "custom_vjp" not in traced(4)
+
+
+def prompt_read(T, backend):
+    cfg = tiny("decoder_lm", max_length=T, attention_backend=backend, decoder_layers=1, vocab_size=5)
+    model, params = build(cfg)
+
+    def read(params, tokens):
+        cache = model.apply({}, 1, T, method="init_cache")
+        return model.apply({"params": params}, tokens, cache, last_only=True, method="decode_step")[0]
+
+    return jax.jit(read).lower(params, jnp.ones((1, T), jnp.int32)).compile(), params
+
+
+def test_a_prompt_of_4096_tokens_is_read_without_all_weights():
+    N, T = 4, 4096
+    compiled, params = prompt_read(T, "auto")
+    planned = compiled.memory_analysis().temp_size_in_bytes
+    assert planned < N * T * T * 4 / 10
+    assert np.isfinite(compiled(params, jnp.ones((1, T), jnp.int32))).all()
+
+
+def test_prompts_read_by_blockwise_and_by_reference_agree(monkeypatch):
+    tokens = jnp.asarray(np.random.default_rng(0).integers(1, 5, (1, 40)), jnp.int32)
+    expected, params = prompt_read(40, "reference")
+    monkeypatch.setattr(select, "SCORES", 0)
+    found, _ = prompt_read(40, "auto")
+    assert_close(
+        found(params, tokens), expected(params, tokens), proves=("attention_backend=auto", "reference backend")
+    )
+
+
+REAL = jnp.array([[True, True, True, False, False], [False, False, True, True, True]])
+SEGMENTS = jnp.array([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
+MASKS = {
+    "causal": Mask(causal=True),
+    "causal window": Mask(causal=True, window=2),
+    "window": Mask(window=2),
+    "causal, padding": Mask(causal=True, real=REAL),
+    "padding": Mask(real=REAL),
+    "nothing real": Mask(real=jnp.zeros((2, 5), bool)),
+    "causal prefix": Mask(causal=True, prefix=jnp.array([3, 0])),
+    "packed": Mask(causal=True, segments=(SEGMENTS, SEGMENTS), self_attention=True),
+    "packed window": Mask(causal=True, window=2, segments=(SEGMENTS, SEGMENTS), self_attention=True),
+    "pairs": Mask(segments=(SEGMENTS, 2 * SEGMENTS)),
+    "cached": Mask(causal=True, positions=(jnp.arange(5)[None], jnp.array([[0, 1, -1, -1, 2]]))),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_queries_that_see_something_are_found_from_the_rules(mask):
+    dense = mask.dense(5, 5)
+    expected = np.broadcast_to(np.asarray(dense).any(-1).swapaxes(1, 2), (2, 5, 1))
+    found = mask.sees_something(5, 5)
+    np.testing.assert_array_equal(True if found is None else np.broadcast_to(found, (2, 5, 1)), expected)
+
+
+def test_queries_beyond_a_window_of_few_keys_see_nothing():
+    assert not Mask(causal=True, window=2).sees_something(5, 3)[0, 4, 0]
+
+
+@pytest.mark.parametrize("rule", ["causal", "causal window", "packed", "causal prefix"])
+def test_only_padding_asks_which_queries_see_something(rule):
+    own = dataclasses.replace(MASKS[rule], self_attention=True)
+    assert own.sees_something(5, 5) is None
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_xla_equals_reference_for_every_rule(mask):
+    q, k, v, weights = (normal(2, 5, 2, 4, seed=seed) for seed in range(4))
+
+    def run(backend):
+        out, pull = jax.vjp(lambda *qkv: attention_ops.attend(*qkv, mask, backend=backend), q, k, v)
+        return out, *pull(weights)
+
+    for found, expected in zip(run("xla"), run("reference"), strict=True):
+        assert_close(found, expected, 1e-6, proves=("attention_backend=xla", "reference backend"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "causal", "window", "dense"),
+    [
+        ("causal", True, None, None),
+        ("causal window", True, (1, 0), None),
+        ("packed", True, None, (2, 1, 5, 5)),
+        ("causal, padding", True, None, (2, 1, 5, 5)),
+        ("window", False, None, (1, 1, 5, 5)),
+        ("causal prefix", False, None, (2, 1, 5, 5)),
+        ("cached", False, None, (1, 1, 5, 5)),
+    ],
+)
+def test_what_cudnn_is_told_of_a_mask(rule, causal, window, dense, monkeypatch):
+    told = {}
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: told.update(options) or q)
+    qkv = [normal(2, 5, 2, 4)] * 3
+    dot_product.dot_product(*qkv, MASKS[rule], None, SCORING, None, implementation="cudnn")
+    mask = told["mask"]
+    assert (told["is_causal"], told["local_window_size"], mask if mask is None else mask.shape) == (
+        causal,
+        window,
+        dense,
+    )
