@@ -219,7 +219,9 @@ def test_bfloat16(mesh):
 
 
 def test_weights_cannot_be_dropped():
-    sentence = "'ring' cannot drop attention weights .model.attention_dropout.; write one of reference, blockwise$"
+    sentence = (
+        "'ring' cannot drop attention weights .model.attention_dropout.; write one of auto, reference, blockwise$"
+    )
     with pytest.raises(ConfigError, match=sentence):
         registry.build(tiny("decoder_lm", attention_backend="ring", attention_dropout=0.1), train=True)
 

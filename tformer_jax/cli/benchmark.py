@@ -1,9 +1,11 @@
 """`scripts/benchmark.py`: measurements that anyone can repeat."""
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -51,7 +53,12 @@ def parser() -> argparse.ArgumentParser:
         "attention", help="time and memory of attention, forward and backward, over long sequences"
     )
     attention.add_argument("--backends", nargs="+", default=["blockwise", "reference"], metavar="NAME")
-    attention.add_argument("--length", type=int, default=16_384, metavar="T", help="tokens (default: 16384)")
+    attention.add_argument(
+        "--length", type=int, nargs="+", default=[16_384], metavar="T", help="tokens of a row (default: 16384)"
+    )
+    attention.add_argument("--batch", type=int, default=1, metavar="B", help="rows (default: 1)")
+    attention.add_argument("--repeat", type=int, default=1, metavar="R", help="runs, of which the median is shown")
+    attention.add_argument("--forward", action="store_true", help="without the backward pass")
     attention.add_argument("--heads", type=int, default=4, metavar="N")
     attention.add_argument("--head-dim", type=int, default=64, metavar="H")
     data = commands.add_parser("data", help="tokens/s of the data pipeline alone, from text and prepared, and padding")
@@ -72,11 +79,17 @@ def attention_cases(options: argparse.Namespace) -> list[dict[str, Any]]:
     for backend in options.backends:
         if backend not in kinds.BACKENDS:
             raise ConfigError(f"--backends {backend}: write some of {', '.join(kinds.BACKENDS)}")
-        shape = (1, options.length, options.heads, options.head_dim)
-        case = {"backend": backend, "shape": shape, **_in_own_process(measure_attention, backend, shape)}
+    for length, backend in itertools.product(options.length, options.backends):
+        shape = (options.batch, length, options.heads, options.head_dim)
+        found = _in_own_process(measure_attention, backend, shape, options.forward, options.repeat)
+        case = {"backend": backend, "shape": shape, "forward_only": options.forward, **found}
         peak, planned = case["peak_bytes_beyond_inputs"], case["planned_bytes"]
-        measured = "killed for want of memory" if peak is None else f"peak {peak / GIB:.2f} GiB beyond the inputs"
-        print(f"{backend}: {measured}, {planned / GIB:.2f} GiB planned by XLA", flush=True)
+        measured = (
+            "killed, out of memory"
+            if peak is None
+            else f"{case['seconds']:.4f} s, peak {peak / GIB:.2f} GiB beyond the inputs"
+        )
+        print(f"{length} tokens, {backend}: {measured}, {planned / GIB:.2f} GiB planned by XLA", flush=True)
         cases.append(case)
     return cases
 
@@ -97,8 +110,8 @@ def _in_own_process(measure: Callable[..., None], *arguments: Any) -> dict[str, 
     return found
 
 
-def measure_attention(pipe: Any, backend: str, shape: tuple[int, int, int, int]) -> None:
-    """Memory and seconds of one causal forward and backward pass, sent through `pipe`.
+def measure_attention(pipe: Any, backend: str, shape: tuple[int, int, int, int], forward: bool, repeat: int) -> None:
+    """Memory and median seconds of causal forward (and, unless `forward`, backward) passes, sent through `pipe`.
 
     First what XLA plans for intermediate results, then the peak of the process beyond its inputs (host memory: on
     another device it says nothing), or None where the process does not live to tell.
@@ -110,14 +123,18 @@ def measure_attention(pipe: Any, backend: str, shape: tuple[int, int, int, int])
 
     jax.block_until_ready((q, k, v, weights, jnp.zeros(())))
     before = _peak_bytes()
-    compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(q, k, v).compile()
+    measured = total if forward else jax.grad(total, argnums=(0, 1, 2))
+    compiled = jax.jit(measured).lower(q, k, v).compile()
     analysis = compiled.memory_analysis()
     planned = 0 if analysis is None else analysis.temp_size_in_bytes
     pipe.send({"planned_bytes": planned, "peak_bytes_beyond_inputs": None, "seconds": None})
-    start = time.perf_counter()
-    gradients = jax.block_until_ready(compiled(q, k, v))
-    pipe.send({"seconds": time.perf_counter() - start, "peak_bytes_beyond_inputs": _peak_bytes() - before})
-    pipe.send({"finite": all(bool(jnp.isfinite(gradient).all()) for gradient in gradients)})
+    seconds = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        found = jax.block_until_ready(compiled(q, k, v))
+        seconds.append(time.perf_counter() - start)
+    pipe.send({"seconds": statistics.median(seconds), "peak_bytes_beyond_inputs": _peak_bytes() - before})
+    pipe.send({"finite": all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(found))})
 
 
 def _peak_bytes() -> int:
