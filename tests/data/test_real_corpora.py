@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tformer_jax.cli.benchmark_data import count_places
+from tformer_jax.benchmarks.data import count_places
 from tformer_jax.cli.train import read_config
 from tformer_jax.data.corpora import DataError, load_corpus, tfds
 from tformer_jax.data.pipeline import train_batches

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import rest_slow
-from tformer_jax.cli import benchmark, benchmark_decode, decode_systems
+from tformer_jax.benchmarks import decode, decode_systems
+from tformer_jax.cli import benchmark
 from tformer_jax.config import ConfigError
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD
@@ -19,7 +20,7 @@ from tformer_jax.train.errors import RunError
 SIZES = {"layers": 1, "dim": 16, "heads": 2, "ffn_dim": 16, "vocab": 64, "batch": 3, "source": 5, "length": 6}
 SIZES |= {"beams": 2, "lines": 4, "rounds": 2}
 FLAGS = [part for name, value in SIZES.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-WORK = benchmark_decode.Work("a batch", [[4, EOS]] * 20, 1)
+WORK = decode.Work("a batch", [[4, EOS]] * 20, 1)
 
 
 def options(*more: str) -> Any:
@@ -68,7 +69,7 @@ def test_only_the_cpu_is_compared(monkeypatch):
 
 def test_alone_it_says_who_is_missing_and_records_itself(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(decode_systems, "missing", lambda modules: list(modules[-1:]))
-    monkeypatch.setattr(benchmark_decode, "PAUSE", 0.0)
+    monkeypatch.setattr(decode, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
     printed = capsys.readouterr().out
     for name, needed in (("Hugging Face", "transformers"), ("CTranslate2", "ctranslate2")):
@@ -90,10 +91,10 @@ def test_alone_it_says_who_is_missing_and_records_itself(monkeypatch, tmp_path, 
 
 def test_speeds_and_ratios_of_what_took_turns(monkeypatch):
     output, turns = np.full((20, 6), 5), []
-    monkeypatch.setattr(benchmark_decode, "PAUSE", 0.0)
-    monkeypatch.setattr(benchmark_decode.time, "perf_counter", lambda: sum(seconds for _, seconds in turns))
+    monkeypatch.setattr(decode, "PAUSE", 0.0)
+    monkeypatch.setattr(decode.time, "perf_counter", lambda: sum(seconds for _, seconds in turns))
     systems = {name: Fake(name, seconds, output, turns) for name, seconds in (("tformer_jax", 2), ("b", 4), ("c", 1))}
-    case = benchmark_decode.measure(WORK, systems, rounds=4)
+    case = decode.measure(WORK, systems, rounds=4)
     a = "tformer_jax"
     order = [*(a, "b", "c") * 2, *(a, "b", "c"), *("b", "c", a), *("c", a, "b"), *(a, "b", "c")]
     assert [name for name, _ in turns] == order
@@ -108,38 +109,38 @@ def test_one_row_of_twenty_may_differ_and_no_more():
     ours = np.random.default_rng(0).integers(4, 60, (20, 6))
     theirs = ours.copy()
     theirs[7, 3] += 1
-    assert benchmark_decode.agreement(WORK, "b", ours, theirs) == 0.95
+    assert decode.agreement(WORK, "b", ours, theirs) == 0.95
     theirs[8, 5] += 1
     with pytest.raises(RunError, match="a batch, greedy: b gives other outputs than tformer_jax in 2 of 20 rows"):
-        benchmark_decode.agreement(WORK, "b", ours, theirs)
+        decode.agreement(WORK, "b", ours, theirs)
 
 
 def test_outputs_that_end_early_are_not_compared_though_they_are_equal():
     ours = np.full((20, 6), 5)
     ours[:, 5] = PAD
     with pytest.raises(RunError, match="in 20 of 20 rows"):
-        benchmark_decode.agreement(WORK, "b", ours, ours)
+        decode.agreement(WORK, "b", ours, ours)
 
 
 def test_sources():
-    batch, batch_beam, file, file_beam = benchmark_decode.works(options("--lines", "300"))
+    batch, batch_beam, file, file_beam = decode.works(options("--lines", "300"))
     assert [work.beams for work in (batch, batch_beam, file, file_beam)] == [1, 2, 1, 2]
     assert [len(row) for row in batch.rows] == [SIZES["source"]] * SIZES["batch"]
     assert {len(row) for row in file.rows} == set(range(4, 2 * SIZES["source"] + 1))
     for row in (*batch.rows, *file.rows):
         assert row[-1] == EOS
         assert all(4 <= token < SIZES["vocab"] - 1 for token in row[:-1])
-    assert benchmark_decode.works(options())[0].rows == batch.rows
-    assert benchmark_decode.works(options("--seed", "1"))[0].rows != batch.rows
-    assert len(benchmark_decode.works(options("--lines", "0"))) == 2
+    assert decode.works(options())[0].rows == batch.rows
+    assert decode.works(options("--seed", "1"))[0].rows != batch.rows
+    assert len(decode.works(options("--lines", "0"))) == 2
 
 
 @pytest.mark.parametrize("beams", rest_slow([3, 1], 1))
 def test_outputs_are_full_and_varied(beams):
     chosen = options("--vocab", "500", "--dim", "64", "--ffn-dim", "128", "--length", "16", "--batch", "8")
-    cfg, params = benchmark_decode.network(chosen)
+    cfg, params = decode.network(chosen)
     ours = decode_systems.Ours(registry.build(cfg), params, 8, 16)
-    rows = benchmark_decode.works(chosen)[0].rows
+    rows = decode.works(chosen)[0].rows
     output = ours.tokens(ours.prepare(rows, beams)())
     assert output.shape == (8, 16)
     assert not np.isin(output, [PAD, BOS, EOS, 499]).any()

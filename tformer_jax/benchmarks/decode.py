@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tformer_jax import presets
-from tformer_jax.cli import decode_systems
-from tformer_jax.cli.decode_systems import PEERS, Rows, System
+from tformer_jax.benchmarks import decode_systems
+from tformer_jax.benchmarks.decode_systems import PEERS, Rows, System
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import hf
 from tformer_jax.models import registry

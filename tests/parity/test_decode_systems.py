@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from tformer_jax.cli import benchmark, benchmark_decode
+from tformer_jax.benchmarks import decode
+from tformer_jax.cli import benchmark
 from tformer_jax.special_tokens import EOS
 
 FLAGS = ["--layers=2", "--dim=32", "--heads=4", "--ffn-dim=48", "--vocab=90", "--batch=4", "--source=7", "--length=9"]
@@ -23,7 +24,7 @@ PEERS = [
 @pytest.fixture(scope="module")
 def systems():
     options = benchmark.parser().parse_args(["decode", *FLAGS])
-    return benchmark_decode.installed_systems(*benchmark_decode.network(options), options, threads=1)
+    return decode.installed_systems(*decode.network(options), options, threads=1)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -39,7 +40,7 @@ def test_every_row_is_equal(systems, name, beams):
 
 
 def test_the_command_compares_what_is_installed(systems, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(benchmark_decode, "PAUSE", 0.0)
+    monkeypatch.setattr(decode, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
     found = json.loads((tmp_path / "decode.json").read_text())
     assert list(found["versions"]) == list(systems)

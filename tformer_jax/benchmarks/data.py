@@ -5,13 +5,11 @@ import dataclasses
 import itertools
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.corpora.cldr import is_endless
@@ -24,9 +22,8 @@ from tformer_jax.special_tokens import PAD
 WARM_UP_BATCHES = 8
 
 
-def data_cases(options: argparse.Namespace, overrides: Sequence[str]) -> list[dict[str, Any]]:
+def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The corpus of a config from its text and prepared, by a thread and by `options.workers` processes."""
-    cfg = read_config(options.config, overrides)
     corpus = load_corpus(cfg, options.data)
     tokenizers = train_tokenizers(cfg.data, corpus.train, options.data)
     cases = []

@@ -1,0 +1,1 @@
+"""Measurements that anyone can repeat, and the other systems that they compare with."""
