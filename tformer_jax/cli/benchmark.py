@@ -6,18 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.attention import attention_cases
 from tformer_jax.benchmarks.data import data_cases
 from tformer_jax.benchmarks.decode import add_flags, measure_decoding
+from tformer_jax.benchmarks.train import measure_training
+from tformer_jax.benchmarks.train_cases import Case
+from tformer_jax.cli.common import whole
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
 from tformer_jax.config import ConfigError
+from tformer_jax.config.model import DTYPES
 from tformer_jax.train import provenance, run_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one benchmark, prints a line a case, and writes all of it to `--record`."""
     options, overrides = parser().parse_known_args(argv)
-    if overrides and options.benchmark != "data":
+    if overrides and not vars(options).get("config"):
         raise ConfigError(f"unexpected argument {overrides[0]!r}")
     if options.record:
         check_writable(options.record)
@@ -32,7 +37,19 @@ def measured(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str,
         return measure_decoding(options)
     if options.benchmark == "data":
         return {"cases": data_cases(read_config(options.config, overrides), options)}
+    if options.benchmark == "train":
+        return measure_training(training_cases(options, overrides), options.rounds, options.steps)
     return {"cases": attention_cases(options)}
+
+
+def training_cases(options: argparse.Namespace, overrides: Sequence[str]) -> list[Case]:
+    """What `--case` or `--config` names, in the dtype that is asked for."""
+    if options.config:
+        cases = [train_cases.of_config(read_config(options.config, overrides))]
+    else:
+        located = {name: train_cases.CONFIGS / train_cases.BUILT_IN[name].config for name in options.case}
+        cases = [train_cases.built_in(name, read_config(str(place))) for name, place in located.items()]
+    return [train_cases.with_model(case, dtype=options.dtype or case.cfg.model.dtype) for case in cases]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +75,14 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
     decode = commands.add_parser("decode", help="speed of decoding, beside Hugging Face's and CTranslate2's")
     add_flags(decode)
-    for command in (attention, data, decode):
+    train = commands.add_parser("train", help="speed of training, beside PyTorch's")
+    what = train.add_mutually_exclusive_group()
+    names = list(train_cases.BUILT_IN)
+    what.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}")
+    what.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, on made-up tokens")
+    train.add_argument("--dtype", choices=DTYPES, help="of the computation (default: the config's)")
+    train.add_argument("--rounds", type=whole(1), default=5, metavar="N", help="turns of each system (default: 5)")
+    train.add_argument("--steps", type=whole(1), default=5, metavar="N", help="measured steps a turn (default: 5)")
+    for command in (attention, data, decode, train):
         command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
     return result

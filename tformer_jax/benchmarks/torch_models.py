@@ -1,0 +1,240 @@
+"""The models of `scripts/benchmark.py train` as a user of PyTorch writes them.
+
+Fused projections, `scaled_dot_product_attention`, and a forward pass that ends with the loss, so that
+`torch.compile` sees all of it. `train_cases.inexpressible` says which settings are left out.
+"""
+
+import collections
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tformer_jax.config import Config, ModelConfig
+from tformer_jax.special_tokens import IGNORED, PAD
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+}
+ROLES = ("query", "key", "value")
+NAMES = {
+    r"self_attention/(query|key|value)/": "self_attention/fused/",
+    r"cross_attention/(key|value)/": "cross_attention/fused/",
+    r"_residual/norm/": "_norm/",
+    r"ffn/expand/": "ffn/0/",
+    r"ffn/contract/": "ffn/3/",
+    r"layers_(\d+)": r"layers/\1",
+    r"^embedding/": "input/embedding/",
+    r"^(source|target)_embedding/": r"\1_input/embedding/",
+    r"/(kernel|scale|embedding)$": "/weight",
+}
+"""Patterns in paths of our parameters, and what stands there in PyTorch's; applied in turn."""
+
+
+class Attention(nn.Module):
+    """Self-attention with one projection for queries, keys and values, or cross-attention with one for the last two."""
+
+    def __init__(self, cfg: ModelConfig, *, cross: bool = False):
+        super().__init__()
+        width = cfg.num_heads * cfg.head_size
+        self.shape = (cfg.num_heads, cfg.head_size)
+        self.query = nn.Linear(cfg.dim, width, bias="query" in cfg.attention_bias) if cross else None
+        self.fused = nn.Linear(cfg.dim, (2 if cross else 3) * width, bias="key" in cfg.attention_bias)
+        self.output = nn.Linear(width, cfg.dim, bias="output" in cfg.attention_bias)
+        self.dropout, self.scale = cfg.attention_dropout, cfg.attention_scale
+
+    def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """x [B, T, D], memory [B, S, D] (None: x), mask bool [B, 1, T or 1, S] (None: causal) -> [B, T, D]."""
+        fused = self.fused(x if memory is None else memory)
+        parts = fused.unflatten(-1, (-1, *self.shape)).transpose(1, 3).unbind(2)
+        query = parts[0] if self.query is None else self.query(x).unflatten(-1, self.shape).transpose(1, 2)
+        y = functional.scaled_dot_product_attention(
+            query,
+            parts[-2],
+            parts[-1],
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=mask is None,
+            scale=self.scale,
+        )
+        return self.output(y.transpose(1, 2).flatten(2))
+
+
+def make_norm(cfg: ModelConfig) -> nn.Module:
+    """LayerNorm or RMSNorm."""
+    if cfg.norm == "rmsnorm":
+        return nn.RMSNorm(cfg.dim, eps=cfg.norm_eps)
+    return nn.LayerNorm(cfg.dim, eps=cfg.norm_eps, bias=cfg.norm_bias)
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention where `cross`, and an FFN, each in a residual connection."""
+
+    def __init__(self, cfg: ModelConfig, *, cross: bool = False):
+        super().__init__()
+        self.pre = cfg.norm_placement == "pre"
+        self.self_attention, self.self_attention_norm = Attention(cfg), make_norm(cfg)
+        self.cross_attention = Attention(cfg, cross=True) if cross else None
+        self.cross_attention_norm = make_norm(cfg) if cross else None
+        self.ffn_norm, self.dropout = make_norm(cfg), nn.Dropout(cfg.dropout)
+        self.ffn = nn.Sequential(
+            nn.Linear(cfg.dim, cfg.ffn_dim, bias=cfg.ffn_bias),
+            ACTIVATIONS[cfg.activation](),
+            nn.Dropout(cfg.ffn_dropout),
+            nn.Linear(cfg.ffn_dim, cfg.dim, bias=cfg.ffn_bias),
+        )
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        x = self._join(x, self.self_attention_norm, lambda h: self.self_attention(h, mask=mask))
+        if self.cross_attention is not None:
+            attend = self.cross_attention
+            x = self._join(x, self.cross_attention_norm, lambda h: attend(h, memory, memory_mask))
+        return self._join(x, self.ffn_norm, self.ffn)
+
+    def _join(self, x: Tensor, norm: Any, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        y: Tensor = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
+        return y
+
+
+class Stack(nn.Module):
+    """Layers, and the norm that closes them."""
+
+    def __init__(self, cfg: ModelConfig, depth: int, *, cross: bool = False):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(cfg, cross=cross) for _ in range(depth))
+        self.norm = make_norm(cfg) if cfg.norms_output else nn.Identity()
+
+    def forward(self, x: Tensor, *around: Tensor | None) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        for layer in self.layers:
+            x = layer(x, *around)
+        return self.norm(x)
+
+
+class Input(nn.Module):
+    """Token embeddings with positions."""
+
+    def __init__(self, cfg: ModelConfig, embedding: nn.Embedding):
+        super().__init__()
+        self.embedding, self.dropout = embedding, nn.Dropout(cfg.dropout)
+        self.factor = math.sqrt(cfg.dim) if cfg.scale_embeddings else 1.0
+        self.positions = nn.Embedding(cfg.max_length, cfg.dim) if cfg.position == "learned" else None
+        if cfg.position == "sinusoidal":
+            self.register_buffer("fixed", sinusoidal(cfg.max_length, cfg.dim), persistent=False)
+        else:
+            self.fixed = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int [B, T] -> [B, T, D]."""
+        x = self.embedding(tokens) * self.factor
+        table = self.fixed if self.positions is None else self.positions.weight
+        return self.dropout(x if table is None else x + table[: tokens.shape[1]])
+
+
+def sinusoidal(length: int, dim: int) -> Tensor:
+    """Sines at even, cosines at odd features ("Attention Is All You Need", 2017, section 3.5): float32 [T, D]."""
+    angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(0, dim, 2) / dim)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).float()
+
+
+class Model(nn.Module):
+    """What both families share: the output head and the loss."""
+
+    def __init__(self, cfg: Config, tied: nn.Embedding | None):
+        super().__init__()
+        self.smoothing = cfg.train.label_smoothing
+        self.head = nn.Linear(cfg.model.dim, cfg.model.known("vocab_size"), bias=False)
+        if tied is not None:
+            self.head.weight = tied.weight
+
+    def loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Features [B, T, D], labels int [B, T] -> the mean cross-entropy in nats."""
+        logits = self.head(x).float()
+        return functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=self.smoothing
+        )
+
+
+class DecoderLM(Model):
+    """A language model whose rows have no padding before their end."""
+
+    def __init__(self, cfg: Config):
+        embedding = nn.Embedding(cfg.model.known("vocab_size"), cfg.model.dim)
+        super().__init__(cfg, embedding if cfg.model.tie_embeddings == "output" else None)
+        self.input = Input(cfg.model, embedding)
+        self.decoder = Stack(cfg.model, cfg.model.decoder_layers)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a batch."""
+        return self.loss(self.decoder(self.input(batch["tokens"]), None), batch["targets"])
+
+
+class Seq2Seq(Model):
+    """An encoder and a decoder."""
+
+    def __init__(self, cfg: Config):
+        model, tied = cfg.model, cfg.model.tie_embeddings
+        target = nn.Embedding(model.known("vocab_size"), model.dim)
+        super().__init__(cfg, target if tied in ("output", "all") else None)
+        one = tied in ("inputs", "all")
+        source = target if one else nn.Embedding(model.known("source_vocab_size"), model.dim)
+        self.source_input, self.target_input = Input(model, source), Input(model, target)
+        self.encoder = Stack(model, model.encoder_layers)
+        self.decoder = Stack(model, model.decoder_layers, cross=True)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a batch."""
+        source, target = batch["source"], batch["target_in"]
+        T = target.shape[1]
+        source_mask, target_mask = ((tokens != PAD)[:, None, None] for tokens in (source, target))
+        causal = torch.ones(T, T, dtype=torch.bool, device=target.device).tril()
+        memory = self.encoder(self.source_input(source), source_mask)
+        x = self.decoder(self.target_input(target), target_mask & causal, memory, source_mask)
+        return self.loss(x, batch["target_out"])
+
+
+def build(cfg: Config) -> Model:
+    """The model of a config that `train_cases.inexpressible` finds nothing in."""
+    return {"decoder_lm": DecoderLM, "seq2seq": Seq2Seq}[cfg.model.family](cfg)
+
+
+def read_weights(model: Model, params: Mapping[str, np.ndarray]) -> None:
+    """Our parameters, with separate projections, by their paths, into PyTorch's model.
+
+    Raises:
+        ValueError: the two do not have the same parameters.
+    """
+    parts = collections.defaultdict(list)
+    for path in sorted(params, key=lambda path: next((i for i, role in enumerate(ROLES) if f"/{role}/" in path), 0)):
+        parts[torch_name(path)].append(torch_layout(path, params[path]))
+    state = {name: torch.cat(tensors) for name, tensors in parts.items()}
+    unknown = model.load_state_dict(state, strict=False).unexpected_keys
+    given, needed = (sum(tensor.numel() for tensor in found) for found in (state.values(), model.parameters()))
+    if unknown or given != needed:
+        raise ValueError(f"{given:,} parameters given, {needed:,} needed; without a place: {unknown}")
+
+
+def torch_name(path: str) -> str:
+    """The name in PyTorch's model of what `path` is a part of."""
+    for pattern, name in NAMES.items():
+        path = re.sub(pattern, name, path)
+    return path.replace("/", ".")
+
+
+def torch_layout(path: str, array: np.ndarray) -> Tensor:
+    """Kernels as [outputs, inputs], biases as [outputs], all else as it is."""
+    if path.endswith("/kernel"):
+        inputs = array.ndim - 1 if path.endswith("/output/kernel") else 1
+        array = array.reshape(math.prod(array.shape[:inputs]), -1).T
+    return torch.from_numpy(array.reshape(-1) if path.endswith("/bias") else np.ascontiguousarray(array))

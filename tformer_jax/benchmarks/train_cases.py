@@ -1,0 +1,154 @@
+"""What `scripts/benchmark.py train` trains: a config with all sizes known, and the shape of its batches."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tformer_jax.config import Config
+from tformer_jax.config.fields import Section
+from tformer_jax.special_tokens import SPECIAL_TOKENS
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+LEARNING_RATE = 1e-4
+"""Small enough that rounding errors do not grow within the steps whose losses are compared."""
+
+
+class BuiltIn(NamedTuple):
+    """A shipped config in batches of one size."""
+
+    config: str
+    rows: int
+    length: int
+    vocab_size: int
+    dropout: bool = True
+    """Whether the config's own dropout is kept."""
+
+
+BUILT_IN = {
+    "lm_small": BuiltIn("lm_tiny_shakespeare.py:cpu", 12, 64, 65),
+    "lm_large": BuiltIn("lm_tiny_shakespeare.py:gpu", 8, 256, 65, dropout=False),
+    "multi30k": BuiltIn("translate_multi30k.py", 128, 16, 6000),
+    "cldr": BuiltIn("translate_cldr.py", 256, 12, 1000),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, an optimizer, and `rows` rows of `length` made-up tokens on each side."""
+
+    name: str
+    cfg: Config
+    rows: int
+    length: int
+
+    @property
+    def product(self) -> tuple[int, int, int]:
+        """Rows, inner size and columns of the largest product with a kernel."""
+        model = self.cfg.model
+        return self.rows * self.length, model.dim, max(model.ffn_dim, model.known("vocab_size"))
+
+    def batches(self, count: int) -> list[dict[str, np.ndarray]]:
+        """Full rows of random tokens, the same for each call, as the model's family reads them."""
+        rng = np.random.default_rng(self.cfg.seed)
+        return [self._batch(rng) for _ in range(count)]
+
+    def _batch(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        model = self.cfg.model
+
+        def draw(vocab_size: int, length: int) -> np.ndarray:
+            return rng.integers(len(SPECIAL_TOKENS), vocab_size, (self.rows, length), np.int32)
+
+        text = draw(model.known("vocab_size"), self.length + 1)
+        if model.family == "classifier":
+            return {"tokens": text[:, 1:], "label": rng.integers(0, model.known("num_classes"), self.rows, np.int32)}
+        if model.family == "decoder_lm":
+            return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+        source = draw(model.known("source_vocab_size"), self.length)
+        return {"source": source, "target_in": text[:, :-1], "target_out": text[:, 1:]}
+
+
+def built_in(name: str, cfg: Config) -> Case:
+    """One of `BUILT_IN`, whose config is `cfg`."""
+    _, rows, length, vocab_size, dropout = BUILT_IN[name]
+    case = Case(name, resolved(cfg, vocab_size), rows, length)
+    return case if dropout else without_dropout(case)
+
+
+def of_config(cfg: Config) -> Case:
+    """Any config, in batches of its own size: those of its middle bucket, where it has several."""
+    data = cfg.data
+    rows, length = data.batch_size, data.window
+    if data.batching == "buckets":
+        length = data.bucket_lengths[len(data.bucket_lengths) // 2]
+        rows = data.batch_tokens // length // data.batch_multiple * data.batch_multiple
+    return Case(cfg.name, resolved(cfg, data.vocab_size), rows, length)
+
+
+def resolved(cfg: Config, vocab_size: int) -> Config:
+    """Sizes that the data would fill in, and a constant learning rate."""
+    model = cfg.model
+    sizes: dict[str, Any] = {"vocab_size": model.vocab_size or vocab_size}
+    if model.family == "seq2seq":
+        sizes["source_vocab_size"] = model.source_vocab_size or vocab_size
+    if model.family == "classifier":
+        sizes["num_classes"] = model.num_classes or 2
+    return dataclasses.replace(
+        cfg,
+        model=dataclasses.replace(model, **sizes),
+        optim=dataclasses.replace(
+            cfg.optim, schedule="constant", learning_rate=LEARNING_RATE, warmup_steps=1, cycles=1
+        ),
+    )
+
+
+def with_model(case: Case, **changes: Any) -> Case:
+    """The same case with other settings of the model."""
+    cfg = dataclasses.replace(case.cfg, model=dataclasses.replace(case.cfg.model, **changes))
+    return dataclasses.replace(case, cfg=cfg)
+
+
+def without_dropout(case: Case) -> Case:
+    """The same case, in which nothing is random."""
+    return with_model(case, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "family": ("seq2seq", "decoder_lm"),
+    "position": ("none", "sinusoidal", "learned"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
+    "norm": ("layernorm", "rmsnorm"),
+    "norm_placement": ("pre", "post"),
+}
+"""Settings of the model of which PyTorch's has some values."""
+FREE = {
+    *("vocab_size", "source_vocab_size", "num_classes", "max_length", "dim", "encoder_layers", "decoder_layers"),
+    *("remat", "attention_backend", "attention_projections", "attention_scale", "num_heads", "head_dim"),
+    *("ffn_dim", "ffn_bias", "norm_eps", "norm_bias", "final_norm", "tie_embeddings", "scale_embeddings"),
+    *("dropout", "attention_dropout", "ffn_dropout", "initializer", "init_std", "scale_residual_init", "dtype"),
+}
+"""Settings of which it has all values; of all others, only the default."""
+OTHERS = {
+    "optim": ("optimizer", "learning_rates", "decayed", "adaptive_clip"),
+    "train": ("accumulate", "z_loss", "ema_decay", "layer_norms", "noise_scale"),
+}
+"""Settings elsewhere of which it has only the default."""
+
+
+def inexpressible(cfg: Config) -> list[str]:
+    """The settings, such as `model.ffn='moe'`, that PyTorch's model or optimizer has not."""
+    model = cfg.model
+    biased = {"query", "key", "value"} & set(model.attention_bias)
+    names = {field.name for field in dataclasses.fields(model)} - FREE - set(CHOICES) - {"attention_bias"}
+    found = [("model", name) for name, known in CHOICES.items() if getattr(model, name) not in known]
+    found += [("model", name) for name in names if not _is_default(model, name)]
+    found += [("model", "attention_bias")] if len(biased) in (1, 2) else []
+    for section, settings in OTHERS.items():
+        found += [(section, name) for name in settings if not _is_default(getattr(cfg, section), name)]
+    return sorted(f"{section}.{name}={getattr(getattr(cfg, section), name)!r}" for section, name in found)
+
+
+def _is_default(section: Section, name: str) -> bool:
+    field = next(field for field in dataclasses.fields(section) if field.name == name)
+    return bool(getattr(section, name) == field.default)

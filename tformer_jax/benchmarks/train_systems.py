@@ -1,0 +1,102 @@
+"""This library in `scripts/benchmark.py train`: the step that training compiles, in a process of its own."""
+
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tformer_jax.benchmarks.processes import peak_bytes
+from tformer_jax.benchmarks.train_cases import Case
+from tformer_jax.models import cost, registry
+from tformer_jax.nn import projections
+from tformer_jax.parallel import placement
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import optimizers, provenance, state
+from tformer_jax.train.step import compiled, make_train_step
+
+BATCHES = 4
+"""Batches that take turns."""
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""The event that JAX records for each compilation."""
+
+
+class Ours:
+    """Training as `train/loop.py` does it, step by step."""
+
+    def __init__(self, case: Case):
+        self._compilations = 0
+        jax.monitoring.register_event_duration_secs_listener(self._count)
+        self._case, cfg = case, case.cfg
+        self._batches = case.batches(BATCHES)
+        self.mesh = make_mesh(cfg.parallel)
+        model = registry.build(cfg.model)
+        optimizer = optimizers.build(cfg, registry.shapes(model))
+        self.state = state.create(model, optimizer, cfg, self.mesh)
+        self.step = compiled(make_train_step(model, optimizer, cfg), self.state, self.mesh)
+        self._done = 0
+
+    def batch(self) -> Any:
+        """The next batch, on the devices."""
+        return placement.spread(self.mesh, self._batches[self._done % BATCHES])
+
+    def save(self, path: Path) -> None:
+        """Writes the parameters, with separate projections, and the batches as arrays that NumPy reads."""
+        params = projections.convert(self.state.params, self._case.cfg.model, "separate")
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        arrays = {"params/" + "/".join(str(key.key) for key in at): np.asarray(leaf) for at, leaf in leaves}
+        for number, batch in enumerate(self._batches):
+            arrays |= {f"batches/{number}/{key}": array for key, array in batch.items()}
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+
+    def steps(self, count: int) -> tuple[list[float], list[float]]:
+        """Seconds and loss of each of the next `count` steps."""
+        seconds, losses = [], []
+        for _ in range(count):
+            start = time.perf_counter()
+            self.state, metrics = self.step(self.state, self.batch())
+            jax.block_until_ready((self.state, metrics))
+            seconds.append(time.perf_counter() - start)
+            losses.append(float(metrics["loss"]))
+            self._done += 1
+        return seconds, losses
+
+    def hardware(self) -> dict[str, Any]:
+        """Of this process, with the name of JAX's backend."""
+        return provenance.hardware() | {"backend": jax.default_backend()}
+
+    def facts(self) -> dict[str, Any]:
+        """What the process has needed so far, and on what it depends."""
+        return {
+            "peak_bytes": peak_bytes(),
+            "compilations": self._compilations,
+            "versions": {name: metadata.version(name) for name in ("jax", "jaxlib")},
+        }
+
+    def work(self) -> dict[str, int]:
+        """Tokens that a step reads, and FLOPs of its matrix products."""
+        model, batch = self._case.cfg.model, self._batches[0]
+        flops = 3 * cost.forward_flops(model, batch)
+        return {"tokens": registry.count_tokens(model, batch), "flops": flops}
+
+    def product_rates(self, shapes: list[tuple[int, int, int]], repetitions: int) -> list[float]:
+        """FLOP/s of products [rows, inner] @ [inner, columns] in the case's dtype: the best of `repetitions`."""
+        multiply = jax.jit(jnp.matmul)
+        rates = []
+        for rows, inner, columns in shapes:
+            dtype = self._case.cfg.model.dtype
+            left, right = jnp.ones((rows, inner), dtype), jnp.ones((inner, columns), dtype)
+            multiply(left, right).block_until_ready()
+            seconds = []
+            for _ in range(repetitions):
+                start = time.perf_counter()
+                multiply(left, right).block_until_ready()
+                seconds.append(time.perf_counter() - start)
+            rates.append(2 * rows * inner * columns / min(seconds))
+        return rates
+
+    def _count(self, event: str, *_: Any, **__: Any) -> None:
+        self._compilations += event == COMPILED
