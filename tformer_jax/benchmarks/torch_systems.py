@@ -1,5 +1,6 @@
 """PyTorch in `scripts/benchmark.py train`: `torch.compile`, fused AdamW, gradients clipped by `foreach`."""
 
+import os
 import time
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ class PyTorch:
     """Training on the CPU with the parameters and batches that `train_systems.Ours.save` wrote."""
 
     def __init__(self, cfg: Config, path: Path, threads: int, compiled: bool):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path.parent)  # so that nothing is cached
         torch.set_num_threads(threads)
         torch.manual_seed(cfg.seed)
         self._clip, self._dtype = cfg.optim.clip_norm, getattr(torch, cfg.model.dtype)

@@ -167,13 +167,12 @@ def loss_difference(case: Case, losses: Mapping[str, Sequence[float]]) -> float:
 def show(case: Mapping[str, Any]) -> None:
     """A table with a row for each system."""
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
-    caption = "of peak: of the rate of square products; first step: from the start of the process"
+    caption = "of peak: of the rate of square products; first step: from the start of the process, nothing cached"
     columns = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", "speed")
     table = Table(*columns, title=title, caption=caption)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, facts in case["systems"].items():
-        ratio = case["times_as_fast"].get(name, 1.0)
         table.add_row(
             name,
             f"{case['milliseconds'][name]:.1f}",
@@ -182,6 +181,6 @@ def show(case: Mapping[str, Any]) -> None:
             f"{case['share_of_product_rate'][name]:.0%}",
             f"{facts['peak_bytes'] / MIB:,.0f} MiB",
             f"{facts['first_step_seconds']:.1f} s",
-            f"{1 / ratio:.2f} x",
+            ", ".join(f"{ratio:.2f} x {peer}" for peer, ratio in case["times_as_fast"].items() if name == OURS),
         )
     Console(width=100).print(table)

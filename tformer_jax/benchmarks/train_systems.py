@@ -29,6 +29,7 @@ class Ours:
 
     def __init__(self, case: Case):
         self._compilations = 0
+        jax.config.update("jax_enable_compilation_cache", False)
         jax.monitoring.register_event_duration_secs_listener(self._count)
         self._case, cfg = case, case.cfg
         self._batches = case.batches(BATCHES)
