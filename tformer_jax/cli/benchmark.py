@@ -10,6 +10,8 @@ from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.attention import attention_cases
 from tformer_jax.benchmarks.data import data_cases
 from tformer_jax.benchmarks.decode import add_flags, measure_decoding
+from tformer_jax.benchmarks.growth import GROWTHS, measure_growth
+from tformer_jax.benchmarks.operations import measure_operations
 from tformer_jax.benchmarks.train import measure_training
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.cli.common import whole
@@ -38,7 +40,12 @@ def measured(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str,
     if options.benchmark == "data":
         return {"cases": data_cases(read_config(options.config, overrides), options)}
     if options.benchmark == "train":
-        return measure_training(training_cases(options, overrides), options.rounds, options.steps)
+        cases = training_cases(options, overrides)
+        if options.operations:
+            return measure_operations(cases, options.steps)
+        return measure_training(cases, options.rounds, options.steps)
+    if options.benchmark == "growth":
+        return measure_growth(options.only, options.steps)
     return {"cases": attention_cases(options)}
 
 
@@ -81,8 +88,19 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}")
     what.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, on made-up tokens")
     train.add_argument("--dtype", choices=DTYPES, help="of the computation (default: the config's)")
+    train.add_argument(
+        "--operations",
+        action="store_true",
+        help="instead, where the time goes, by operation and module",
+    )
     train.add_argument("--rounds", type=whole(1), default=5, metavar="N", help="turns of each system (default: 5)")
     train.add_argument("--steps", type=whole(1), default=5, metavar="N", help="measured steps a turn (default: 5)")
-    for command in (attention, data, decode, train):
+    growth = commands.add_parser("growth", help="training as context, depth, vocabulary or experts grow")
+    names = list(GROWTHS)
+    growth.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}"
+    )
+    growth.add_argument("--steps", type=whole(1), default=3, metavar="N", help="measured steps (default: 3)")
+    for command in (attention, data, decode, train, growth):
         command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
     return result
