@@ -152,9 +152,10 @@ def place(op_name: str) -> tuple[str, str]:
     if not op_name:
         return "", ""
     direction = "backward" if "transpose(" in op_name else "forward" if "jvp(" in op_name else "update"
-    names = [part.partition(".")[0] for part in op_name.split("/")[:-1] if "(" not in part and part not in LOOPS]
+    parts = [part for part in op_name.split("/")[:-1] if "(" not in part and part not in LOOPS]
+    names = [part if "->" in part else part.partition(".")[0] for part in parts]
     scopes = [name for name, _ in itertools.groupby(names) if f"({name})" not in op_name]
-    if direction == "update" or not scopes:
+    if not scopes:
         return direction, "optimizer" if direction == "update" else "loss"
     return direction, re.sub(r"layers_\d+", "layers_*", "/".join(scopes))
 

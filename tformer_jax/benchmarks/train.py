@@ -52,6 +52,7 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
     with started(case) as systems:
         built = {name: system.seconds for name, system in systems.items()}
         first = {name: timed_call(system, "steps", 1) for name, system in systems.items()}
+        compilations = systems[OURS].call("facts")["compilations"]
         losses = None
         if PYTORCH in systems and deterministic == case:
             losses = {
@@ -68,6 +69,7 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
             losses = {name: system.call("steps", CHECKED_STEPS)[1] for name, system in systems.items()}
     for name, fact in facts.items():
         fact["first_step_seconds"] = built[name] + first[name][0]
+    facts[OURS]["compilations_at_first_step"] = compilations
     return {
         "case": case.name,
         "rows": case.rows,

@@ -1,0 +1,201 @@
+"""`benchmark.py train` and `growth` without PyTorch; tests/parity has the comparison."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers import tiny
+from tformer_jax.benchmarks import growth, train, train_cases
+from tformer_jax.benchmarks.processes import Remote
+from tformer_jax.benchmarks.train_cases import Case
+from tformer_jax.cli import benchmark
+from tformer_jax.cli.train import read_config
+from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, TrainConfig
+from tformer_jax.models import cost, registry
+from tformer_jax.train.errors import RunError
+
+CONFIG = """
+from tformer_jax.config import Config, DataConfig, ModelConfig, to_config_dict
+
+def get_config():
+    model = ModelConfig(family="decoder_lm", dim=8, decoder_layers=1, num_heads=2, ffn_dim=8, position="alibi")
+    data = DataConfig(source="text", train="absent.txt", batching="windows", batch_size=2, window=4, vocab_size=20)
+    return to_config_dict(Config(name="small", model=model, data=data))
+"""
+
+
+def lm_case(**changes) -> Case:
+    cfg = Config(model=tiny("decoder_lm", **changes), data=DataConfig(batching="windows", batch_size=3, window=5))
+    return train_cases.of_config(cfg)
+
+
+class Counter:
+    """What `Remote` serves here."""
+
+    def __init__(self, start: int):
+        if start < 0:
+            raise ConfigError("start below 0")
+        self.value = start
+
+    def add(self, number: int) -> tuple[int, int]:
+        self.value += number
+        return os.getpid(), self.value
+
+    def fail(self) -> None:
+        raise ValueError("first line\nsecond line")
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_object_in_another_process():
+    name = "tests.benchmarks.test_train:Counter"
+    with Remote(name, 5) as counter:
+        (process, value), (again, more) = counter.call("add", 2), counter.call("add", 3)
+        assert process == again != os.getpid()
+        assert (value, more) == (7, 10)
+        with pytest.raises(RunError, match=f"^{name}: ValueError: first line$"):
+            counter.call("fail")
+        assert counter.call("add", 0) == (process, 10)
+        with pytest.raises(RunError, match=f"the process of {name} was killed"):
+            counter.call("die")
+    with pytest.raises(ConfigError, match="start below 0"):
+        Remote(name, -1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--config", "absent.py"], "config file absent.py does not exist"),
+        (["--config.model.dim=8"], "unexpected argument '--config.model.dim=8'"),
+        (["--record", "."], "--record .: cannot be written"),
+    ],
+)
+def test_mistakes(flags, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        benchmark.main(["train", *flags])
+    assert "\n" not in str(caught.value)
+
+
+def test_alone_it_says_what_to_install_and_records_itself(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (tmp_path / "small.py").write_text(CONFIG)
+    record = tmp_path / "train.json"
+    flags = ["--rounds", "2", "--steps", "3", "--dtype", "bfloat16", "--record", str(record)]
+    benchmark.main(["train", "--config", f"{tmp_path}/small.py", "--config.model.num_heads=1", *flags])
+    assert 'PyTorch is left out: it is not installed: pip install -e ".[benchmark]"' in capsys.readouterr().out
+    found = json.loads(record.read_text())
+    (case,) = found["cases"]
+    assert found["hardware"]["processor"]
+    assert (case["case"], case["rows"], case["length"], case["dtype"]) == ("small", 2, 4, "bfloat16")
+    assert len(case["seconds"]["tformer_jax"]) == 6
+    assert case["tokens"] == 8
+    assert case["times_as_fast"] == {}
+    assert case["loss_difference"] is None
+    facts = case["systems"]["tformer_jax"]
+    assert facts["compilations"] == facts["compilations_at_first_step"] > 0
+    assert facts["peak_bytes"] > 2**20
+
+
+def test_what_pytorch_lacks():
+    assert train_cases.inexpressible(lm_case().cfg) == []
+    cfg = lm_case(ffn="gated", num_kv_heads=2, attention_bias=("query", "output")).cfg
+    cfg = dataclasses.replace(cfg, train=TrainConfig(accumulate=3), optim=OptimConfig(optimizer="muon"))
+    assert train_cases.inexpressible(cfg) == [
+        "model.attention_bias=('query', 'output')",
+        "model.ffn='gated'",
+        "model.num_kv_heads=2",
+        "optim.optimizer='muon'",
+        "train.accumulate=3",
+    ]
+    assert "model.ffn='gated'" in str(train.without_peer(lm_case(ffn="gated"), "cpu"))
+    assert "JAX uses the gpu: JAX_PLATFORMS=cpu" in str(train.without_peer(lm_case(), "gpu"))
+
+
+@pytest.mark.parametrize("name", train_cases.BUILT_IN)
+def test_built_in_cases_follow_the_shipped_configs(name):
+    shipped = train_cases.BUILT_IN[name]
+    cfg = read_config(str(train_cases.CONFIGS / shipped.config))
+    case = train_cases.built_in(name, cfg)
+    changed = {"vocab_size": shipped.vocab_size} | ({} if shipped.dropout else {"dropout": 0, "attention_dropout": 0})
+    changed |= {"source_vocab_size": shipped.vocab_size} if cfg.model.family == "seq2seq" else {}
+    assert case.cfg.model == dataclasses.replace(cfg.model, **changed)
+    assert train_cases.inexpressible(case.cfg) == []
+    first, second = case.batches(2)
+    family = registry.FAMILIES[cfg.model.family]
+    assert set(first) == {*family.inputs, family.labels}
+    assert all(array.shape == (case.rows, case.length) for array in first.values())
+    assert all(4 <= array.min() and array.max() < shipped.vocab_size for array in first.values())
+    np.testing.assert_array_equal(first[family.inputs[-1]][:, 1:], first[family.labels][:, :-1])
+    assert (first[family.labels] != second[family.labels]).mean() > 0.5
+    np.testing.assert_array_equal(second[family.labels], case.batches(2)[1][family.labels])
+
+
+def test_a_config_has_batches_of_its_middle_bucket():
+    data = DataConfig(bucket_lengths=(4, 8, 16), batch_tokens=200, batch_multiple=8, vocab_size=30)
+    case = train_cases.of_config(Config(model=tiny("classifier", vocab_size=None, num_classes=None), data=data))
+    (batch,) = case.batches(1)
+    assert batch["tokens"].shape == (24, 8)
+    assert batch["label"].shape == (24,)
+    assert case.cfg.model.vocab_size == 30
+    assert case.cfg.model.num_classes == 2
+
+
+def test_speeds_are_medians_and_the_peak_is_the_best_square_product():
+    seconds = {"tformer_jax": [0.5, 9.0, 0.25], "PyTorch": [1.0, 1.0, 3.0]}
+    rates = {"tformer_jax": [800.0, 400.0, 5000.0], "PyTorch": [100.0, 1000.0, 1.0]}
+    found = train.speeds({"tokens": 100, "flops": 200}, seconds, rates)
+    assert found["milliseconds"] == {"tformer_jax": 500, "PyTorch": 1000}
+    assert found["tokens_per_second"] == {"tformer_jax": 200, "PyTorch": 100}
+    assert found["share_of_product_rate"] == {"tformer_jax": 0.4, "PyTorch": 0.2}
+    assert found["times_as_fast"] == {"PyTorch": 2}
+
+
+def test_losses_that_differ_are_no_comparison():
+    case, ours = lm_case(), np.linspace(5, 4, 20)
+    assert train.loss_difference(case, {"tformer_jax": ours, "PyTorch": ours * (1 + 5e-5)}) == pytest.approx(5e-5, 1e-2)
+    for wrong in (ours[7] * (1 + 3e-4), np.nan):
+        theirs = np.where(np.arange(20) == 7, wrong, ours)
+        with pytest.raises(RunError, match="the loss of step 8 is 4.63158, PyTorch's"):
+            train.loss_difference(case, {"tformer_jax": ours, "PyTorch": theirs})
+
+
+def test_systems_take_turns(monkeypatch):
+    monkeypatch.setattr(train, "PAUSE", 0.0)
+    turns = []
+
+    class Fake:
+        def __init__(self, name):
+            self.name = name
+
+        def call(self, method, count):
+            turns.append((self.name, method, count))
+            return [len(turns), *[0.5] * (count - 1)], []
+
+    seconds = train.alternate({name: Fake(name) for name in "ab"}, rounds=3, steps=2)
+    assert [name for name, _, _ in turns] == ["a", "b", "b", "a", "a", "b"]
+    assert {turn[1:] for turn in turns} == {("steps", 3)}
+    assert seconds == {"a": [0.5] * 6, "b": [0.5] * 6}
+
+
+@pytest.mark.parametrize("name", growth.GROWTHS)
+def test_only_one_size_grows(name):
+    grown = growth.GROWTHS[name]
+    cases = dict(grown.cases(name))
+    assert tuple(cases) == grown.values
+    assert {case.rows * case.length for case in cases.values()} == {grown.tokens}
+    if grown.setting is None:
+        assert [case.length for case in cases.values()] == list(grown.values)
+        assert len({case.cfg for case in cases.values()}) == 1
+    else:
+        assert [getattr(case.cfg.model, grown.setting) for case in cases.values()] == list(grown.values)
+        same = {dataclasses.replace(case.cfg.model, **{grown.setting: 2}) for case in cases.values()}
+        assert len(same) == 1
+    first = cases[grown.values[0]]
+    assert cost.forward_flops(first.cfg.model, jax.tree.map(np.asarray, first.batches(1)[0])) > 0

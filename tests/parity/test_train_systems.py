@@ -1,0 +1,60 @@
+"""The models and the optimizer of `benchmark.py train` in PyTorch train as ours do."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from tests.helpers import assert_close, randomised, tiny
+from tformer_jax.benchmarks import train_cases
+from tformer_jax.benchmarks.torch_systems import PyTorch
+from tformer_jax.benchmarks.train_systems import Ours
+from tformer_jax.config import Config, DataConfig, TrainConfig
+from tformer_jax.special_tokens import IGNORED, PAD
+
+STEPS = 6
+GPT = {"position": "learned", "activation": "gelu", "attention_bias": (), "ffn_bias": False, "norm_bias": False}
+FUSED = {"attention_projections": "fused_qkv", "norm_placement": "post", "activation": "gelu_tanh"}
+MODELS = {
+    "GPT-2": ("decoder_lm", GPT | {"scale_embeddings": False}),
+    "RMSNorm, untied": ("decoder_lm", {"norm": "rmsnorm", "activation": "silu", "tie_embeddings": "none"}),
+    "Transformer": ("seq2seq", {"tie_embeddings": "all", "decoder_layers": 2, "attention_scale": 0.7}),
+    "post-norm": (
+        "seq2seq",
+        {"norm_placement": "post", "activation": "gelu_tanh", "attention_projections": "fused_qkv"},
+    ),
+}
+
+
+def padded(batches):
+    """Batches of a translator whose second row has two source tokens and three target tokens."""
+
+    def shortened(case, count):
+        found = batches(case, count)
+        for batch in found:
+            batch["source"][1, 2:], batch["target_in"][1, 3:], batch["target_out"][1, 3:] = PAD, PAD, IGNORED
+        return found
+
+    return shortened
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_are_equal(name, tmp_path, monkeypatch):
+    """Six steps from random parameters, with weight decay and clipping that matter; rows of a translator are padded."""
+    family, changes = MODELS[name]
+    data = DataConfig(batching="windows", batch_size=3, window=7)
+    case = train_cases.of_config(Config(model=tiny(family, **changes), data=data))
+    optim = dataclasses.replace(case.cfg.optim, learning_rate=0.01, weight_decay=0.3, clip_norm=0.5)
+    train = TrainConfig(label_smoothing=0.1)
+    case = dataclasses.replace(case, cfg=dataclasses.replace(case.cfg, optim=optim, train=train))
+    if family == "seq2seq":
+        monkeypatch.setattr(train_cases.Case, "batches", padded(train_cases.Case.batches))
+    assert train_cases.inexpressible(case.cfg) == []
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    ours = Ours(case)
+    ours.state = ours.state.replace(params=randomised(ours.state.params))
+    ours.save(tmp_path / "start.npz")
+    theirs = PyTorch(case.cfg, tmp_path / "start.npz", threads=1, compiled=False)
+    (_, found), (_, expected) = ours.steps(STEPS), theirs.steps(STEPS)
+    assert len(set(expected)) == STEPS
+    assert_close(found, expected, 1e-5)
