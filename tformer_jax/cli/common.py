@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from tformer_jax.allocator import keep_memory
 from tformer_jax.cli import compilation_cache
 from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.train.errors import RunError
@@ -28,6 +29,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
             stream.reconfigure(encoding="utf-8")
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what it is told to do
+    keep_memory()
     compilation_cache.enable()
     gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that stay
     try:

@@ -1,12 +1,12 @@
 """Non-linearities of the FFN, elementwise: any shape, unchanged."""
 
 import functools
+import math
 
 import jax
+import jax.numpy as jnp
 
 relu = jax.nn.relu
-gelu = functools.partial(jax.nn.gelu, approximate=False)
-"""`x Phi(x)` ("Gaussian Error Linear Units", 2016)."""
 gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
 """GELU's approximation by tanh, as GPT-2 has it."""
 silu = jax.nn.silu
@@ -15,6 +15,28 @@ sigmoid = jax.nn.sigmoid
 """The gate of GLU."""
 
 
+@jax.custom_jvp
+def gelu(x: jax.Array) -> jax.Array:
+    """`x Phi(x)` ("Gaussian Error Linear Units", 2016).
+
+    By erf: `jax.nn.gelu` takes erfc, which costs several times as much on a CPU, and keeps more for its derivative.
+    """
+    return x * _normal_cdf(x)
+
+
+@gelu.defjvp
+def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The derivative is `Phi(x) + x phi(x)`, one array for the backward pass."""
+    (x,), (dx,) = primals, tangents
+    cdf = _normal_cdf(x)
+    density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return x * cdf, dx * (cdf + x * density)
+
+
+def _normal_cdf(x: jax.Array) -> jax.Array:
+    return 0.5 * (1 + jax.lax.erf(x / math.sqrt(2)))
+
+
 def relu_squared(x: jax.Array) -> jax.Array:
     """`max(x, 0)^2` ("Primer", 2021)."""
-    return jax.numpy.square(jax.nn.relu(x))
+    return jnp.square(jax.nn.relu(x))

@@ -5,12 +5,28 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
+STEPS = 2**16
+"""Rates are rounded to multiples of 1 / STEPS, so that one 32-bit random number decides for two elements."""
+
+
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes a share `rate` of x and scales the rest by 1 / (1 - rate); identity without a key or at rate 0."""
-    if key is None or rate == 0.0:
+    """Zeroes a share `rate` of x and scales the rest by 1 / (1 - rate); identity without a key or at rate 0.
+
+    `rate` is below 1. Drawing random numbers is what dropout costs, so each 32-bit number is used for two elements.
+    """
+    dropped = min(round(rate * STEPS), STEPS - 1)
+    if key is None or dropped == 0:
         return x
-    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(keep, x / (1.0 - rate), 0)
+    keep = _random_bits(key, x.shape) >= dropped
+    return jnp.where(keep, x * (STEPS / (STEPS - dropped)), 0)
+
+
+def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """uint16 of `shape`; neighbours on the last axis are the halves of one 32-bit number."""
+    *lead, size = shape or (1,)
+    words = jax.random.bits(key, (*lead, -(-size // 2)), jnp.uint32)
+    halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*lead, -1)
+    return halves[..., :size].reshape(shape)
 
 
 class Dropout(nn.Module):

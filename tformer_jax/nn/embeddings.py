@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
-from tformer_jax.nn.linear import kernel_initializer
+from tformer_jax.nn.linear import kernel_initializer, product
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
@@ -41,7 +41,7 @@ class TokenEmbedding(nn.Module):
     def attend(self, x: jax.Array) -> jax.Array:
         """The tied output head: [..., D] -> float32 logits [..., V]."""
         table = self.embedding.astype(self.cfg.dtype)
-        return jnp.einsum("...D,VD->...V", x, table, preferred_element_type=jnp.float32)
+        return product(x, table.T, dtype=jnp.dtype(jnp.float32))
 
 
 class InputEmbedding(nn.Module):
@@ -95,7 +95,7 @@ class OutputHead(nn.Module):
         if tied is None:
             init = named(kernel_initializer(cfg, cfg.dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
-            logits = jnp.matmul(x, kernel.astype(dtype), preferred_element_type=jnp.float32)
+            logits = product(x, kernel.astype(dtype), dtype=jnp.dtype(jnp.float32))
         else:
             logits = tied.attend(x)
         if self.use_bias:

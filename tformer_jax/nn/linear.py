@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.parameters import named
+from tformer_jax.nn.sharding import mesh_axes
 
 
 def kernel_initializer(
@@ -24,6 +26,19 @@ def kernel_initializer(
         return nn.initializers.normal(factor * cfg.init_std)
     bound = factor * math.sqrt(6 / (fan_in + fan_out))
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def product(x: jax.Array, kernel: jax.Array, *, dtype: jnp.dtype | None = None) -> jax.Array:
+    """`x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x).
+
+    The leading axes are multiplied as one. XLA for CPUs would otherwise compute the gradient of W, which then sums over
+    several axes, from transposed copies of x and of the output's gradient, and recompute in them all that they depend
+    on. A mesh that splits the sequence keeps its axes apart, because one axis cannot be split both ways.
+    """
+    *lead, size = x.shape
+    if not mesh_axes(axes.LENGTH):
+        x = x.reshape(math.prod(lead), size)
+    return jnp.matmul(x, kernel, preferred_element_type=dtype).reshape(*lead, kernel.shape[1])
 
 
 class Linear(nn.Module):
@@ -44,7 +59,7 @@ class Linear(nn.Module):
         init = kernel_initializer(self.cfg, fan_in, fan_out, ends_sublayer=self.ends_sublayer)
         kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
         lead = x.shape[: x.ndim - len(in_shape)]
-        y = x.astype(dtype).reshape(*lead, fan_in) @ kernel.astype(dtype).reshape(fan_in, fan_out)
+        y = product(x.astype(dtype).reshape(*lead, fan_in), kernel.astype(dtype).reshape(fan_in, fan_out))
         y = y.reshape(*lead, *out_shape)
         if self.use_bias:
             zeros = named(nn.initializers.zeros, *out_names)

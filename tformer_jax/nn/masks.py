@@ -80,6 +80,15 @@ class Mask:
         may_attend = self.dense(T, S)
         return None if may_attend is None else jnp.swapaxes(may_attend.any(axis=-1), 1, 2)
 
+    def key_range(self, t: int, T: int, S: int) -> tuple[int, int]:
+        """The first key and the one after the last that `causal` and `window` leave to queries t, ..., t + T - 1."""
+        first, end = 0, S
+        if self.positions is None and self.prefix is None and self.causal:
+            end = min(t + T, S)
+        if self.positions is None and self.window is not None:
+            first, end = max(t - self.window + 1, 0), min(t + T + self.window - 1, end)
+        return min(first, S), end
+
     def hides_block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array:
         """bool scalar, True only if that block hides everything, found without evaluating it.
 

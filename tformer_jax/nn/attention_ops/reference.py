@@ -3,20 +3,24 @@
 import jax
 import jax.numpy as jnp
 
+from tformer_jax import axes
 from tformer_jax.nn.attention_ops.core import Backend, Bias, Scoring
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.sharding import mesh_axes
 
+CHUNKS, SMALLEST_CHUNK = 4, 32
+"""Parts into which a CPU divides the queries of one call, and the fewest queries of a part."""
 HIDDEN = jnp.finfo(jnp.float32).min
-"""The score of a hidden key: finite, so that a row of nothing else is no NaN."""
+"""The lowest peak of a row of scores: finite, so that a row of hidden keys has no NaN."""
 
 
 def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring) -> jax.Array:
     """`softcap(scale * q k^T) + bias`: q [B, T, N, H], k [B, S, K, H], bias [..., N, T, S] -> float32 [B, N, T, S]."""
     B, T, N, H = q.shape
     S, K = k.shape[1:3]
-    grouped = q.reshape(B, T, K, N // K, H)
-    result = scoring.scale * jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32)
+    grouped = (scoring.scale * q).reshape(B, T, K, N // K, H)
+    result = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32)
     if scoring.softcap is not None:
         result = scoring.softcap * jnp.tanh(result / scoring.softcap)
     result = result.reshape(B, N, T, S)
@@ -24,14 +28,14 @@ def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring)
 
 
 def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """weights [B, N, T, S], v [B, S, K, H] -> [B, T, N, H].
+    """weights [B, N, T, S], v [B, S, K, H] -> float32 [B, N, T, H].
 
     The product comes in the order that needs no transposed operand, which is several times faster on a CPU.
     """
     B, N, T, S = weights.shape
     K, H = v.shape[2:]
-    out = jnp.einsum("BKGTS,BSKH->BKGTH", weights.reshape(B, K, N // K, T, S), v)
-    return jnp.swapaxes(out.reshape(B, N, T, H), 1, 2)
+    grouped = weights.reshape(B, K, N // K, T, S)
+    return jnp.einsum("BKGTS,BSKH->BKGTH", grouped, v, preferred_element_type=jnp.float32).reshape(B, N, T, H)
 
 
 def reference(
@@ -43,22 +47,59 @@ def reference(
     scoring: Scoring,
     dropout_key: jax.Array | None,
 ) -> jax.Array:
-    """`softmax(scores) v`."""
+    """`softmax(scores) v`, for `chunk_size` queries at a time, each with the keys that the mask's rules leave them."""
     T, S = q.shape[1], k.shape[1]
-    may_attend = mask.dense(T, S)
-    logits = scores(q, k, dense_bias(bias, mask, T, S), scoring)
+    size = chunk_size(mask, T)
+    chunks = []
+    for number, t in enumerate(range(0, T, size)):
+        queries = q[:, t : t + size]
+        first, end = mask.key_range(t, queries.shape[1], S)
+        key = None if dropout_key is None else jax.random.fold_in(dropout_key, number)
+        weights, total = exponentials(queries, k[:, first:end], mask, bias, scoring, t, first)
+        dropped = dropout(weights, scoring.dropout_rate, key).astype(v.dtype)
+        out = weighted_sum(dropped, v[:, first:end]) / jnp.where(total == 0, 1, total)
+        chunks.append(jnp.swapaxes(out, 1, 2).astype(q.dtype))
+    return chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks, axis=1)
+
+
+def chunk_size(mask: Mask, T: int) -> int:
+    """The number of queries of one chunk: T unless the mask hides more keys from chunks than from all queries together.
+
+    Only a CPU gains from it; other devices are unmeasured, and take all queries at once.
+    """
+    if jax.default_backend() != "cpu" or mesh_axes(axes.LENGTH):
+        return T
+    size = max(-(-T // CHUNKS), SMALLEST_CHUNK)
+    return size if size < T and mask.key_range(0, size, T) != (0, T) else T
+
+
+def exponentials(
+    q: jax.Array, k: jax.Array, mask: Mask, bias: Bias | None, scoring: Scoring, t: int, s: int
+) -> tuple[jax.Array, jax.Array]:
+    """The softmax of queries t, ... and keys s, ... before its division: float32 [B, N, T, S] and its sum [B, N, T, 1].
+
+    A query that may attend to nothing has a sum of 0.
+    """
+    T, S = q.shape[1], k.shape[1]
+    added = None if bias is None else block_bias(bias, mask, t, T, s, S)
+    logits = scores(q, k, added, scoring)
+    may_attend = mask.block(t, T, s, S)
     if may_attend is not None:
-        logits = jnp.where(may_attend, logits, HIDDEN)
-    weights = dropout(jax.nn.softmax(logits, axis=-1), scoring.dropout_rate, dropout_key)
-    return zero_hidden_rows(weighted_sum(weights.astype(v.dtype), v), mask, S)
+        logits = jnp.where(may_attend, logits, -jnp.inf)
+    peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True, initial=HIDDEN))
+    weights = jnp.exp(logits - peak)
+    return weights, weights.sum(axis=-1, keepdims=True)
+
+
+def block_bias(bias: Bias, mask: Mask, t: int, T: int, s: int, S: int) -> jax.Array:
+    """The bias between queries t, ..., t + T - 1 and keys s, ..., s + S - 1: float32 [B or 1, N, T, S]."""
+    block = bias.block(*mask.places(t, T, s, S))
+    return block if block.ndim == 4 else block[None]
 
 
 def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | None:
     """The whole bias, float32 [B or 1, N, T, S]."""
-    if bias is None:
-        return None
-    whole = bias.block(*mask.places(0, T, 0, S))
-    return whole if whole.ndim == 4 else whole[None]
+    return None if bias is None else block_bias(bias, mask, 0, T, 0, S)
 
 
 def zero_hidden_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
