@@ -12,7 +12,7 @@ NEVER = 2**31 - 1
 
 
 def keep_memory(share: float = 0.5) -> bool:
-    """Lets glibc keep freed memory instead of returning it to the system, on huge pages, up to `share` of the machine's.
+    """Lets glibc keep freed memory, up to `share` of the machine's, on huge pages, instead of returning it.
 
     XLA allocates the temporary arrays of a step anew each time it runs. By default glibc maps such large blocks from
     the system and unmaps them afterwards, so that every step touches all its pages for the first time: a sixth to a

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-
 STEPS = 2**16
 """Rates are rounded to multiples of 1 / STEPS, so that one 32-bit random number decides for two elements."""
 
