@@ -31,8 +31,8 @@ def get_config():
 
 
 def lm_case(**changes) -> Case:
-    cfg = Config(model=tiny("decoder_lm", **changes), data=DataConfig(batching="windows", batch_size=3, window=5))
-    return train_cases.of_config(cfg)
+    data = DataConfig(source="stdlib_text", batching="windows", batch_size=3, window=5)
+    return train_cases.of_config(Config(model=tiny("decoder_lm", **changes), data=data))
 
 
 class Counter:
@@ -138,8 +138,13 @@ def test_built_in_cases_follow_the_shipped_configs(name):
 
 
 def test_a_config_has_batches_of_its_middle_bucket():
-    data = DataConfig(bucket_lengths=(4, 8, 16), batch_tokens=200, batch_multiple=8, vocab_size=30)
-    case = train_cases.of_config(Config(model=tiny("classifier", vocab_size=None, num_classes=None), data=data))
+    data = DataConfig(
+        source="cldr_language", bucket_lengths=(4, 8, 16), batch_tokens=200, batch_multiple=8, vocab_size=30
+    )
+    cfg = Config(
+        model=tiny("classifier", vocab_size=None, num_classes=None), data=data, train=TrainConfig(metric="loss")
+    )
+    case = train_cases.of_config(cfg)
     (batch,) = case.batches(1)
     assert batch["tokens"].shape == (24, 8)
     assert batch["label"].shape == (24,)

@@ -10,7 +10,7 @@ from rich.table import Table
 from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.config import Config, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig
 
 MODEL: dict[str, Any] = {
     "family": "decoder_lm",
@@ -24,6 +24,7 @@ MODEL: dict[str, Any] = {
     "dropout": 0.0,
 }
 """What is not changed."""
+DATA = DataConfig(source="stdlib_text", batching="windows")
 MIB = 2**20
 
 
@@ -43,7 +44,8 @@ class Growth(NamedTuple):
         for value in self.values:
             changed = {} if self.setting is None else {self.setting: value}
             length = self.length if self.setting else value
-            cfg = train_cases.resolved(Config(model=ModelConfig(**(MODEL | self.model | changed))), MODEL["vocab_size"])
+            model = ModelConfig(**(MODEL | self.model | changed))
+            cfg = train_cases.resolved(Config(model=model, data=DATA), model.known("vocab_size"))
             yield value, Case(f"{name} {value:,}", cfg, self.tokens // length, length)
 
 
