@@ -54,7 +54,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """x [B, T, D], memory [B, S, D] (None: x), mask bool [B, 1, T or 1, S] (None: causal) -> [B, T, D]."""
         fused = self.fused(x if memory is None else memory)
-        parts = fused.unflatten(-1, (-1, *self.shape)).transpose(1, 3).unbind(2)
+        count = fused.shape[-1] // math.prod(self.shape)
+        parts = [part.unflatten(-1, self.shape).transpose(1, 2) for part in fused.chunk(count, -1)]
         query = parts[0] if self.query is None else self.query(x).unflatten(-1, self.shape).transpose(1, 2)
         y = functional.scaled_dot_product_attention(
             query,

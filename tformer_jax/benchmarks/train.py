@@ -18,7 +18,9 @@ from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.train.errors import RunError
 
-OURS, PYTORCH = "tformer_jax", "PyTorch"
+OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
+PEERS = (COMPILED, EAGER)
+"""Both, since neither is the faster one in all cases."""
 CHECKED_STEPS = 20
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
 """By how much losses may differ, relative to PyTorch's."""
@@ -48,28 +50,20 @@ def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str
 
 def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
     """One case: its losses are compared, then the systems take turns."""
-    deterministic = train_cases.without_dropout(case)
-    with started(case) as systems:
-        built = {name: system.seconds for name, system in systems.items()}
-        first = {name: timed_call(system, "steps", 1) for name, system in systems.items()}
-        compilations = systems[OURS].call("facts")["compilations"]
-        losses = None
-        if PYTORCH in systems and deterministic == case:
-            losses = {
-                name: [*first[name][1][1], *system.call("steps", CHECKED_STEPS - 1)[1]]
-                for name, system in systems.items()
-            }
+    compared = train_cases.without_dropout(case)
+    losses: dict[str, list[float]] = {}
+    with started(case, PEERS) as systems:
+        first = {name: first_step(system) for name, system in systems.items()}
+        if compared == case:
+            losses = {name: [first[name][0], *more_losses(system)] for name, system in systems.items()}
         seconds = alternate(systems, rounds, steps)
-        facts = {name: system.call("facts") for name, system in systems.items()}
+        facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
         work = systems[OURS].call("work")
         shapes = [(size, size, size) for size in SQUARES] + [case.product]
         rates = {name: system.call("product_rates", shapes, PRODUCTS) for name, system in systems.items()}
-    if PYTORCH in facts and losses is None:
-        with started(deterministic, compiled=False) as systems:
+    if compared != case and len(facts) > 1:
+        with started(compared, (EAGER,)) as systems:
             losses = {name: system.call("steps", CHECKED_STEPS)[1] for name, system in systems.items()}
-    for name, fact in facts.items():
-        fact["first_step_seconds"] = built[name] + first[name][0]
-    facts[OURS]["compilations_at_first_step"] = compilations
     return {
         "case": case.name,
         "rows": case.rows,
@@ -77,27 +71,43 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
         "dtype": case.cfg.model.dtype,
         **speeds(work, seconds, rates),
         "products": {"shapes": shapes, "flops_per_second": rates},
-        "loss_difference": losses and loss_difference(case, losses),
+        "loss_difference": loss_differences(case, losses),
         "systems": facts,
         "seconds": seconds,
     }
 
 
 @contextlib.contextmanager
-def started(case: Case, *, compiled: bool = True) -> Iterator[dict[str, Remote]]:
-    """This library and, where it can do the same, PyTorch, each in a process of its own; says so if it cannot."""
+def started(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote]]:
+    """This library and, where PyTorch can do the same, these peers, each in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         ours = stack.enter_context(Remote("tformer_jax.benchmarks.train_systems:Ours", case))
         hardware = ours.call("hardware")
         systems = {OURS: ours}
         if reason := without_peer(case, hardware["backend"]):
-            print(f"{case.name}: {PYTORCH} is left out: {reason}", flush=True)
+            print(f"{case.name}: PyTorch is left out: {reason}", flush=True)
+            peers = ()
         else:
-            path = Path(scratch) / "start.npz"
-            ours.call("save", path)
-            arguments = (case.cfg, path, hardware["cores"], compiled)
-            systems[PYTORCH] = stack.enter_context(Remote("tformer_jax.benchmarks.torch_systems:PyTorch", *arguments))
+            ours.call("save", Path(scratch) / "start.npz")
+        for name in peers:
+            arguments = (case.cfg, Path(scratch) / "start.npz", hardware["cores"], name == COMPILED)
+            systems[name] = stack.enter_context(Remote("tformer_jax.benchmarks.torch_systems:PyTorch", *arguments))
         yield systems
+
+
+def first_step(system: Remote) -> tuple[float, dict[str, Any]]:
+    """The first step: its loss; seconds since the process was started, and what was compiled until then, if known."""
+    start = time.perf_counter()
+    _, (loss,) = system.call("steps", 1)
+    seconds = system.seconds + time.perf_counter() - start
+    compilations = system.call("facts").get("compilations")
+    return loss, {"first_step_seconds": seconds, "compilations_at_first_step": compilations}
+
+
+def more_losses(system: Remote) -> list[float]:
+    """Those of the steps after the first one."""
+    losses: list[float] = system.call("steps", CHECKED_STEPS - 1)[1]
+    return losses
 
 
 def without_peer(case: Case, backend: str) -> str | None:
@@ -109,13 +119,6 @@ def without_peer(case: Case, backend: str) -> str | None:
     if settings := train_cases.inexpressible(case.cfg):
         return f"its model here has no {', '.join(settings)}"
     return None
-
-
-def timed_call(system: Remote, *call: Any) -> tuple[float, Any]:
-    """Seconds of a call, and its result."""
-    start = time.perf_counter()
-    result = system.call(*call)
-    return time.perf_counter() - start, result
 
 
 def alternate(systems: Mapping[str, Remote], rounds: int, steps: int) -> dict[str, list[float]]:
@@ -149,32 +152,36 @@ def speeds(
     }
 
 
-def loss_difference(case: Case, losses: Mapping[str, Sequence[float]]) -> float:
-    """The largest difference of two losses of one step, relative to PyTorch's.
+def loss_differences(case: Case, losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The largest difference of two losses of one step, relative to PyTorch's, for each peer.
 
     Raises:
         RunError: it is too large for a comparison of speed.
     """
-    ours, theirs = (np.array(losses[name]) for name in (OURS, PYTORCH))
-    difference = np.abs(ours - theirs) / np.abs(theirs)
-    tolerance, worst = TOLERANCES[case.cfg.model.dtype], int(np.argmax(difference))
-    if not difference.max() <= tolerance:
-        raise RunError(
-            f"{case.name}: the loss of step {worst + 1} is {ours[worst]:.6g}, {PYTORCH}'s {theirs[worst]:.6g}: they "
-            f"differ by more than {tolerance:g} of it, so that the speeds are not compared"
-        )
-    return float(difference.max())
+    found, tolerance = {}, TOLERANCES[case.cfg.model.dtype]
+    for name in [name for name in losses if name != OURS]:
+        ours, theirs = np.array(losses[OURS]), np.array(losses[name])
+        difference = np.abs(ours - theirs) / np.abs(theirs)
+        worst = int(np.argmax(difference))
+        if not difference[worst] <= tolerance:
+            raise RunError(
+                f"{case.name}: the loss of step {worst + 1} is {ours[worst]:.6g}, that of {name} {theirs[worst]:.6g}: "
+                f"they differ by more than {tolerance:g} of it, so that the speeds are not compared"
+            )
+        found[name] = float(difference[worst])
+    return found
 
 
 def show(case: Mapping[str, Any]) -> None:
     """A table with a row for each system."""
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
     caption = "of peak: of the rate of square products; first step: from the start of the process, nothing cached"
-    columns = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", "speed")
+    columns = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
     table = Table(*columns, title=title, caption=caption)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, facts in case["systems"].items():
+        ratio = case["times_as_fast"].get(name)
         table.add_row(
             name,
             f"{case['milliseconds'][name]:.1f}",
@@ -183,6 +190,6 @@ def show(case: Mapping[str, Any]) -> None:
             f"{case['share_of_product_rate'][name]:.0%}",
             f"{facts['peak_bytes'] / MIB:,.0f} MiB",
             f"{facts['first_step_seconds']:.1f} s",
-            ", ".join(f"{ratio:.2f} x {peer}" for peer, ratio in case["times_as_fast"].items() if name == OURS),
+            "" if ratio is None else f"{ratio:.2f} x",
         )
     Console(width=100).print(table)

@@ -1,0 +1,25 @@
+"""What `processes.Remote` serves in a test; without JAX, so that its process starts soon."""
+
+import os
+import signal
+
+from tformer_jax.config import ConfigError
+
+
+class Counter:
+    """Adds up."""
+
+    def __init__(self, start: int):
+        if start < 0:
+            raise ConfigError("start below 0")
+        self.value = start
+
+    def add(self, number: int) -> tuple[int, int]:
+        self.value += number
+        return os.getpid(), self.value
+
+    def fail(self) -> None:
+        raise ValueError("first line\nsecond line")
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
