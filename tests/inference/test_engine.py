@@ -1,6 +1,7 @@
 """An engine gives every request what it would get alone, whoever comes and goes beside it."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -130,7 +131,8 @@ def test_samples_of_one_prompt_share_it(trained, text):
 @given(data=st.data())
 def test_whoever_comes_and_goes_nobody_notices(trained, data):
     """Requests of all kinds come at any time, and some leave; the others get what they get alone."""
-    served, events = engine(trained, pages=data.draw(st.sampled_from([None, 9]))), []
+    pages, seconds = data.draw(st.sampled_from([None, 9])), data.draw(st.sampled_from([0.0, math.inf]))
+    served, events = engine(trained, pages=pages, seconds=seconds), []
     asked: dict[int, tuple] = {}
     for _ in range(data.draw(st.integers(1, 12))):
         action = data.draw(st.sampled_from(["submit", "submit", "step", "cancel"]))
@@ -201,15 +203,60 @@ def endless(family: str = "decoder_lm"):
     return (cfg, model, params), alone((cfg, model, params), "abc", GREEDY)
 
 
-def test_a_stop_text_ends_an_output_and_frees_its_row():
+@pytest.mark.parametrize("most", [3, 32])
+@pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
+def test_several_steps_a_call_choose_what_one_step_a_call_does(trained, decode, most, monkeypatch):
+    """Also for those who come later, and beside one who leaves midway."""
+    monkeypatch.setattr(scheduler, "MOST", most)
+
+    def run(seconds: float):
+        served, events = engine(trained, seconds=seconds), []
+        numbers = [served.submit(Request(text, decode, seed=3, place=place)) for place, text in enumerate(TEXTS[:4])]
+        leaves = served.submit(Request("gg", dataclasses.replace(decode, max_new_tokens=LONG - 2)))
+        events += served.step()
+        numbers += [served.submit(Request(text, decode, seed=3)) for text in TEXTS[4:]]
+        for _ in range(6):
+            events += served.step()
+        served.cancel(leaves)
+        events = [event for event in events if event.request != leaves]
+        found, calls = finish(served, events), len(events)
+        texts, ends = zip(*(found[number, 0] for number in numbers), strict=True)
+        return texts, [(end.finish, end.tokens) for end in ends], [end.score for end in ends], calls
+
+    *one, scores, calls = run(0.0)
+    *many, found_scores, fewer_calls = run(math.inf)
+    assert many == one
+    assert found_scores == pytest.approx(scores, rel=1e-5)
+    assert decode is BEAM or fewer_calls < calls
+    assert len(set(one[0])) > 1
+
+
+def test_a_call_ends_when_a_row_is_free_for_those_that_wait(monkeypatch):
+    """Of two rows one ends after two tokens: then the third request begins, before the other row has ended."""
+    trained, _ = endless()
+    served = engine(trained, slots=2, seconds=math.inf)
+    lengths = (2, 7, 7)
+    numbers = [served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=most))) for most in lengths]
+    first = served.step()
+    assert [(event.request, event.tokens, event.finish) for event in first] == [
+        (numbers[0], 2, "length"),
+        (numbers[1], 2, None),
+    ]
+    assert [(event.request, event.tokens) for event in served.step()] == [(numbers[1], 7), (numbers[2], 7)]
+    assert served.idle
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.inf])
+def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     trained, output = endless()
-    served = engine(trained, slots=1)
+    served = engine(trained, slots=1, seconds=seconds)
     stop = output[2:4]
     first = served.submit(Request("abc", dataclasses.replace(GREEDY, stop=(stop,))))
     second = served.submit(Request("abc", GREEDY))
     found = finish(served)
     assert found[first, 0][0] == output[: output.index(stop)]
     assert found[first, 0][1].finish == "stop"
+    assert found[first, 0][1].tokens == output.index(stop) + len(stop)
     assert found[second, 0][0] == output
     assert found[second, 0][1].finish == "length"
 

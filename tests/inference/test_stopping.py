@@ -13,7 +13,7 @@ from tformer_jax.data.tokenizers import FIRST, Tokenizer, train_tokenizers
 from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.inference.stopping import TextStream, cut
+from tformer_jax.inference.stopping import TextStream, WholeText, cut
 from tformer_jax.special_tokens import EOS
 
 TEXTS = ["the cat sat on the mat.", "a dog's log , it is n't", "naïve 数字 123 456", "😀 \ufffd 数学 a\n\nb  c"] * 9
@@ -107,6 +107,9 @@ def check(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> None:
     text = tokenizer.decode(tokens)
     assert "".join(shown) == cut(text, stop)
     assert done == (EOS in tokens or any(end in text for end in stop))
+    whole = WholeText(tokenizer)
+    assert "".join([*map(whole.feed, tokens), whole.close()]) == text
+    assert whole.done == (EOS in tokens)
 
 
 STOPS = st.lists(st.text(alphabet="the a.数\ufffd", min_size=1, max_size=4), max_size=3)

@@ -25,14 +25,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     check_installed()
     from tformer_jax.cli import loading
-    from tformer_jax.inference.engine import Engine
+    from tformer_jax.inference.engine import SMOOTH, Engine
     from tformer_jax.serving import server
     from tformer_jax.serving.app import Served
 
     with server.listen(options.host, options.port) as bound:
         trained = loading.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
         family = trained.cfg.model.family
-        engine = Engine(trained.cfg, trained.model, trained.params, trained.tokenizers, slots=options.slots)
+        parts = trained.cfg, trained.model, trained.params, trained.tokenizers
+        engine = Engine(*parts, slots=options.slots, seconds=SMOOTH)
         served = Served(trained.cfg.name, family, trained.cfg.decode, functools.partial(prompt_tokens, trained))
         serve(engine, served, bound, options)
 

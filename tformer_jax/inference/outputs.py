@@ -1,6 +1,7 @@
 """Outputs of rows of token ids, by an engine that is filled with them."""
 
 import collections
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,8 +37,11 @@ class RowDecoder:
         Longer rows go first, so that rows of similar length are read together and short ones fill the last gaps.
         """
         order = sorted((number for number, row in enumerate(rows) if row), key=lambda n: len(rows[n]), reverse=True)
-        engine = self._fitting(len(order), outputs)
-        requests = {engine.submit(self._request(rows[n], (place + n) * outputs, seed, outputs)): n for n in order}
+        engine = self._fitting(len(order), outputs, math.inf)
+        requests = {}
+        for n in order:
+            request = Request(tuple(rows[n]), self._cfg.decode, seed, (place + n) * outputs, outputs, pieces=False)
+            requests[engine.submit(request)] = n
         texts: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
         found: list[list[Output]] = [[Output("", None)] * outputs for _ in rows]
         while not engine.idle:
@@ -51,20 +55,17 @@ class RowDecoder:
     def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[str]:
         """The output of one row, piece by piece; what is not asked for is not decoded."""
         engine = self._fitting(1, 1)
-        number = engine.submit(self._request(row, 0, seed, 1))
+        number = engine.submit(Request(tuple(row), self._cfg.decode, seed))
         try:
             while not engine.idle:
                 yield from (event.text for event in engine.step() if event.text)
         finally:
             engine.cancel(number)
 
-    def _request(self, row: Sequence[int], place: int, seed: int, outputs: int) -> Request:
-        return Request(tuple(row), self._cfg.decode, seed, place, outputs)
-
-    def _fitting(self, rows: int, outputs: int) -> Engine:
+    def _fitting(self, rows: int, outputs: int, seconds: float = 0.0) -> Engine:
         """An engine with a row for each of few outputs, or `eval.batch_size` for many."""
         if self._engine is None:
             needed = rows if self._cfg.decode.strategy == "beam" else rows * outputs
             slots = max(min(self._cfg.eval.batch_size, power_of_two(needed)), outputs)
-            self._engine = Engine(self._cfg, *self._parts, slots=slots)
+            self._engine = Engine(self._cfg, *self._parts, slots=slots, seconds=seconds)
         return self._engine

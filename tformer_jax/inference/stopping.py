@@ -101,6 +101,34 @@ class TextStream:
         return text[:border]
 
 
+class WholeText:
+    """As `TextStream`, where nobody reads along and no text ends the output: all of it comes at once, with the end."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.done = False
+        """EOS has arrived."""
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+
+    def feed(self, token: int) -> str:
+        """Empty, but for EOS."""
+        if self.done:
+            return ""
+        if token == EOS:
+            text = self.close()
+            self.done = True
+            return text
+        self._tokens.append(token)
+        return ""
+
+    def close(self) -> str:
+        """The text, when no token follows; empty once it has been given."""
+        if self.done:
+            return ""
+        tokens, self._tokens = self._tokens, []
+        return self._tokenizer.decode(tokens)
+
+
 def cut(text: str, stop: Sequence[str]) -> str:
     """The text before the first text of `stop`: the one that is complete first, and of several the longest."""
     found = _first(text, stop)

@@ -8,17 +8,16 @@ import collections
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import encode_one
-from tformer_jax.inference.engine.scheduler import Lane, Running
+from tformer_jax.inference.engine.scheduler import Chosen, Lane, Running
 from tformer_jax.inference.engine.state import Plan
-from tformer_jax.inference.stopping import TextStream
-from tformer_jax.nn import layouts, projections
+from tformer_jax.inference.prepared import prepared
+from tformer_jax.inference.stopping import TextStream, WholeText, cut
 from tformer_jax.parallel.placement import everywhere, mesh_of
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -28,6 +27,8 @@ LANES = 4
 """So many kinds of decoding (greedy and sampling are one) are kept ready at once."""
 REMEMBERED = 256
 """So many settings of requests are looked up instead of worked out."""
+SMOOTH = 0.05
+"""Seconds of a step, for people who read along."""
 BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
 Kind = tuple[DecodeConfig, Rules]
 
@@ -45,6 +46,8 @@ class Request:
     """Folded into the seed, and counted up from sample to sample: equal texts of a file get different samples."""
     samples: int = 1
     """Outputs wanted: samples, or the best ones of beam search."""
+    pieces: bool = True
+    """Somebody reads along; otherwise the text of an output comes with its last event, which costs less."""
 
 
 class _Waiting(NamedTuple):
@@ -78,15 +81,25 @@ class Engine:
         slots: rows of a step.
         pages: of `PAGE_SIZE` tokens, for each kind of decoding; None: as many as all rows can need. Then translations,
             whose beginnings nobody shares, have their tokens in one piece, which a CPU reads faster.
+        seconds: about how long `step` may take: it makes as many tokens as fit, at least one for each output that
+            runs. Outputs do not depend on it.
     """
 
     def __init__(
-        self, cfg: Config, model: Any, params: Any, tokenizers: Tokenizers, *, slots: int, pages: int | None = None
+        self,
+        cfg: Config,
+        model: Any,
+        params: Any,
+        tokenizers: Tokenizers,
+        *,
+        slots: int,
+        pages: int | None = None,
+        seconds: float = 0.0,
     ):
-        self._cfg, self._tokenizers = cfg, tokenizers
+        self._cfg, self._tokenizers, self._seconds = cfg, tokenizers, seconds
         self._mesh = mesh_of(params)
         with everywhere(self._mesh):
-            self._model, self._params = _prepared(model, params)
+            self._model, self._params = prepared(model, params)
         self._slots, self._pages = slots, pages
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
@@ -141,10 +154,11 @@ class Engine:
                 lane.leave(row)
 
     def step(self) -> list[Event]:
-        """Gives free rows to those that wait, then one more token to all that run."""
+        """Gives free rows to those that wait, then more tokens to all that run: an event for each that has some."""
         with everywhere(self._mesh):
             self._admit()
-            return [event for lane in self._lanes.values() if lane.running for event in self._advance(lane)]
+            lanes = [lane for lane in self._lanes.values() if lane.running]
+            return [event for lane in lanes for event in self._advance(lane, self._seconds / len(lanes))]
 
     def _encode(self, request: Request) -> list[int]:
         """The tokens of a request's text."""
@@ -200,7 +214,7 @@ class Engine:
                 source=source,
                 room=room,
                 seeds=(request.seed, request.place + sample),
-                stream=TextStream(self._tokenizers.target, decode.stop),
+                stream=self._stream(request),
                 outputs=request.samples,
             )
             for sample in range(1 if decode.strategy == "beam" else request.samples)
@@ -212,6 +226,11 @@ class Engine:
                 "ask for fewer new tokens, samples or beams"
             )
         return _Waiting(self._kind(decode), rows)
+
+    def _stream(self, request: Request) -> TextStream | WholeText:
+        """What makes text of the tokens of an output."""
+        tokenizer, stop = self._tokenizers.target, request.decode.stop
+        return TextStream(tokenizer, stop) if request.pieces or stop else WholeText(tokenizer)
 
     def _kind(self, decode: DecodeConfig) -> Kind:
         """What a lane is compiled for; greedy and sampling differ by settings of each row only."""
@@ -239,15 +258,15 @@ class Engine:
         self._lanes[kind] = Lane(dataclasses.replace(plan, pages=pages + 1), self._params)
         return True
 
-    def _advance(self, lane: Lane) -> list[Event]:
-        tokens, scores, done = (column.tolist() for column in lane.step())
+    def _advance(self, lane: Lane, seconds: float) -> list[Event]:
         events = []
-        for row, running in list(lane.running.items()):
-            running.made += 1
+        for row, chosen in lane.advance(seconds, self.waiting).items():
+            running = lane.running[row]
             if lane.plan.decode.strategy != "beam":
-                events.append(_chain_event(running, tokens[row], scores[row], done[row]))
-            elif done[row]:
-                events += self._best(running, *lane.hypotheses(row))
+                events.append(_chain_event(running, chosen))
+            else:
+                running.made += len(chosen.tokens)
+                events += self._best(running, *lane.hypotheses(row)) if chosen.done else []
             if events and events[-1].request == running.request and events[-1].finish:
                 lane.leave(row)
         return events
@@ -257,24 +276,23 @@ class Engine:
         events = []
         for sample, (row, score) in enumerate(zip(tokens[: running.outputs], scores, strict=False)):
             ids = row[row != PAD].tolist()
-            stream = TextStream(self._tokenizers.target, running.decode.stop)
-            text = "".join([*map(stream.feed, ids), stream.close()])
-            finish = "stop" if EOS in ids or stream.done else "length"
+            whole = self._tokenizers.target.decode(ids)
+            text = cut(whole, running.decode.stop)
+            finish = "stop" if EOS in ids or text != whole else "length"
             events.append(Event(running.request, sample, text, finish, float(score), len(ids)))
         return events
 
 
-def _prepared(model: Any, params: Any) -> tuple[Any, Any]:
-    """The model in the layout that decodes fastest on this device."""
-    cfg, params = layouts.unrolled(model.cfg, params)
-    if jax.default_backend() == "cpu":
-        cfg, params = projections.fused(*layouts.untied(cfg, params))
-    return type(model)(cfg), params
-
-
-def _chain_event(running: Running, token: int, score: float, done: bool) -> Event:
-    text = running.stream.feed(token)
-    finish = "stop" if running.stream.done else "length" if done else None
+def _chain_event(running: Running, chosen: Chosen) -> Event:
+    """The event of what a row chose; what comes after a stop text is dropped."""
+    text, stream, before = "", running.stream, running.made
+    for token in chosen.tokens:
+        text += stream.feed(token)
+        running.made += 1
+        if stream.done:
+            break
+    finish = "stop" if stream.done else "length" if chosen.done else None
     if finish:
-        text += running.stream.close()
-    return Event(running.request, running.sample, text, finish, score if finish else None, running.made)
+        text += stream.close()
+    score = chosen.scores[running.made - before - 1] if finish else None
+    return Event(running.request, running.sample, text, finish, score, running.made)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,24 @@ from tformer_jax.inference.engine.state import (
     with_rows,
 )
 from tformer_jax.inference.generate import read_prompt, reader
-from tformer_jax.inference.rows import Report
+from tformer_jax.inference.rows import Report, Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, paged_cache, row_cache
 from tformer_jax.nn.sharding import whole
 from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
+
+MOST = 32
+"""Steps of one call of `advance`, at most."""
+
+
+class Steps(NamedTuple):
+    """What the steps of one call did."""
+
+    reports: Report
+    """Of each step: arrays [MOST, R], of which those of steps that were not taken mean nothing."""
+    taken: jax.Array
+    """int32 scalar: the number of steps."""
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
@@ -152,23 +164,46 @@ def fork(
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
-def step(plan: Plan, params: Any, state: State, ended: jax.Array, *, pages: int | None) -> tuple[State, Report]:
-    """One more token in every row that runs.
+def advance(
+    plan: Plan,
+    params: Any,
+    state: State,
+    ended: jax.Array,
+    steps: jax.Array,
+    enough: jax.Array,
+    *,
+    pages: int | None,
+) -> tuple[State, Steps]:
+    """More tokens in every row that runs, without asking the host in between.
 
     Args:
         ended: bool [R], rows that are to end.
-        pages: what the longest row needs, where there are pages; others need not be read.
+        steps: int32 scalar, 1, ..., `MOST`: the most tokens of each row.
+        enough: int32 scalar: once this many rows are done, no further step is taken; one always is.
+        pages: the pages that the longest row needs after `steps` steps, where the cache is paged; others are not read.
 
     Returns:
-        The state, and what came of it.
+        The state, and what each step did.
     """
+    read = reader(plan.model, {"params": params})
+
+    def goes_on(carry: tuple[Steps, Rows, DecoderCache]) -> jax.Array:
+        (_, taken), rows, _ = carry
+        return (taken == 0) | (taken < steps) & (rows.done.sum() < enough)
+
+    def step(carry: tuple[Steps, Rows, DecoderCache]) -> tuple[Steps, Rows, DecoderCache]:
+        (reports, taken), rows, cache = carry
+        tokens, lineage = rows.reading()
+        logits, cache = read(tokens, cache, lineage)
+        rows = rows.advance(logits)
+        reports = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), reports, rows.report())
+        return Steps(reports, taken + 1), rows, cache
+
     rows = state.rows.ended(ended)
-    tokens, lineage = rows.reading()
-    shorter = of_rows(state.cache, ALL, pages)
-    logits, shorter = reader(plan.model, {"params": params})(tokens, shorter, lineage)
-    rows = rows.advance(logits)
-    state = placed(plan, State(with_rows(state.cache, ALL, shorter), rows))
-    return state, Report(*map(whole, rows.report()))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((MOST, *leaf.shape), leaf.dtype), rows.report())
+    begun = Steps(nothing, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
+    taken, rows, cache = jax.lax.while_loop(goes_on, step, begun)
+    return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(whole, taken)
 
 
 @jax.jit

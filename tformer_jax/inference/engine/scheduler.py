@@ -1,8 +1,10 @@
 """Who has which row and which pages of a lane, and what is read when."""
 
 import dataclasses
+import math
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,10 +13,11 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two
 from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.engine import lane as compiled
+from tformer_jax.inference.engine.lane import MOST
 from tformer_jax.inference.engine.page_table import Holding, OutOfPages, PageTable
 from tformer_jax.inference.engine.state import Newcomers, Plan, Size
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.stopping import TextStream
+from tformer_jax.inference.stopping import TextStream, WholeText
 
 CHUNK = 256
 """Prompt tokens that are read at once: longer prompts do not hold up the others for long."""
@@ -36,12 +39,22 @@ class Running:
     room: int
     """The most tokens that are chosen."""
     seeds: tuple[int, int]
-    stream: TextStream
+    stream: TextStream | WholeText
     outputs: int
     made: int = 0
     holding: Holding = dataclasses.field(default_factory=Holding)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Pages to copy, from and to, once the first row of the request has read the prompt."""
+
+
+class Chosen(NamedTuple):
+    """What a row chose in one call, which may have taken several steps."""
+
+    tokens: list[int]
+    """Of beams, those of the best one in each step."""
+    scores: list[float]
+    """The row's score so far, at each token."""
+    done: bool
 
 
 class Lane:
@@ -56,6 +69,8 @@ class Lane:
         self.state = compiled.empty(plan, self._size)
         self._hypotheses: Hypotheses | None = None
         self._ended = np.zeros(plan.rows, bool)
+        self._pace = math.inf
+        """Seconds of a step, by the last call."""
 
     @property
     def unused(self) -> bool:
@@ -64,7 +79,11 @@ class Lane:
 
     def worth_beginning(self, waiting: int) -> bool:
         """Whether rows are given to `waiting` requests now: a few together where many wait, for speed."""
-        return len(self._free) >= min(waiting, -(-self.plan.rows // 4))
+        return len(self._free) >= self._worth(waiting)
+
+    def _worth(self, waiting: int) -> int:
+        """Free rows for which it is worth to begin."""
+        return min(waiting, -(-self.plan.rows // 4))
 
     @property
     def _free(self) -> list[int]:
@@ -122,17 +141,42 @@ class Lane:
             self.running[place] = row
             self._ended[place] = False
 
-    def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One more token for every row: tokens int32 [R], scores float32 [R], done bool [R]."""
+    def advance(self, seconds: float, waiting: int) -> dict[int, Chosen]:
+        """More tokens for every row, at least one: what each chose, by row.
+
+        One call to the device takes several steps: as many as take `seconds`, by those before, until so many rows have
+        ended that some of the `waiting` requests begin, or an array has to be longer.
+        """
         self._hypotheses = None
-        width, slots = self.plan.decode.width, 1
-        for running in self.running.values():
-            running.holding.filled += width if running.made else 1
-            slots = max(slots, running.holding.filled)
-        self._widen(0, max((running.made + 1 for running in self.running.values()), default=0))
-        pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row) if self.plan.paged else None
-        self.state, report = compiled.step(self.plan, self._params, self.state, self._ended, pages=pages)
-        return jax.device_get((report.tokens, report.scores, report.done))
+        width = self.plan.decode.width
+        longest = max(running.made for running in self.running.values())
+        slots = max(running.holding.filled + (width if running.made else 1) for running in self.running.values())
+        self._widen(0, longest + 1)
+        steps = min(self._affordable(seconds), self._size.output - longest)
+        pages = None
+        if self.plan.paged:
+            pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row)
+            steps = min(steps, 1 + (pages * self.plan.page_size - slots) // width)
+        free = self.plan.rows - len(self.running)
+        enough = max(self._worth(waiting), free + 1) if waiting else self.plan.rows
+        begun = time.perf_counter()
+        self.state, done = compiled.advance(
+            self.plan, self._params, self.state, self._ended, np.int32(steps), np.int32(enough), pages=pages
+        )
+        reports, taken = jax.device_get(done)
+        self._pace = (time.perf_counter() - begun) / taken
+        return {row: self._chosen(row, *(column[:taken, row] for column in reports)) for row in self.running}
+
+    def _affordable(self, seconds: float) -> int:
+        """The number of steps that take so long."""
+        return MOST if seconds == math.inf else min(max(int(seconds / self._pace), 1), MOST)
+
+    def _chosen(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> Chosen:
+        """What a row chose in the steps of one call, by the columns of their reports."""
+        count = int(done.argmax()) + 1 if done.any() else len(done)
+        running, width = self.running[row], self.plan.decode.width
+        running.holding.filled += count * width - (0 if running.made else width - 1)
+        return Chosen(tokens[:count].tolist(), scores[:count].tolist(), bool(done[-1]))
 
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """What beam search has found for a row: tokens int32 [k, length], scores float32 [k]."""
