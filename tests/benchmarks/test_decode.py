@@ -79,14 +79,15 @@ def test_alone_it_says_who_is_missing_and_records_itself(monkeypatch, tmp_path, 
     found = json.loads((tmp_path / "decode.json").read_text())
     assert found["sizes"] == SIZES | {"seed": 0}
     assert found["threads"] == found["hardware"]["cores"]
-    assert list(found["versions"]) == ["tformer_jax"]
+    assert list(found["versions"]) == ["tformer_jax", "its jitted loop"]
     assert [(case["beams"], case["tokens"]) for case in found["cases"]] == [(1, 18), (2, 18), (1, 24), (2, 24)]
     for case in found["cases"]:
-        seconds = case["seconds"]["tformer_jax"]
-        assert len(seconds) == SIZES["rounds"]
-        speed = case["tokens"] / statistics.median(seconds)
-        assert case["tokens_per_second"] == {"tformer_jax": pytest.approx(speed)}
-        assert case["times_as_fast"] == case["equal_rows"] == {}
+        assert all(len(seconds) == SIZES["rounds"] for seconds in case["seconds"].values())
+        speeds = {name: case["tokens"] / statistics.median(seconds) for name, seconds in case["seconds"].items()}
+        assert case["tokens_per_second"] == pytest.approx(speeds)
+        share = speeds["tformer_jax"] / speeds["its jitted loop"]
+        assert case["times_as_fast"] == {"its jitted loop": pytest.approx(share)}
+        assert case["equal_rows"] == {"its jitted loop": 1}
 
 
 def test_speeds_and_ratios_of_what_took_turns(monkeypatch):

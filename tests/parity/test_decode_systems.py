@@ -13,6 +13,7 @@ from tformer_jax.special_tokens import EOS
 FLAGS = ["--layers=2", "--dim=32", "--heads=4", "--ffn-dim=48", "--vocab=90", "--batch=4", "--source=7", "--length=9"]
 FLAGS += ["--beams=3", "--lines=11", "--rounds=1"]
 PEERS = [
+    "its jitted loop",
     "Hugging Face",
     pytest.param(
         "CTranslate2",

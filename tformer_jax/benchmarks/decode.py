@@ -26,6 +26,8 @@ from tformer_jax.train import provenance
 from tformer_jax.train.errors import RunError
 
 OURS = "tformer_jax"
+LOOP = "its jitted loop"
+"""Outputs by one compiled loop for each batch, without the engine: the engine should hardly be slower."""
 GAINS = {"embedding": 4.0, "['ffn']": 4.0, "query": 2.0, "key": 2.0}
 """By how much these are larger than at the start of training: then outputs neither repeat themselves, nor do rounding
 errors grow until they change them."""
@@ -153,7 +155,8 @@ def network(options: argparse.Namespace) -> tuple[ModelConfig, Any]:
 def installed_systems(cfg: ModelConfig, params: Any, options: argparse.Namespace, threads: int) -> dict[str, System]:
     """This library and the peers that are installed, by name; says which are not."""
     model: Any = registry.build(cfg)
-    systems: dict[str, System] = {OURS: decode_systems.Ours(model, params, options.batch, options.length)}
+    parts = model, params, options.batch, options.length
+    systems: dict[str, System] = {OURS: decode_systems.Ours(*parts), LOOP: decode_systems.JittedLoop(*parts)}
     absent = {name: decode_systems.missing(modules) for name, (_, modules) in PEERS.items()}
     for name in filter(absent.get, absent):
         print(f'{name} is left out, for want of {", ".join(absent[name])}: pip install -e ".[benchmark]"', flush=True)

@@ -17,8 +17,11 @@ import numpy as np
 
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import FIRST, Tokenizers
-from tformer_jax.inference.batching import pad_rows
+from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
+from tformer_jax.inference.generate import translate
 from tformer_jax.inference.outputs import Output, RowDecoder
+from tformer_jax.inference.prepared import prepared
+from tformer_jax.inference.sampling import row_keys
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS, UNK
 
@@ -56,6 +59,31 @@ class Ours:
 
     def tokens(self, output: list[list[Output]]) -> np.ndarray:
         return pad_rows([Numbers().encode(best.text) for best, *_ in output], len(output), self._length)
+
+
+class JittedLoop:
+    """This library without its engine: one compiled loop makes the whole outputs of a batch, rows sorted by length."""
+
+    packages: tuple[str, ...] = ("jax", "jaxlib")
+
+    def __init__(self, model: Seq2Seq, params: Any, batch: int, length: int):
+        self._model, self._params = prepared(model, params)
+        self._batch, self._length = batch, length
+
+    def prepare(self, rows: Rows, beams: int) -> Callable[[], list[np.ndarray]]:
+        strategy = "beam" if beams > 1 else "greedy"
+        cfg = DecodeConfig(strategy=strategy, beams=beams, max_new_tokens=self._length)
+        keys = row_keys(0, np.arange(min(self._batch, power_of_two(len(rows)))))
+
+        def run(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:
+            outputs = translate(self._model, self._params, tokens, keys, length=self._length, cfg=cfg)
+            return np.asarray(outputs)
+
+        longest = self._model.cfg.max_length
+        return lambda: in_batches(rows, run, size=self._batch, max_length=longest)
+
+    def tokens(self, output: list[np.ndarray]) -> np.ndarray:
+        return np.stack(output)
 
 
 class Numbers:
