@@ -1,6 +1,7 @@
 """Small models and small comparisons that many tests need."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -60,6 +61,31 @@ def apply(module: Any, params: Any, *arguments: Any, **options: Any) -> Any:
 def normal(*shape: int, seed: int = 0) -> jax.Array:
     """N(0, 1) in float32."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def equations(jaxpr: Any, primitive: str) -> Iterator[Any]:
+    """Those of one primitive in a jaxpr, inner functions included."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == primitive:
+            yield equation
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner, primitive)
+
+
+def slope(function: Any, x: Any, step: float = 1e-5) -> np.ndarray:
+    """The gradient of a scalar function of one float64 array, by central differences."""
+    x = np.array(x, np.float64)
+    found = np.empty_like(x)
+    for at in np.ndindex(x.shape):
+        here = x[at]
+        x[at] = here + step
+        above = function(x)
+        x[at] = here - step
+        found[at] = (above - function(x)) / (2 * step)
+        x[at] = here
+    return found
 
 
 def rest_slow(cases: Any, fast: int) -> list[Any]:

@@ -1,12 +1,16 @@
 """The feed-forward network and dropout."""
 
+import math
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
 from tformer_jax.config import kinds
+from tformer_jax.nn.activations import gelu
 from tformer_jax.nn.dropout import Dropout, dropout
 from tformer_jax.nn.ffn import FFN, make_ffn
 
@@ -23,6 +27,15 @@ def test_equals_the_formula(kind, activation, bias):
     expected = oracles.ffn(oracles.f64(params), np.float64(x), module.cfg)
     proves = ([f"ffn={kind}", f"activation={activation}"], "NumPy float64")
     assert_close(module.apply({"params": params}, x), expected, 1e-6, proves=proves)
+
+
+def test_gelu_and_its_derivative():
+    x = np.linspace(-9, 9, 361)
+    cdf = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
+    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    x32 = jnp.asarray(x, jnp.float32)
+    assert_close(gelu(x32), x * cdf, 1e-6)
+    assert_close(jax.vmap(jax.grad(gelu))(x32), cdf + x * density, 1e-6)
 
 
 def test_inner_dropout_is_active_in_training_only():
@@ -45,3 +58,18 @@ def test_dropout_without_training_or_rate_is_the_identity():
     x = normal(3, 3)
     assert Dropout(0.5).apply({}, x, train=False) is x
     assert Dropout(0.0).apply({}, x, train=True) is x
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_draws_each_element_alone(rate):
+    """By five standard deviations: the share that is dropped, and that of two neighbours, which share a number."""
+    dropped = np.asarray(dropout(np.ones((1000, 401), np.float32), rate, jax.random.key(1))) == 0
+    both = dropped[:, 0:400:2] & dropped[:, 1:400:2]
+    for found, share in ((dropped, rate), (both, rate**2)):
+        assert abs(found.mean() - share) < 5 * math.sqrt(share * (1 - share) / found.size) + 2**-16
+
+
+def test_dropout_of_a_tiny_share_and_of_nearly_all():
+    x = normal(40, 5)
+    assert dropout(x, 1e-7, jax.random.key(0)) is x  # below the smallest rate
+    assert np.isfinite(dropout(x, 1 - 1e-7, jax.random.key(0))).all()

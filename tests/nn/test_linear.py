@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import assert_close, init_module, normal, shapes_of, tiny
+from tests.helpers import assert_close, build, equations, init_module, normal, shapes_of, tiny
 from tformer_jax import axes
-from tformer_jax.nn.linear import Linear, kernel_initializer
+from tformer_jax.models import registry
+from tformer_jax.nn.linear import Linear, kernel_initializer, product
 
 D, N, H = 8, 4, 3
 HEADS = ((axes.HEADS, N), (axes.HEAD_DIM, H))
@@ -63,3 +64,26 @@ def test_only_kernels_that_end_a_sublayer_start_smaller():
     ending = kernel_initializer(cfg, 64, 64, ends_sublayer=True)(jax.random.key(0), (64, 64), jnp.float32)
     assert abs(np.std(plain) / 0.05 - 1) < 0.03
     assert_close(ending, plain / 4)
+
+
+def test_a_product_and_its_gradients():
+    x, kernel, weights = normal(2, 5, 3), normal(3, 4, seed=1), normal(2, 5, 4, seed=2)
+    dx, d_kernel = jax.grad(lambda x, w: (product(x, w) * weights).sum(), argnums=(0, 1))(x, kernel)
+    assert_close(product(x, kernel), np.einsum("BTD,DF->BTF", np.float64(x), kernel), 1e-6)
+    assert_close(dx, np.einsum("BTF,DF->BTD", np.float64(weights), kernel), 1e-6)
+    assert_close(d_kernel, np.einsum("BTD,BTF->DF", np.float64(x), weights), 1e-6)
+    assert product(normal(2, 0, 3), kernel).shape == (2, 0, 4)
+
+
+@pytest.mark.parametrize("family", ["seq2seq", "decoder_lm", "classifier"])
+def test_no_gradient_sums_over_several_axes(family):
+    """XLA for CPUs would copy both operands of such a product."""
+    model, params = build(tiny(family, norm_placement="pre", tie_embeddings="output"))
+    batch = registry.example_batch(model.cfg, 2, 4)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda params: registry.forward(model, params, batch).logits.sum()))(params)
+    summed = [
+        [size for axis in dot.params["dimension_numbers"][0][0] if (size := dot.invars[0].aval.shape[axis]) > 1]
+        for dot in equations(jaxpr.jaxpr, "dot_general")
+    ]
+    assert len(summed) > 20
+    assert all(len(sizes) <= 1 for sizes in summed)

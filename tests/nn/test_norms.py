@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, init_module, normal, tiny
+from tests.helpers import assert_close, init_module, normal, slope, tiny
 from tformer_jax.nn import norms
 
 
@@ -39,6 +39,40 @@ def test_the_variance_is_biased_and_eps_stands_inside_the_root():
     y = norms.layer_norm(x, jnp.ones(4), None, eps)
     for mistaken in (np.sqrt(x64.var(-1, ddof=1) + eps), x64.std(-1) + eps):
         assert np.abs(y - centred / mistaken[:, None]).max() > 0.01
+
+
+@pytest.mark.parametrize("eps", [1e-5, 2.0])
+def test_gradients_of_layer_norm(eps):
+    x, scale, bias, weights = normal(2, 3, 5), normal(5, seed=1), normal(5, seed=2), normal(2, 3, 5, seed=3)
+    arguments, w = (x, scale, bias), np.float64(weights)
+    found = jax.grad(lambda *a: (norms.layer_norm(*a, eps) * weights).sum(), argnums=(0, 1, 2))(*arguments)
+    for place, gradient in enumerate(found):
+
+        def total(value, place=place):
+            given = [value if number == place else np.float64(a) for number, a in enumerate(arguments)]
+            return (oracles.layer_norm(*given, eps) * w).sum()
+
+        assert_close(
+            gradient, slope(total, arguments[place]), 1e-5, proves=("norm=layernorm, gradients", "NumPy float64")
+        )
+
+
+@pytest.mark.parametrize("eps", [1e-5, 2.0])
+def test_gradients_of_rms_norm(eps):
+    x, scale, weights = normal(2, 3, 5), normal(5, seed=1), normal(2, 3, 5, seed=3)
+    w, proves = np.float64(weights), ("norm=rmsnorm, gradients", "NumPy float64")
+    dx, d_scale = jax.grad(lambda *a: (norms.rms_norm(*a, eps) * weights).sum(), argnums=(0, 1))(x, scale)
+    assert_close(dx, slope(lambda x: (oracles.rms_norm(x, np.float64(scale), eps) * w).sum(), x), 1e-5, proves=proves)
+    assert_close(d_scale, slope(lambda s: (oracles.rms_norm(np.float64(x), s, eps) * w).sum(), scale), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_gradients_have_the_dtype_of_what_they_are_of(kind):
+    module, x = norms.make_norm(tiny("decoder_lm", norm=kind)), normal(2, 8).astype(jnp.bfloat16)
+    params = init_module(module, x)
+    total = lambda params, x: module.apply({"params": params}, x).astype(jnp.float32).sum()  # noqa: E731
+    d_params, dx = jax.grad(total, argnums=(0, 1))(params, x)
+    assert (dx.dtype, d_params["scale"].dtype) == (jnp.bfloat16, jnp.float32)
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])

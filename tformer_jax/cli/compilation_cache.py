@@ -6,7 +6,9 @@ JAX reads its settings from the environment when it is imported; so this runs be
 import contextlib
 import logging
 import os
+import platform
 import sys
+import zlib
 from pathlib import Path
 
 import filelock
@@ -51,7 +53,16 @@ def default_folder() -> Path:
     else:
         named = Path(os.environ.get("XDG_CACHE_HOME", ""))
         caches = named if named.is_absolute() else Path.home() / ".cache"
-    return caches / "tformer_jax" / "xla"
+    return caches / "tformer_jax" / "xla" / processor()
+
+
+def processor() -> str:
+    """Names what programs for this CPU may use: one compiled elsewhere, in a shared home folder, could crash here."""
+    features = b""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+        features = next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
+    return f"{platform.machine()}-{zlib.crc32(features):08x}"
 
 
 def remove_unfinished(folder: Path) -> None:

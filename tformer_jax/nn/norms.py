@@ -1,5 +1,7 @@
 """Normalisation over the model width, with float32 statistics."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -9,27 +11,68 @@ from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.parameters import named
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
     """`(x - mean) / sqrt(var + eps) * scale + bias` over the last axis ("Layer Normalization", 2016).
 
     `var` is the biased variance. Statistics are float32, the result has the dtype of x.
     """
+    return _layer_norm_forward(x, scale, bias, eps)[0]
+
+
+def _layer_norm_forward(x, scale, bias, eps: float) -> tuple[jax.Array, tuple]:
     x32 = x.astype(jnp.float32)
     mean = x32.mean(-1, keepdims=True)
     centred = x32 - mean
-    variance = (centred * centred).mean(-1, keepdims=True)
-    y = centred * jax.lax.rsqrt(variance + eps) * scale.astype(jnp.float32)
-    return (y if bias is None else y + bias.astype(jnp.float32)).astype(x.dtype)
+    inverse = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
+    y = centred * inverse * scale.astype(jnp.float32)
+    y = y if bias is None else y + bias.astype(jnp.float32)
+    return y.astype(x.dtype), (x, scale, bias, mean, inverse)
 
 
+def _layer_norm_backward(eps: float, residuals: tuple, dy: jax.Array) -> tuple:
+    """With `n = (x - mean) / sqrt(var + eps)` and `g = dy * scale`: `dx = (g - mean(g) - n mean(g n)) / sqrt(...)`."""
+    x, scale, bias, mean, inverse = residuals
+    normal, dy = (x.astype(jnp.float32) - mean) * inverse, dy.astype(jnp.float32)
+    g = dy * scale.astype(jnp.float32)
+    dx = inverse * (g - g.mean(-1, keepdims=True) - normal * (g * normal).mean(-1, keepdims=True))
+    d_bias = None if bias is None else _sum_rows(dy).astype(bias.dtype)
+    return dx.astype(x.dtype), _sum_rows(dy * normal).astype(scale.dtype), d_bias
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """`x / sqrt(mean(x^2) + eps) * scale` over the last axis ("Root Mean Square Layer Normalization", 2019).
 
     The mean is float32, the result has the dtype of x.
     """
+    return _rms_norm_forward(x, scale, eps)[0]
+
+
+def _rms_norm_forward(x, scale, eps: float) -> tuple[jax.Array, tuple]:
     x32 = x.astype(jnp.float32)
-    mean_square = (x32 * x32).mean(-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(mean_square + eps) * scale.astype(jnp.float32)).astype(x.dtype)
+    inverse = jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + eps)
+    return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype), (x, scale, inverse)
+
+
+def _rms_norm_backward(eps: float, residuals: tuple, dy: jax.Array) -> tuple:
+    """As of `layer_norm`, without the means of x and of g."""
+    x, scale, inverse = residuals
+    normal, dy = x.astype(jnp.float32) * inverse, dy.astype(jnp.float32)
+    g = dy * scale.astype(jnp.float32)
+    dx = inverse * (g - normal * (g * normal).mean(-1, keepdims=True))
+    return dx.astype(x.dtype), _sum_rows(dy * normal).astype(scale.dtype)
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+def _sum_rows(x: jax.Array) -> jax.Array:
+    """[..., D] -> [D]."""
+    return x.sum(axis=tuple(range(x.ndim - 1)))
 
 
 class Norm(nn.Module):

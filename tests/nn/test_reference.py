@@ -1,0 +1,78 @@
+"""Attention in chunks of queries equals the formula for all queries at once."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from tests import oracles
+from tests.helpers import assert_close, equations, normal
+from tformer_jax.nn.attention_ops import attend, reference
+from tformer_jax.nn.masks import Mask
+
+T = 71
+"""More than two of the smallest chunks, and no multiple of one."""
+MASKS = {
+    "causal": Mask(causal=True, self_attention=True),
+    "window": Mask(causal=True, window=20, self_attention=True),
+    "window on both sides": Mask(window=9, self_attention=True),
+    "padding": Mask(causal=True, real=np.arange(T)[None] % 5 > 0, self_attention=True),
+}
+
+
+def formula(q, k, v, mask):
+    dense = np.broadcast_to(np.asarray(mask.dense(T, T)), (1, 2, T, T))
+    return oracles.attention_core(*map(np.float64, (q, k, v)), dense)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_chunks_equal_the_formula(mask):
+    assert reference.chunk_size(mask, T) < T
+    q, k, v = normal(1, T, 2, 4), normal(1, T, 1, 4, seed=1), normal(1, T, 1, 4, seed=2)
+    proves = ("attention_backend=reference, in chunks", "NumPy float64")
+    assert_close(attend(q, k, v, mask, backend="reference"), formula(q, k, v, mask), 1e-6, proves=proves)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_gradients_of_chunks_equal_those_of_one_call(mask, monkeypatch):
+    inputs = normal(1, T, 2, 4), normal(1, T, 1, 4, seed=1), normal(1, T, 1, 4, seed=2)
+    weights = normal(1, T, 2, 4, seed=3)
+
+    def gradients():
+        total = lambda q, k, v: (attend(q, k, v, mask, backend="reference") * weights).sum()  # noqa: E731
+        return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*inputs)
+
+    chunked = gradients()
+    monkeypatch.setattr(reference, "SMALLEST_CHUNK", T)
+    for found, expected in zip(chunked, gradients(), strict=True):
+        assert_close(found, expected, 1e-6)
+
+
+def test_a_mask_that_hides_no_key_from_all_queries_is_computed_at_once():
+    for mask in (Mask(), Mask(real=np.ones((1, T), bool)), Mask(causal=True, prefix=np.array([3], np.int32))):
+        assert reference.chunk_size(mask, T) == T
+
+
+@pytest.mark.parametrize("causal, window", list(itertools.product([True, False], [None, 1, 3, 100])))
+def test_keys_outside_the_range_are_hidden(causal, window):
+    """Every part of every small mask: what lies outside the range is hidden, what bounds it is not."""
+    mask, length = Mask(causal=causal, window=window), 7
+    dense = mask.dense(length, length)
+    dense = np.ones((length, length), bool) if dense is None else np.asarray(dense)[0, 0]
+    for t in range(length):
+        for size in range(1, length - t + 1):
+            first, end = mask.key_range(t, size, length)
+            seen = np.flatnonzero(dense[t : t + size].any(axis=0))
+            assert (first, end) == (seen[0], seen[-1] + 1)
+
+
+def test_chunks_compute_five_eighths_of_the_scores():
+    """Four chunks of causal attention: 1/4 + 2/4 + 3/4 + 4/4 of a quarter each."""
+    q = normal(1, 256, 1, 8)
+    masks = {"chunks": Mask(causal=True), "at once": Mask(explicit=np.tri(256, dtype=bool)[None, None])}
+    scores = {}
+    for name, mask in masks.items():
+        jaxpr = jax.make_jaxpr(lambda q, mask=mask: attend(q, q, q, mask, backend="reference"))(q)
+        scores[name] = sum(equation.outvars[0].aval.size for equation in equations(jaxpr.jaxpr, "exp"))
+    assert scores["chunks"] == 5 / 8 * scores["at once"]

@@ -1,0 +1,31 @@
+"""Memory that is freed stays with the process, and is not mapped again."""
+
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from tformer_jax.allocator import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        np.ones(2**23)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+plain = faults()
+assert keep_memory()
+faults()
+print(plain, faults())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is the C library of Linux")
+def test_arrays_made_again_touch_no_new_pages():
+    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    plain, kept = map(int, found.stdout.split())
+    assert plain > 10 * 2**26 // 2**21  # even on huge pages, each of ten arrays of 64 MiB was mapped anew
+    assert kept < plain / 100
