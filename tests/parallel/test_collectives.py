@@ -62,7 +62,7 @@ def test_tensor_parallel_never_gathers_and_adds_up_activations():
     found = sent("decoder_lm", "tp")
     assert {one.kind for one in found} == {"all-reduce"}
     activations = of_kind(found, "all-reduce", least=D + 1)
-    whole = [shape for shape in activations if shape == (ROWS, T, D)]
+    whole = [shape for shape in activations if math.prod(shape) == ROWS * T * D and shape[-1] == D]
     # embedding, attention and FFN forward; logits, FFN and (three together) query, key and value backward
     assert len(whole) == 3 + 2 + 3
     assert all(math.prod(shape) <= ROWS * T for shape in activations if shape not in whole)  # statistics of the loss

@@ -130,8 +130,7 @@ def test_what_is_computed_again_is_not_kept():
 def test_a_compiler_that_fuses_keeps_products_alone():
     scores, hidden, x = 4 * B * N * T * T, 4 * B * T * F, 4 * B * T * D
     layer = activations.of_layer(config().model, B, T, fused=True)
-    # of two norms, of each head's softmax; whether a row has a real token (bool), and where the first one is (int32)
-    statistics = 4 * B * T * (2 * 2 + 2 * N) + (1 + 4) * B
+    statistics = 4 * B * T * (2 * 2 + 2 * N)  # of two norms, of each head's softmax
     # scores; what enters the activation; queries, keys, values, what heads found; what two sub-layers add to x
     assert sum(layer.arrays) == scores + hidden + 6 * x + statistics
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
-from tformer_jax.nn.linear import kernel_initializer, product
+from tformer_jax.nn.linear import as_rows, kernel_initializer, product
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
@@ -41,7 +41,8 @@ class TokenEmbedding(nn.Module):
     def attend(self, x: jax.Array) -> jax.Array:
         """The tied output head: [..., D] -> float32 logits [..., V]."""
         table = self.embedding.astype(self.cfg.dtype)
-        return product(x, table.T, dtype=jnp.dtype(jnp.float32))
+        logits = jnp.einsum("...D,VD->...V", as_rows(x), table, preferred_element_type=jnp.float32)
+        return logits.reshape(*x.shape[:-1], self.vocab_size)
 
 
 class InputEmbedding(nn.Module):

@@ -29,16 +29,18 @@ def kernel_initializer(
 
 
 def product(x: jax.Array, kernel: jax.Array, *, dtype: jnp.dtype | None = None) -> jax.Array:
-    """`x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x).
+    """`x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x)."""
+    return jnp.matmul(as_rows(x), kernel, preferred_element_type=dtype).reshape(*x.shape[:-1], kernel.shape[1])
 
-    The leading axes are multiplied as one. XLA for CPUs would otherwise compute the gradient of W, which then sums over
-    several axes, from transposed copies of x and of the output's gradient, and recompute in them all that they depend
-    on. A mesh that splits the sequence keeps its axes apart, because one axis cannot be split both ways.
+
+def as_rows(x: jax.Array) -> jax.Array:
+    """[..., I] -> [rows, I], the form in which products are fastest.
+
+    XLA for CPUs would otherwise compute the gradient of a kernel, which then sums over several axes, from transposed
+    copies of x and of the output's gradient, and recompute in them all that they depend on. A mesh that splits the
+    sequence keeps its axes apart, because one axis cannot be split both ways.
     """
-    *lead, size = x.shape
-    if not mesh_axes(axes.LENGTH):
-        x = x.reshape(math.prod(lead), size)
-    return jnp.matmul(x, kernel, preferred_element_type=dtype).reshape(*lead, kernel.shape[1])
+    return x if mesh_axes(axes.LENGTH) else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 class Linear(nn.Module):
