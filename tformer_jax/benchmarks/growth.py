@@ -50,7 +50,7 @@ class Growth(NamedTuple):
 
 
 GROWTHS = {
-    "context": Growth((256, 1024, 4096, 16_384), None, 16_384, 0, {"attention_backend": "blockwise"}),
+    "context": Growth((256, 1024, 4096, 16_384), None, 16_384, 0, {}),
     "depth": Growth((4, 8, 12, 24), "decoder_layers", 1024, 128, {"dim": 128, "ffn_dim": 512, "num_heads": 4}),
     "vocabulary": Growth((1000, 8000, 32_000, 128_000), "vocab_size", 512, 128, {}),
     "experts": Growth((2, 8, 32), "num_experts", 1024, 128, {"ffn": "moe", "experts_per_token": 2}),

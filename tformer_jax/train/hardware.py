@@ -24,3 +24,13 @@ def memory_bytes(devices: list[jax.Device]) -> int:
         return max(used)
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def slow_dtype(dtype: str) -> str | None:
+    """What to say of a computation dtype that is slower than float32 on this device; None: nothing.
+
+    XLA for CPUs converts bfloat16 around most operations: configs/results/benchmarks/train_bfloat16.json has the cost.
+    """
+    if dtype == "float32" or jax.default_backend() != "cpu":
+        return None
+    return f"model.dtype={dtype!r} trains more slowly on a CPU than 'float32' does, which is also more precise"

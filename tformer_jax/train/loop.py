@@ -120,6 +120,8 @@ class Trainer:
             f"attention by {', '.join(sorted(set(self._attention_backends().values())))}, "
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
+        if warning := hardware.slow_dtype(self.cfg.model.dtype):
+            self.view.say(warning)
 
     def advance(self) -> None:
         """One optimizer step, and whatever is due after it.
