@@ -51,6 +51,7 @@ def serve(engine: "Engine", served: "Served", bound: socket.socket, options: arg
         )
     limits = app.Limits(options.queue, options.max_body, options.timeout, options.body_timeout)
     thread = EngineThread(engine, options.queue)
+    bound.listen()  # from here on, a client that connects is not refused
     print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
     application = app.build(thread, served, limits, loopback=loopback)
     server.Server(application, thread, options.grace).run(sockets=[bound])
