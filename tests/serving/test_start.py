@@ -1,6 +1,7 @@
 """How the server starts: its address, its flags, and what it says of them."""
 
 import importlib.util
+import socket
 
 import pytest
 
@@ -36,6 +37,21 @@ def test_a_warning_where_others_can_reach_it(host, warned, monkeypatch, caplog, 
     shown = capsys.readouterr().out
     assert shown.startswith("Serving fake (seq2seq) at http://")
     assert f":{port};" in shown
+
+
+def test_a_client_is_not_refused_once_the_address_is_shown(monkeypatch):
+    """The address is shown before the server's loop runs, which accepts connections later."""
+    connected = []
+
+    def run(_, sockets):
+        with socket.create_connection(sockets[0].getsockname(), timeout=5):
+            connected.append(True)
+
+    monkeypatch.setattr(server.Server, "run", run)
+    options = serve.parser().parse_args(["--run", "x", "--port", "0"])
+    with server.listen(options.host, options.port) as bound:
+        serve.serve(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
+    assert connected == [True]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
