@@ -29,7 +29,7 @@ def memory_bytes(devices: list[jax.Device]) -> int:
 def slow_dtype(dtype: str) -> str | None:
     """What to say of a computation dtype that is slower than float32 on this device; None: nothing.
 
-    XLA for CPUs converts bfloat16 around most operations: configs/results/benchmarks/train_bfloat16.json has the cost.
+    XLA for CPUs converts bfloat16 around most operations: a step took 1.2 times as long on two AMD EPYC cores (Zen 4).
     """
     if dtype == "float32" or jax.default_backend() != "cpu":
         return None
