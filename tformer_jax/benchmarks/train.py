@@ -112,12 +112,12 @@ def more_losses(system: Remote) -> list[float]:
 
 def without_peer(case: Case, backend: str) -> str | None:
     """Why PyTorch cannot be compared; None: it can."""
+    if importlib.util.find_spec("torch") is None:
+        return 'it is not installed: pip install -e ".[benchmark]"'
     if backend != "cpu":
         return f"it is measured on the CPU, but JAX uses the {backend}: JAX_PLATFORMS=cpu"
     if settings := train_cases.inexpressible(case.cfg):
         return f"its model here has no {', '.join(settings)}"
-    if importlib.util.find_spec("torch") is None:
-        return 'it is not installed: pip install -e ".[benchmark]"'
     return None
 
 
