@@ -15,7 +15,7 @@ def keep_memory(share: float = 0.5) -> bool:
     """Lets glibc keep freed memory, up to `share` of the machine's, on huge pages, instead of returning it.
 
     XLA allocates the temporary arrays of a step anew each time it runs. By default glibc maps such large blocks from
-    the system and unmaps them afterwards, so that every step touches all its pages for the first time: a sixth to a
+    the system and unmaps them afterwards, so that every step touches all its pages for the first time: a seventh to a
     third of a training step on a CPU, measured on two AMD EPYC cores. Nothing but address space is taken at once.
 
     Call it before JAX starts its threads. Returns whether it took effect; systems without glibc are left as they are.
