@@ -1,9 +1,12 @@
 """The mesh: the devices of this run, arranged along named axes."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh
 
@@ -14,10 +17,10 @@ BATCH_AXES = ("data", "fsdp", "expert")
 
 
 def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
-    """The size of each mesh axis on so many devices, some of which may be left over.
+    """The size of each mesh axis on `devices` devices, some of which may remain unused.
 
     Raises:
-        ConfigError: more devices are asked for, or one axis is to have the rest, and there is no whole one.
+        ConfigError: the sizes exceed the number of devices, or do not divide it where an axis takes the rest (-1).
     """
     sizes = cfg.sizes
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -36,10 +39,10 @@ def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
 
 
 def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over `devices` (default: all of all processes), or over the first of them if fewer are asked for.
+    """A mesh over `devices` (default: all devices of all processes), or over the first of them if fewer are needed.
 
     Raises:
-        ConfigError: its axes do not fit the devices, or would leave a process without any.
+        ConfigError: the axes do not fit the devices or how they are wired, or would leave a process without a device.
     """
     devices = list(jax.devices()) if devices is None else list(devices)
     sizes = axis_sizes(cfg, len(devices))
@@ -49,7 +52,55 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
             f"the mesh has {len(used)} devices, and the {jax.process_count()} processes have {len(devices)}, which "
             "must all take part; write parallel.data=-1"
         )
-    return Mesh(mesh_utils.create_device_mesh(tuple(sizes.values()), used), MESH_AXES)
+    try:
+        return Mesh(arrange(tuple(sizes.values()), used), MESH_AXES)
+    except (AssertionError, NotImplementedError) as error:
+        product = " * ".join(f"parallel.{name}={size}" for name, size in sizes.items() if size > 1)
+        raise ConfigError(
+            f"{product} does not fit how these {len(devices)} {devices[0].device_kind} devices are wired; use all of "
+            "them, with sizes that divide the sides of the slice"
+        ) from error
+
+
+def arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    """The devices as an array of shape `sizes`, neighbours of the last axes joined by the fastest links.
+
+    Slices of TPUs and nodes of GPUs, which a slower network joins, are told apart along the first axes that they
+    divide (`outer_sizes`). An axis of the mesh may take a part of an axis of a slice's torus. Unmeasured on devices.
+    """
+    islands = Counter(map(_island, devices))
+    if len(islands) == 1 or len(set(islands.values())) > 1:
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    outer = outer_sizes(sizes, len(islands))
+    return mesh_utils.create_hybrid_device_mesh(
+        tuple(size // part for size, part in zip(sizes, outer, strict=True)),
+        outer,
+        devices,
+        process_is_granule=getattr(devices[0], "slice_index", None) is None,
+        allow_split_physical_axes=True,
+    )
+
+
+def outer_sizes(sizes: tuple[int, ...], islands: int) -> tuple[int, ...]:
+    """How many of `islands`, which divide the product of `sizes`, lie along each axis: as many as possible first."""
+    outer = []
+    for size in sizes:
+        outer.append(math.gcd(size, islands))
+        islands //= outer[-1]
+    return tuple(outer)
+
+
+def _island(device: Any) -> int:
+    """The slice (TPU) or node (GPU) of a device; one for all on other platforms.
+
+    Where a device does not tell its slice, a GPU's node is its process.
+    """
+    if device.platform not in ("tpu", "gpu"):
+        return 0
+    index = getattr(device, "slice_index", None)
+    if index is None:
+        return 0 if device.platform == "tpu" else device.process_index
+    return index
 
 
 def data_parallelism(mesh: Mesh | AbstractMesh) -> int:
