@@ -1,50 +1,110 @@
-"""Writes README's tables from what programs recorded: `python -m tests.readme_tables`.
+"""Fills the tables of the READMEs from recorded JSON: `python -m tests.readme_tables`.
 
-Results come from configs/results/*.json (`scripts/train.py --record`), equivalences from tests/equivalences.json
-(`pytest --equivalences tests/equivalences.json`). A test compares README with them.
+Sources: `configs/results/*.json` (`scripts/train.py --record`), `configs/results/benchmarks/{train,decode}.json`
+(`scripts/benchmark.py --record`) and `tests/equivalences.json` (`pytest --equivalences`). A test compares the READMEs
+with them.
 """
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
+BENCHMARKS = ROOT / "configs" / "results" / "benchmarks"
+METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
+STRATEGIES = {1: "greedy", 4: "beam 4"}
 
 
 def results_table() -> str:
-    """One row a recorded result."""
-    rows = ["| command | steps | tokens | time | held-out result |", "|---|---|---|---|---|"]
+    """One row per recorded result."""
+    rows = []
     for path in sorted((ROOT / "configs" / "results").glob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = _read(path)
         config = re.search(r"--config configs/(\S+)", result["command"])[1]
-        metrics = [f"{SHOWN[name]} {value:.4g}" for name, value in result["test"].items() if name in SHOWN]
+        metrics = ", ".join(f"{METRICS[name]} {value:.4g}" for name, value in result["test"].items() if name in METRICS)
         tokens, minutes = f"{result['tokens'] / 1e6:.1f} M", f"{result['seconds'] / 60:.1f} min"
-        rows.append(f"| `{config}` | {result['steps']:,} | {tokens} | {minutes} | {', '.join(metrics)} |")
-    return "\n".join(rows)
+        rows.append((f"`{config}`", f"{result['steps']:,}", tokens, minutes, metrics))
+    return _table(("command", "steps", "tokens", "time", "held-out result"), rows)
+
+
+def train_table() -> str:
+    """One row per case of `benchmark.py train`."""
+    record = _read(BENCHMARKS / "train.json")
+    rows = []
+    for case in record["cases"]:
+        faster = [_times(case, peer) for peer in ("torch.compile", "PyTorch, eager")]
+        ours = case["milliseconds"]["tformer_jax"], case["share_of_product_rate"]["tformer_jax"]
+        size = f"{case['rows']} x {case['length']}"
+        rows.append((f"`{case['case']}`", size, f"{ours[0]:.3g} ms", f"{100 * ours[1]:.0f} %", *faster))
+    titles = (
+        "case",
+        "rows x tokens",
+        "step",
+        "of the matrix-product rate",
+        "ratio to `torch.compile`",
+        "to eager PyTorch",
+    )
+    return f"{_table(titles, rows)}\n\n{_source('train.json', record)}"
+
+
+def decode_table() -> str:
+    """One row per case of `benchmark.py decode`."""
+    record = _read(BENCHMARKS / "decode.json")
+    rows = []
+    for case in record["cases"]:
+        ratios = (_times(case, peer) for peer in ("CTranslate2", "Hugging Face"))
+        speed = f"{case['tokens_per_second']['tformer_jax']:,.0f}"
+        rows.append((case["work"], STRATEGIES[case["beams"]], speed, *ratios))
+    titles = ("work", "strategy", "tokens/s", "ratio to CTranslate2", "to Hugging Face")
+    return f"{_table(titles, rows)}\n\n{_source('decode.json', record)}"
 
 
 def equivalences_table() -> str:
-    """One row a switch and oracle, with the largest difference that the tests saw."""
-    rows = ["| switch | equal to | largest difference |", "|---|---|---|"]
-    for switch, oracle, difference in json.loads((ROOT / "tests" / "equivalences.json").read_text(encoding="utf-8")):
-        rows.append(f"| `{switch}` | {oracle} | {difference:.0e} |")
-    return "\n".join(rows)
+    """One row per switch and oracle, with the largest difference that the tests saw."""
+    found = _read(ROOT / "tests" / "equivalences.json")
+    rows = [(f"`{switch}`", oracle, f"{difference:.0e}") for switch, oracle, difference in found]
+    return _table(("switch", "equal to", "largest difference"), rows)
 
 
-def fill(text: str, name: str, table: str) -> str:
-    """Replaces what stands between README's marks of that name."""
-    start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-    before, _, rest = text.partition(start)
-    _, _, after = rest.partition(end)
-    return before + start + table + end + after
+TABLES = {
+    "README.md": {"results": results_table, "train": train_table, "decode": decode_table},
+    "tests/README.md": {"equivalences": equivalences_table},
+}
+"""The functions that write a file's tables, by file and by the name in the table's marks."""
 
 
-def readme() -> str:
-    """README as it should be."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return fill(fill(text, "results", results_table()), "equivalences", equivalences_table())
+def filled(name: str) -> str:
+    """The text of a README, its tables written anew."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for mark, table in TABLES[name].items():
+        before, start, rest = text.partition(f"<!-- {mark} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {mark} -->")
+        text = f"{before}{start}{table()}\n{end}{after}"
+    return text
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)).replace(" --- ", "---")
+
+
+def _times(case: dict[str, Any], peer: str) -> str:
+    return f"{case['times_as_fast'][peer]:.2f}" if peer in case["times_as_fast"] else ""
+
+
+def _source(name: str, record: dict[str, Any]) -> str:
+    hardware = record["hardware"]
+    return (
+        f"Recorded on {hardware['cores']} cores of an {hardware['processor']}: "
+        f"[`{name}`](configs/results/benchmarks/{name}), revision {record['git_revision'][:7]}."
+    )
 
 
 if __name__ == "__main__":
-    (ROOT / "README.md").write_text(readme(), encoding="utf-8")
+    for file in TABLES:
+        (ROOT / file).write_text(filled(file), encoding="utf-8")

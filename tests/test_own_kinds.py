@@ -1,4 +1,4 @@
-"""README's example: kinds of attention, norm and FFN that are added from outside the package."""
+"""The example of tformer_jax/README.md: kinds of norm and FFN that are added from outside the package."""
 
 import subprocess
 import sys
@@ -16,9 +16,9 @@ TOKENS = np.array([[5, 6, 7, 8]], np.int32)
 
 
 def example() -> str:
-    """The Python block below the heading of README."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return text.partition("## Add a kind of your own")[2].partition("```python\n")[2].partition("```")[0]
+    """The Python block below the heading."""
+    text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8")
+    return text.partition("## Add a kind")[2].partition("```python\n")[2].partition("```")[0]
 
 
 def test_readmes_example_runs_and_is_short(tmp_path):
