@@ -38,14 +38,7 @@ def train_table() -> str:
         ours = case["milliseconds"]["tformer_jax"], case["share_of_product_rate"]["tformer_jax"]
         size = f"{case['rows']} x {case['length']}"
         rows.append((f"`{case['case']}`", size, f"{ours[0]:.3g} ms", f"{100 * ours[1]:.0f} %", *faster))
-    titles = (
-        "case",
-        "rows x tokens",
-        "step",
-        "of the matrix-product rate",
-        "ratio to `torch.compile`",
-        "to eager PyTorch",
-    )
+    titles = ("case", "rows x tokens", "step", "of the product rate", "ratio to `torch.compile`", "to eager PyTorch")
     return f"{_table(titles, rows)}\n\n{_source('train.json', record)}"
 
 
