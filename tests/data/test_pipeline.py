@@ -37,8 +37,8 @@ KINDS = {
     "translation with BPE dropout": ("seq2seq", BUCKETS | {"tokenizer": "bpe", "vocab_size": 280, "bpe_dropout": 0.3}),
     "classification in buckets": ("classifier", BUCKETS),
     "windows": ("decoder_lm", WINDOWS),
-    "documents packed and cut": ("decoder_lm", PACKED),
-    "documents packed and carried": ("decoder_lm", PACKED | {"overlong": "carry"}),
+    "documents packed and cut": ("decoder_lm", PACKED | {"overlong": "cut"}),
+    "documents packed and carried": ("decoder_lm", PACKED),
     "a mixture": ("seq2seq", BUCKETS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
     "a mixture of windows": ("decoder_lm", WINDOWS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
 }
@@ -109,6 +109,22 @@ def assert_restored_exactly(arguments, batches: int, points: int) -> None:
         restored.set_state(json.loads(states[start]))
         assert_same(take(restored, min(3, batches - start)), whole[start : start + 3])
         restored.close()
+
+
+def first_epochs(seed: int, sources: int = 2, size: int = 50, epochs: int = 3) -> list[tuple[int, ...]]:
+    """The order of each source in each of its first epochs, counted from the first example of the source."""
+    data = DataConfig(source="tsv", train=("-",) * sources, validation="-", weights=(1.0,) * sources)
+    mixed = pipeline._shuffled([size] * sources, Config(seed=seed, data=data), 1)
+    places = [int(mixed[number][0]) for number in range(sources * size * epochs)]
+    by_source = [[place % size for place in places if place // size == source] for source in range(sources)]
+    return [tuple(found[size * epoch :][:size]) for found in by_source for epoch in range(epochs)]
+
+
+def test_no_two_seeds_sources_or_epochs_share_an_order():
+    orders = [order for seed in range(4) for order in first_epochs(seed)]
+    assert len(orders) == 4 * 2 * 3
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len(set(orders)) == len(orders)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,6 +203,17 @@ def test_evaluation_sees_every_example_once(kind):
         labels = np.concatenate([batch["label"] for batch in batches])
         assert (labels != IGNORED).sum() == len(WORDS)
         assert collections.Counter(labels[labels != IGNORED]) == collections.Counter(len(word) % 2 for word in WORDS)
+
+
+@pytest.mark.parametrize("kind", ["documents packed and cut", "documents packed and carried"])
+def test_packed_evaluation_scores_every_token_and_every_end(kind):
+    cfg, _, tokenizers = setup(kind)
+    texts = [text for text in TEXTS if len(text["text"]) > cfg.data.window] + [{"text": "short"}]
+    assert len(texts) > 5
+    labels = np.concatenate([batch["targets"].ravel() for batch in evaluation_batches(cfg, texts, tokenizers)])
+    ids = [tokenizers.target.encode(text["text"]) for text in texts]
+    expected = [token for text in ids for token in [*text[1:], EOS]]
+    assert sorted(labels[labels != IGNORED]) == sorted(expected)
 
 
 def test_every_window_is_reachable():

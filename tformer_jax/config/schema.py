@@ -94,9 +94,9 @@ class DataConfig(Section):
     window: int = setting(256, "windows and packed: tokens in a row (of targets, where there are sources)", low=1)
     source_window: int | None = setting(None, "packed: tokens in a row of sources; None: window", low=1)
     overlong: str = setting(
-        "cut",
-        "packed language models: cut a document that is longer than a row, or carry its rest on to other rows",
-        choices=("cut", "carry"),
+        "carry",
+        "packed language models: carry the rest of a document that is longer than a row over to other rows, or cut it",
+        choices=("carry", "cut"),
     )
     workers: int = setting(0, "loader processes; 0: threads of the training process", low=0)
 

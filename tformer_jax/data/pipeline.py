@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -56,14 +57,18 @@ def evaluation_batches(
     *,
     multiple_of: int = 1,
 ) -> Iterator[Batch]:
-    """Every example once, in batches of `cfg.eval.batch_size` rows rounded up to `multiple_of`."""
+    """Every example once, in batches of `cfg.eval.batch_size` rows rounded up to `multiple_of`.
+
+    Documents are scored to their end: those longer than a packed row continue in further rows, also with
+    `data.overlong="cut"`.
+    """
     rows = -(-cfg.eval.batch_size // multiple_of) * multiple_of
     reader = _reader(examples, tokenizers, labels)
     if cfg.data.batching == "windows":
         yield from covering_windows(token_stream(reader), cfg.data.window, rows)
         return
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
-    framed = _Read(reader, framer(cfg))
+    framed = _Read(reader, dataclasses.replace(framer(cfg), carry=True))
     found = itertools.chain.from_iterable(split_examples(framed(block)) for block in blocks)
     if cfg.data.batching == "packed":
         yield from packed_once(found, rows, _capacity(cfg))
@@ -141,17 +146,24 @@ def _mixed_windows(joined: Joined, places: Sequence[int]) -> Batch:
     return {key: np.concatenate([window[key] for window in found]) for key in found[0]}
 
 
+@functools.lru_cache(maxsize=64)
+def shuffle_seed(seed: int, source: int, epoch: int) -> int:
+    """The uint32 that orders one epoch of one source: a BLAKE2b hash, so that no two of them share an order."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {source} {epoch}".encode(), digest_size=4).digest())
+
+
 @dataclasses.dataclass(frozen=True)
 class _Shuffled:
-    """The places `start` to `start + size` over and over, in each epoch in another order."""
+    """The places `start` to `start + size` of one source, repeated endlessly and reshuffled in each epoch."""
 
     start: int
     size: int
     seed: int
+    source: int = 0
 
     def __call__(self, position: int) -> int:
         epoch, inside = divmod(int(position), self.size)
-        return self.start + index_shuffle(inside, self.size - 1, (self.seed + epoch) % 2**32, 4)
+        return self.start + index_shuffle(inside, self.size - 1, shuffle_seed(self.seed, self.source, epoch), 4)
 
     def together(self, count: int, number: int) -> np.ndarray:
         """The places of `count` examples, of which those of smaller `number` come before."""
@@ -165,7 +177,7 @@ def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapData
     if not cfg.data.weights:
         return endless.map(functools.partial(_Shuffled(0, ends[-1], cfg.seed).together, together))
     parts = [
-        endless.map(_Shuffled(end - size, size, cfg.seed + number))
+        endless.map(_Shuffled(end - size, size, cfg.seed, number))
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
     return grain.MapDataset.mix(parts, cfg.data.weights).batch(together)
