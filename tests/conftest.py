@@ -17,10 +17,12 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # halves the time;
     FLAGS += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what one test compiled serves all workers of this test run
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="tformer_jax_tests_")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+if "PYTEST_XDIST_WORKER" not in os.environ:  # what one test compiled, or made of CLDR's data, serves all workers
+    kept = os.environ["TFORMER_CACHE_DIR"] = tempfile.mkdtemp(prefix="tformer_jax_tests_")
+    atexit.register(shutil.rmtree, kept, ignore_errors=True)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{kept}/xla"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay
 
 collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import filelock
 import pytest
 
+from tformer_jax import user_cache
 from tformer_jax.cli import compilation_cache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ for script in {SCRIPTS!r}:
 @pytest.fixture
 def caches(tmp_path, monkeypatch) -> Path:
     """An empty cache folder of the user's, and no variable that says another."""
-    for name in (compilation_cache.FOLDER, compilation_cache.SWITCH, *compilation_cache.SETTINGS):
+    for name in (user_cache.VARIABLE, compilation_cache.FOLDER, compilation_cache.SWITCH, *compilation_cache.SETTINGS):
         monkeypatch.setenv(name, "")  # so that what is set is forgotten after the test
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -61,17 +62,18 @@ def test_a_folder_of_the_users_is_used(caches, monkeypatch):
     assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(caches / "home"))
-    assert compilation_cache.default_folder().parent == caches / "home" / ".cache" / "tformer_jax" / "xla"
+    assert user_cache.default_folder() == caches / "home" / ".cache" / "tformer_jax"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert compilation_cache.default_folder().parent == caches / "home" / "Library" / "Caches" / "tformer_jax" / "xla"
+    assert user_cache.default_folder() == caches / "home" / "Library" / "Caches" / "tformer_jax"
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("JAX_COMPILATION_CACHE_DIR", "mine"), ("JAX_ENABLE_COMPILATION_CACHE", "False")]
+    ("name", "value"),
+    [("JAX_COMPILATION_CACHE_DIR", "mine"), ("JAX_ENABLE_COMPILATION_CACHE", "False"), ("TFORMER_CACHE_DIR", "")],
 )
 def test_what_the_user_sets_holds(caches, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    before = dict(os.environ)
+    before = {user_cache.VARIABLE: str(caches / "tformer_jax"), **os.environ}
     compilation_cache.enable()
     assert dict(os.environ) == before
     assert list(caches.iterdir()) == []

@@ -7,11 +7,12 @@ import contextlib
 import logging
 import os
 import platform
-import sys
 import zlib
 from pathlib import Path
 
 import filelock
+
+from tformer_jax import user_cache
 
 FOLDER, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 SETTINGS = {
@@ -23,15 +24,17 @@ ENTRY, USED = "-cache", "-atime"
 
 
 def enable() -> None:
-    """Sets the environment variables of JAX's cache, except those that are set.
+    """Sets the environment variables of the user's cache folder and of JAX's cache inside it, except those set already.
 
-    Nothing changes where the user names a folder or switches the cache off. One that cannot be written is only warned
-    of.
+    Nothing is compiled into it where the user names another folder or switches JAX's cache off. A folder that cannot
+    be written is reported by a warning.
     """
-    if FOLDER in os.environ or os.environ.get(SWITCH, "").lower() in ("0", "f", "false", "n", "no", "off"):
-        return
     try:
-        folder = default_folder()
+        root = Path(os.environ.setdefault(user_cache.VARIABLE, str(user_cache.default_folder())))
+        chosen = FOLDER in os.environ or os.environ.get(SWITCH, "").lower() in ("0", "f", "false", "n", "no", "off")
+        if chosen or not os.environ[user_cache.VARIABLE]:
+            return
+        folder = root / "xla" / processor()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies there is executed
         remove_unfinished(folder)
     except (OSError, RuntimeError) as error:
@@ -40,20 +43,6 @@ def enable() -> None:
     os.environ[FOLDER] = str(folder)
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-
-
-def default_folder() -> Path:
-    """A folder in the user's cache folder.
-
-    Raises:
-        RuntimeError: the user has no home folder.
-    """
-    if sys.platform == "darwin":
-        caches = Path.home() / "Library" / "Caches"
-    else:
-        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        caches = named if named.is_absolute() else Path.home() / ".cache"
-    return caches / "tformer_jax" / "xla" / processor()
 
 
 def processor() -> str:

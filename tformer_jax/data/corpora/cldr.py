@@ -2,16 +2,20 @@
 
 import dataclasses
 import functools
+import platform
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import babel
 
+from tformer_jax import user_cache
 from tformer_jax.config import DataConfig
+from tformer_jax.data.corpora import cldr_phrases, heldout
 from tformer_jax.data.corpora.cldr_phrases import PhraseBook
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example
-from tformer_jax.data.corpora.heldout import split_of
 
 ENDLESS = 2**31
 """Length of an endless split; grain shuffles no longer ones."""
@@ -51,6 +55,10 @@ class Phrases(Sequence[Example]):
         """The phrases that these locales share."""
         return _book(self.locales)
 
+    def origin(self) -> dict[str, Any]:
+        """All that the examples follow from, fit for JSON: equal origins give equal examples."""
+        return {"kind": type(self).__name__, "split": self.split, "seed": self.seed, **_origin(self.locales)}
+
     def __getstate__(self) -> dict[str, object]:
         return {"locales": self.locales, "split": self.split, "seed": self.seed}
 
@@ -67,7 +75,7 @@ class Phrases(Sequence[Example]):
         draw, wanted = random.Random(f"{self.seed} {index}"), set(splits)
         while wanted:
             text, make = self.candidate(draw)
-            split = split_of(text)
+            split = heldout.split_of(text)
             if split in wanted and (example := make()) is not None:
                 wanted.remove(split)
                 yield split, example
@@ -107,7 +115,20 @@ class Languages(Phrases):
 
 @functools.lru_cache(maxsize=8)
 def _book(locales: tuple[str, ...]) -> PhraseBook:
-    return PhraseBook(locales)
+    def kinds() -> Any:
+        return PhraseBook(locales).admitted
+
+    return PhraseBook(locales, user_cache.cached("phrase_books", _origin(locales), kinds))
+
+
+def _origin(locales: tuple[str, ...]) -> dict[str, Any]:
+    """All that the phrases of these locales follow from."""
+    return {"locales": list(locales), "babel": babel.__version__, "python": platform.python_version(), "code": _code()}
+
+
+@functools.cache
+def _code() -> str:
+    return user_cache.source_digest(sys.modules[__name__], cldr_phrases, heldout)
 
 
 def typed(text: str) -> str:
@@ -116,8 +137,13 @@ def typed(text: str) -> str:
 
 
 def _corpus(train: Phrases, cfg: DataConfig, labels: tuple[str, ...] | None = None) -> Corpus:
-    """The first `cfg.heldout_examples` distinct examples of each split that is held out."""
     count = cfg.heldout_examples
+    found = user_cache.cached("heldout", {**train.origin(), "count": count}, lambda: _held_out(train, count))
+    return Corpus(train, found["validation"], found["test"], labels)
+
+
+def _held_out(train: Phrases, count: int) -> dict[str, list[Example]]:
+    """The first `count` distinct examples of each split that is held out."""
     found: dict[str, dict[str, Example]] = {"validation": {}, "test": {}}
     for index in range(100 * count):
         missing = {split for split, examples in found.items() if len(examples) < count}
@@ -128,7 +154,7 @@ def _corpus(train: Phrases, cfg: DataConfig, labels: tuple[str, ...] | None = No
     least = min(map(len, found.values()))
     if least < count:
         raise DataError(f"data.heldout_examples={count}: CLDR gives only {least} distinct phrases")
-    return Corpus(train, list(found["validation"].values()), list(found["test"].values()), labels)
+    return {split: list(examples.values()) for split, examples in found.items()}
 
 
 def _locales(*names: str) -> tuple[str, ...]:

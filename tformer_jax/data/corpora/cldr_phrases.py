@@ -63,27 +63,31 @@ class PhraseBook:
     as `May 3, 2026` may be both a long and a medium date, is left out.
     """
 
-    def __init__(self, locales: Sequence[str]):
+    def __init__(self, locales: Sequence[str], admitted: Sequence[Sequence[int]] | None = None):
+        """Tries every kind, or takes those that `admitted` of an equal book names."""
         self.locales = [babel.Locale.parse(name) for name in locales]
-        self._taken: dict[str, tuple[str, ...]] = {}
         families = (self._dates, self._times, self._relative, self._numbers, self._money, self._measures, self._names)
-        self._families = [kinds for kinds in map(self._unambiguous, [family() for family in families]) if kinds]
+        kinds = [family() for family in families]
+        taken: dict[str, tuple[str, ...]] = {}
+        self.admitted = admitted or [
+            [number for number, kind in enumerate(family) if self._admit(taken, *kind)] for family in kinds
+        ]
+        """The numbers of the kinds that are used, for each family."""
+        found = [[family[i] for i in numbers] for family, numbers in zip(kinds, self.admitted, strict=True)]
+        self._families = list(filter(None, found))
 
     def phrase(self, draw: random.Random) -> "Phrase":
         """One phrase in every locale."""
         value, render = draw.choice(draw.choice(self._families))
         return Phrase(self.locales, render, value(draw))
 
-    def _unambiguous(self, kinds: list[tuple[Draw, Format]]) -> list[tuple[Draw, Format]]:
-        return [kind for kind in kinds if self._admit(*kind)]
-
-    def _admit(self, value: Draw, render: Format) -> bool:
-        """Whether the kind contradicts none admitted before; remembers its texts if so."""
+    def _admit(self, taken: dict[str, tuple[str, ...]], value: Draw, render: Format) -> bool:
+        """Whether the kind contradicts none admitted before; adds its texts to `taken` if so."""
         draw = random.Random(0)
         texts = [tuple(Phrase(self.locales, render, value(draw))) for _ in range(TRIALS)]
-        if any(self._taken.get(text[0], text) != text for text in texts):
+        if any(taken.get(text[0], text) != text for text in texts):
             return False
-        self._taken.update((text[0], text) for text in texts)
+        taken.update((text[0], text) for text in texts)
         return True
 
     def _dates(self) -> list[tuple[Draw, Format]]:

@@ -5,20 +5,29 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import tokenizers as hf
 from rich.console import Console
 from rich.progress import track
 
+from tformer_jax import user_cache
 from tformer_jax.config import DataConfig
+from tformer_jax.data.corpora.cldr import Phrases
 from tformer_jax.data.corpora.corpus import Example
+from tformer_jax.data.tokenizers import simple, subword
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.imported import read_tokenizer
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
+SETTINGS = ("tokenizer", "vocab_size", "tokenizer_examples", "split_digits", "shared_vocab")
+"""The settings that a trained tokenizer follows from."""
+
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
     """What `cfg.tokenizer` names, trained on at most `cfg.tokenizer_examples` examples that are held one at a time.
+
+    Those of a corpus that is made on the spot are kept in the user's cache folder.
 
     Args:
         train: the training split: a sequence, or what can be iterated over again and again.
@@ -31,6 +40,18 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         assert cfg.tokenizer_file is not None
         found = read_tokenizer(Path(root or "") / cfg.tokenizer_file)
         return Tokenizers(found, found)
+    if not isinstance(train, Phrases):
+        return _trained(cfg, train)
+    key = {
+        "examples": train.origin(),
+        "settings": {name: getattr(cfg, name) for name in SETTINGS},
+        "tokenizers": hf.__version__,
+        "code": user_cache.source_digest(sys.modules[__name__], simple, subword),
+    }
+    return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _trained(cfg, train).to_json()))
+
+
+def _trained(cfg: DataConfig, train: Iterable[Example]) -> Tokenizers:
     keys = next(iter(train)).keys()
     sides = [key for key in keys if key != "label"]
     if cfg.shared_vocab or len(sides) == 1:

@@ -1,0 +1,89 @@
+"""Files that a command keeps for the next one in the user's cache folder, each of which can be made again."""
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "TFORMER_CACHE_DIR"
+"""Names the folder; nothing is kept where it is unset or empty."""
+MOST_FILES = 64
+"""Files of one topic; the least recently used ones are removed."""
+
+
+def default_folder() -> Path:
+    """`tformer_jax` in the user's cache folder.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    if sys.platform == "darwin":
+        caches = Path.home() / "Library" / "Caches"
+    else:
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        caches = named if named.is_absolute() else Path.home() / ".cache"
+    return caches / "tformer_jax"
+
+
+def cached(topic: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    """`make()`, or what an earlier call with an equal key returned, in this process or another.
+
+    A file that is damaged or belongs to another key is replaced; a folder that cannot be written is not used.
+
+    Args:
+        topic: the subfolder.
+        key: everything that the value follows from, versions included; fit for JSON.
+        make: returns a value that JSON preserves: no tuples, no keys other than strings.
+    """
+    root = os.environ.get(VARIABLE)
+    if not root:
+        return make()
+    named = json.dumps(key, sort_keys=True)
+    path = Path(root) / topic / f"{_digest(named)[:32]}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return _read(path, named)
+    value = make()
+    with contextlib.suppress(OSError):
+        _write(path, named, value)
+    return value
+
+
+def source_digest(*modules: ModuleType) -> str:
+    """A hash of the source code of modules: part of the key of what they make."""
+    return _digest("".join(map(inspect.getsource, modules)))
+
+
+def _read(path: Path, key: str) -> Any:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["key"] != key or content["sha256"] != _digest(content["value"]):
+        raise ValueError(f"{path} is not what was written")
+    os.utime(path)
+    return json.loads(content["value"])
+
+
+def _write(path: Path, key: str, value: Any) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = json.dumps(value)
+    content = {"key": key, "sha256": _digest(text), "value": text}
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8") as file:
+        new = Path(file.name)
+        try:
+            json.dump(content, file)
+            file.flush()
+            new.replace(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+    for old in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
