@@ -12,9 +12,6 @@ from tformer_jax.cli.common import whole
 from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.config.fields import allowed_types
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-SEARCH = ("beams", "length_penalty", "length_alpha", "early_stopping")
-"""Asking for one of these settings chooses the strategy."""
 NAMES = {"forbidden": "forbid"}
 """The flags that are not called as their settings."""
 METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -60,17 +57,10 @@ def decode_config(saved: DecodeConfig, options: argparse.Namespace, several: str
     """
     named = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(DecodeConfig)}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    sampling, search = ([name for name in names if name in given] for names in (SAMPLING, SEARCH))
-    if sampling and search:
-        raise ConfigError(
-            f"{flag(sampling[0])} is for sampling and {flag(search[0])} for beam search: write one of them"
-        )
-    strategy = "sample" if sampling else "beam" if search else saved.strategy
-    if options.outputs > 1 and strategy == "greedy":
-        strategy = several
-        given |= {"beams": options.outputs} if several == "beam" else {}
-    result = dataclasses.replace(saved, **{**given, "strategy": strategy})
-    if strategy == "beam" and options.outputs > result.beams:
+    result = saved.changed(given, flag)
+    if options.outputs > 1 and result.strategy == "greedy":
+        result = result.changed({"beams": options.outputs} if several == "beam" else {"strategy": several})
+    if result.strategy == "beam" and options.outputs > result.beams:
         wanted = f"{SEVERAL[several]} {options.outputs}"
         raise ConfigError(f"{wanted} needs at least as many beams: write --beams {options.outputs}")
     return result

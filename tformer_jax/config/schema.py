@@ -1,9 +1,10 @@
 """The settings of an experiment. This file, `model.py`, `parallel.py` and `training.py` are their only declaration."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from tformer_jax.config.fields import Section, setting
+from tformer_jax.config.fields import ConfigError, Section, nearest, setting
 from tformer_jax.config.model import DTYPES, ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
@@ -149,6 +150,11 @@ class DataConfig(Section):
         return max(self.window, (self.batching == "packed" and self.source_window) or 0)
 
 
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+SEARCH = ("beams", "length_penalty", "length_alpha", "early_stopping")
+"""The settings that select a strategy of decoding."""
+
+
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig(Section):
     """How text is generated."""
@@ -156,39 +162,40 @@ class DecodeConfig(Section):
     path: ClassVar[str] = "decode"
 
     strategy: str = setting("greedy", "how tokens are chosen", choices=("greedy", "sample", "beam"))
-    beams: int = setting(4, "beam: beginnings that are followed at once", low=1)
+    beams: int = setting(4, "beam: beam width", low=1)
     length_penalty: str = setting(
         "average",
-        "beam: sums of log-probabilities are divided by length^alpha, or by ((5 + length) / 6)^alpha",
+        "beam: divide the log-probability by length^alpha (average) or ((5 + length) / 6)^alpha (gnmt)",
         choices=("average", "gnmt"),
     )
-    length_alpha: float = setting(1.0, "beam: the alpha; 0: no penalty", low=0.0)
+    length_alpha: float = setting(1.0, "beam: alpha of the length penalty; 0 disables it", low=0.0)
     early_stopping: str = setting(
         "heuristic",
-        "beam: done with as many outputs as beams; when no better one is likely; or only when none is possible",
+        "beam: stop at as many finished outputs as beams (first), when a better one is unlikely (heuristic), or "
+        "impossible (never)",
         choices=("first", "heuristic", "never"),
     )
-    temperature: float = setting(1.0, "sample: logits are divided by it", low=1e-4)
-    top_k: int | None = setting(None, "sample: only the k most probable tokens", low=1)
-    top_p: float | None = setting(None, "sample: only the most probable tokens that hold this mass", low=0.0, high=1.0)
+    temperature: float = setting(1.0, "sample: divisor of the logits", low=1e-4)
+    top_k: int | None = setting(None, "sample: keep the k most probable tokens", low=1)
+    top_p: float | None = setting(
+        None, "sample: keep the most probable tokens up to this total probability", low=0.0, high=1.0
+    )
     min_p: float = setting(
-        0.0, "sample: only tokens at least this many times as probable as the likeliest; 0: all", low=0.0, high=1.0
+        0.0, "sample: keep tokens with at least this fraction of the highest probability", low=0.0, high=1.0
     )
-    max_new_tokens: int = setting(128, "longest output, in tokens", low=1)
+    max_new_tokens: int = setting(128, "maximum length of an output, in tokens", low=1)
     cache_dtype: str | None = setting(
-        None, "how keys and values are kept; None: as model.dtype", choices=(*DTYPES, "int8")
+        None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
     )
-    draft_tokens: int = setting(4, "tokens that a draft model, where one is used, proposes at once", low=1)
-    min_new_tokens: int = setting(0, "shortest output, in tokens", low=0)
+    draft_tokens: int = setting(4, "tokens that a draft model proposes per step", low=1)
+    min_new_tokens: int = setting(0, "minimum length of an output, in tokens", low=0)
     repetition_penalty: float = setting(
-        1.0, "logits of tokens that occurred are divided by it (negative ones multiplied); 1: no penalty", low=0.01
+        1.0, "divide the logits of tokens that occurred by this (multiply negative ones); 1 disables it", low=0.01
     )
-    no_repeat_ngram: int = setting(0, "n: no n tokens in a row occur twice; 0: they may", low=0)
-    forbidden: tuple[str, ...] = setting(
-        (), "texts whose tokens, as they are alone and after a space, are never completed"
-    )
-    prefix: str = setting("", "text that each output begins with")
-    stop: tuple[str, ...] = setting((), "an output ends before the first of these texts")
+    no_repeat_ngram: int = setting(0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0)
+    forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
+    prefix: str = setting("", "text that every output starts with")
+    stop: tuple[str, ...] = setting((), "end an output before the first of these texts")
 
     def check(self) -> None:
         if self.min_new_tokens > self.max_new_tokens:
@@ -202,8 +209,28 @@ class DecodeConfig(Section):
 
     @property
     def width(self) -> int:
-        """Tokens of one row that are read side by side."""
+        """Tokens of one row that are decoded in parallel: the beam width, or 1."""
         return self.beams if self.strategy == "beam" else 1
+
+    def changed(self, changes: Mapping[str, Any], name: Callable[[str], str] = str) -> "DecodeConfig":
+        """A copy with other settings; those of sampling or beam search select that strategy, unless it is given.
+
+        Args:
+            changes: values by the name of the setting.
+            name: how messages write a setting, such as a flag.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range, or settings of two strategies are given.
+        """
+        for unknown in changes.keys() - {field.name for field in dataclasses.fields(self)}:
+            raise self.error(unknown, f"unknown setting{nearest(unknown, self.__dataclass_fields__)}")
+        sampling, search = ([setting for setting in names if setting in changes] for names in (SAMPLING, SEARCH))
+        if sampling and search:
+            raise ConfigError(
+                f"{name(sampling[0])} is for sampling and {name(search[0])} for beam search: write one of them"
+            )
+        strategy = "sample" if sampling else "beam" if search else self.strategy
+        return dataclasses.replace(self, **{"strategy": strategy, **changes})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,45 @@
+"""The installed command: `tformer train --config FILE` runs the same function as `python scripts/train.py`."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from tformer_jax.cli.common import run_main
+from tformer_jax.config import ConfigError
+
+COMMANDS = {
+    "train": "train a config, or resume a run",
+    "translate": "translate texts",
+    "generate": "continue prompts",
+    "classify": "label texts",
+    "score": "print log-probabilities of given texts",
+    "serve": "serve a run over HTTP",
+    "sweep": "train a config for each combination of settings",
+    "prepare_data": "tokenize a corpus once",
+    "describe": "show what a model costs before it runs",
+    "doctor": "check the machine, the mesh and the data before a run",
+    "benchmark": "measure training, decoding, attention and data",
+    "xla_flags": "print XLA flags for a mesh axis",
+}
+"""The module in `tformer_jax.cli` and what it does."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command that the first argument names with the other arguments; lists the commands without one.
+
+    Raises:
+        ConfigError: the command is unknown.
+    """
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print("usage: tformer COMMAND [--help]\n")
+        print("\n".join(f"  {name:<14}{meaning}" for name, meaning in COMMANDS.items()))
+        return
+    if name not in COMMANDS:
+        raise ConfigError(f"unknown command {name!r}: write one of {', '.join(COMMANDS)}")
+    importlib.import_module(f"tformer_jax.cli.{name}").main(rest)
+
+
+def run() -> None:
+    """The entry point of the installed command."""
+    run_main(main)
