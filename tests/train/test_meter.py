@@ -36,11 +36,12 @@ def step(loss: float, labels: float, skipped: float = 0.0, **more: float) -> Ste
 def test_means_are_by_label_and_shares_by_time(clock):
     found = Meter(tokens=1000, flops=7.0, seconds=50.0, data_wait_seconds=1.0)
     clock.now += 4
-    found.add(step(1.0, 30), tokens=40, flops=6.0, waited=0.75)
-    found.add(step(2.0, 10), tokens=20, flops=2.0, waited=0.25)
+    found.add(step(1.0, 30, nll=0.5), tokens=40, flops=6.0, waited=0.75)
+    found.add(step(2.0, 10, nll=1.5), tokens=20, flops=2.0, waited=0.25)
     found.fetch_all()
     assert found.read() == {
         "loss": 1.25,
+        "nll": 0.75,
         "grad_norm": 2.0,
         "skipped_steps": 0.0,
         "tokens_per_second": 15.0,

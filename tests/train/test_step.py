@@ -70,6 +70,8 @@ def test_loss_is_the_mean_over_counted_labels():
     losses = -(smoothed * np.log(oracles.softmax(logits[counted]))).sum(-1)
     assert metrics["labels"] == counted.sum()
     assert float(metrics["loss"]) == pytest.approx(losses.mean(), rel=1e-5)
+    nll = -np.log(oracles.softmax(logits[counted]))[np.arange(counted.sum()), data["targets"][counted]]
+    assert float(metrics["nll"]) == pytest.approx(nll.mean(), rel=1e-5)
 
 
 def test_padding_rows_and_columns_change_nothing():

@@ -15,11 +15,19 @@ class Sums(NamedTuple):
     """Float32 scalars, summed over the labels that count: divide them once, over the whole batch."""
 
     loss: jax.Array
-    """Cross-entropy in nats."""
+    """Cross-entropy in nats, of the smoothed labels where they are smoothed."""
+    nll: jax.Array
+    """Negative log-likelihood of the labels in nats, without smoothing."""
     z: jax.Array
     """`logsumexp(logits)^2` (PaLM, 2022, section 5)."""
     labels: jax.Array
     """int32: how many labels count."""
+
+
+def no_sums() -> Sums:
+    """The sums over no labels."""
+    zero = jnp.zeros(())
+    return Sums(zero, zero, zero, jnp.zeros((), jnp.int32))
 
 
 def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0) -> Sums:
@@ -39,9 +47,8 @@ def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothin
     losses = normalizer - (1 - label_smoothing) * at_label
     if label_smoothing:
         losses = losses - label_smoothing * logits.mean(axis=-1)
-    return Sums(
-        jnp.where(counted, losses, 0).sum(), jnp.where(counted, normalizer**2, 0).sum(), counted.sum(dtype=jnp.int32)
-    )
+    loss, nll, z = (jnp.where(counted, part, 0).sum() for part in (losses, normalizer - at_label, normalizer**2))
+    return Sums(loss, nll, z, counted.sum(dtype=jnp.int32))
 
 
 def batch_loss(
@@ -88,5 +95,4 @@ def in_chunks(sums: Callable[[jax.Array, jax.Array], Sums], x: jax.Array, labels
     def add(total: Sums, piece: tuple[jax.Array, jax.Array]) -> tuple[Sums, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
 
-    zero = Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32))
-    return jax.lax.scan(add, zero, (x, labels))[0]
+    return jax.lax.scan(add, no_sums(), (x, labels))[0]

@@ -78,7 +78,7 @@ class Meter:
     def read(self) -> Values:
         """What the steps since the last `read` had on average, and at which speed; `fetch_all` was called before.
 
-        The loss is averaged by label. Steps that were skipped count in `skipped_steps` alone.
+        Losses are averaged by label. Steps that were skipped count in `skipped_steps` alone.
         """
         elapsed = time.perf_counter() - self._since
         tokens, flops, waited = self._before
@@ -105,8 +105,8 @@ def _averages(steps: list[Values]) -> Values:
     if made:
         columns = {name: np.array([step[name] for step in made]) for name in made[0] if name != "skipped"}
         labels = columns.pop("labels")
-        loss = columns.pop("loss")
-        result["loss"] = float((loss * labels).sum() / max(labels.sum(), 1))
+        by_label = {name: columns.pop(name) for name in ("loss", "nll") if name in columns}
+        result |= {name: float((column * labels).sum() / max(labels.sum(), 1)) for name, column in by_label.items()}
         result |= {name: float(column.mean()) for name, column in columns.items()}
     if "gradient_squared" in result:
         squared, variance = result.pop("gradient_squared"), result.pop("gradient_variance")

@@ -28,7 +28,8 @@ class Figures:
 
     def __str__(self) -> str:
         found = self.metrics
-        parts = [f"loss {found['loss']:.4f}", f"lr {found['learning_rate']:.2e}"]
+        losses = [f"{name} {found[name]:.4f}" for name in ("loss", "nll") if name in found]
+        parts = [*losses, f"lr {found['learning_rate']:.2e}"]
         parts.append(f"{found['tokens_per_second']:,.0f} tokens/s")
         speed = f"{with_prefix(found['flops_per_second'])}FLOP/s"
         if self.peak_flops:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.config import Config
 from tformer_jax.models import registry
-from tformer_jax.models.losses import Sums, batch_loss
+from tformer_jax.models.losses import Sums, batch_loss, no_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import IGNORED
 from tformer_jax.train import diagnostics
@@ -30,8 +30,9 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
     `cfg.train.accumulate`, nor the number of devices changes it. A step whose loss or gradient is not finite changes
     nothing but the counts of steps.
 
-    Metrics are float32 scalars: `loss` (nats a label), `labels` (how many were counted), `grad_norm` (before
-    clipping), `skipped` (steps in a row up to this one), and those of `diagnostics` that `cfg.train` asks for.
+    Metrics are float32 scalars: `loss` (nats a label; with label smoothing, `nll` is the loss without it), `labels`
+    (how many were counted), `grad_norm` (before clipping), `skipped` (steps in a row up to this one), and those of
+    `diagnostics` that `cfg.train` asks for.
     """
     train = cfg.train
 
@@ -48,6 +49,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         old = (state.params, state.opt_state, state.ema)
         params, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
         metrics = {"loss": loss, "labels": sums.labels, "grad_norm": norm, "skipped": skipped}
+        if train.label_smoothing:
+            metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
         if train.layer_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(params, "param_norm")
         if train.noise_scale:
@@ -105,8 +108,7 @@ def accumulated_gradients(
 
     split = jax.tree.map(lambda rows: rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-    start = (Sums(jnp.zeros(()), jnp.zeros(()), jnp.zeros((), jnp.int32)), zeros)
-    (sums, grads), norms = jax.lax.scan(add, start, (split, jnp.arange(parts)))
+    (sums, grads), norms = jax.lax.scan(add, (no_sums(), zeros), (split, jnp.arange(parts)))
     return sums, grads, norms
 
 
