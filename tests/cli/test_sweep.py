@@ -29,7 +29,7 @@ import json, pathlib, sys
 run = pathlib.Path(next(flag for flag in sys.argv if flag.startswith("--run=")).removeprefix("--run="))
 assert "--resume" in sys.argv
 run.mkdir()
-seed = int(run.name.removeprefix("seed="))
+seed = int(run.name.rpartition("seed=")[2])
 (run / "result.json").write_text(json.dumps({"test": {"loss": 1.5 + seed, "bleu": 10.0 * seed}}))
 """
 """Stands in for the training of a run."""
@@ -80,6 +80,22 @@ def test_runs_are_made_once_and_compared(corpus_folder, tmp_path, capfd, monkeyp
     assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
     with pytest.raises(ConfigError, match="is a sweep of another config; name another folder with --output"):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
+
+
+def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    path, folder = tmp_path / "small.py", tmp_path / "sweep"
+    path.write_text(CONFIG)
+    arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
+    for _ in range(2):
+        sweep.main([*arguments, "--sweep", "data.train=a/b.tsv,a%2Fb.tsv; seed=3"])
+    assert capfd.readouterr().out.count("training") == 2
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
+        "data.train=a%252Fb.tsv,seed=3",
+        "data.train=a%2Fb.tsv,seed=3",
+    ]
+    found = json.loads((folder / "results.json").read_text())
+    assert [result["settings"][0] for result in found] == ["data.train=a/b.tsv", "data.train=a%2Fb.tsv"]
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):

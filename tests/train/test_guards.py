@@ -1,6 +1,8 @@
 """Locks, alarms, spikes and patience."""
 
+import errno
 import math
+import os
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from tformer_jax.config import ConfigError, TrainConfig
+from tformer_jax.train import guards
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.guards import HUNG, FolderLock, SpikeDetector
 
@@ -19,6 +22,18 @@ def test_one_process_a_folder(tmp_path):
         FolderLock(run)
     lock.release()
     FolderLock(run).release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_not_taken_for_another_process(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(guards.fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match="cannot be locked") as caught:
+        FolderLock(tmp_path / "run")
+    assert os.strerror(number) in str(caught.value)
+    assert "another process" not in str(caught.value)
 
 
 def test_a_process_that_is_gone_holds_nothing(tmp_path):
@@ -71,7 +86,9 @@ def test_a_detector_goes_on_where_it_stopped():
     [
         ("loss", [3, 2, 2, 1, 1.5, 1.1, 0.5], 5),
         ("bleu", [3, 2, 5, 6, 6, 5, 9], 5),
-        ("loss", [math.nan, math.nan, 2, 1, 0.9], None),
+        ("loss", [math.nan, 2, 1, 0.9], None),
+        ("loss", [math.nan, math.nan], 1),
+        ("loss", [2, math.nan, 1, math.nan, math.nan], 4),
         ("loss", [1, math.nan, math.inf], 2),
     ],
 )

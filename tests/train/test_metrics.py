@@ -8,7 +8,9 @@ import pytest
 
 from tests.train.conftest import small_config
 from tformer_jax.config import ConfigError
-from tformer_jax.train import metrics
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.train import metrics, run_folder
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.metrics import MetricsWriter
 
@@ -66,9 +68,20 @@ class Recorder(types.ModuleType):
         self.ended += 1
 
 
-def test_weights_and_biases_gets_the_same_and_is_continued(tmp_path, monkeypatch):
-    wandb = Recorder()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
+@pytest.fixture
+def wandb(monkeypatch) -> Recorder:
+    found = Recorder()
+    monkeypatch.setitem(sys.modules, "wandb", found)
+    return found
+
+
+def make_run(folder):
+    tokenizer = CharacterTokenizer("ab")
+    run_folder.create(folder, small_config(), Tokenizers(tokenizer, tokenizer), None)
+
+
+def test_weights_and_biases_gets_the_same_and_is_continued(tmp_path, wandb):
+    make_run(tmp_path)
     for step in (1, 2):
         writer = MetricsWriter(tmp_path, small_config(wandb="cards"), resume_step=step - 1)
         writer.write(step, "train", {"loss": 2.0})
@@ -79,6 +92,17 @@ def test_weights_and_biases_gets_the_same_and_is_continued(tmp_path, monkeypatch
     assert first["project"] == "cards"
     assert first["config"]["train"]["steps"] == 8
     assert (first["id"], first["resume"]) == (second["id"], "allow")
+
+
+def test_two_runs_of_one_path_are_two_runs_of_weights_and_biases(tmp_path, wandb):
+    """As in two containers, each with the run at the same path; and a run that is moved stays the same one."""
+    for _ in range(2):
+        make_run(tmp_path / "run")
+        MetricsWriter(tmp_path / "run", small_config(wandb="cards")).close()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    MetricsWriter(tmp_path / "moved", small_config(wandb="cards")).close()
+    first, second, moved = (options["id"] for options in wandb.begun)
+    assert first != second == moved
 
 
 def test_a_missing_package_is_said_before_anything_runs(monkeypatch):

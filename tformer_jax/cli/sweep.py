@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         slots.put(device)
     with concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
         jobs = [
-            pool.submit(train, options, overrides, found, folder / ",".join(found), slots) for found in combinations
+            pool.submit(train, options, overrides, found, folder / run_name(found), slots) for found in combinations
         ]
         failed = [problem for job in jobs if (problem := job.result())]
-    results = {found: result for found in combinations if (result := read_result(folder / ",".join(found)))}
+    results = {found: result for found in combinations if (result := read_result(folder / run_name(found)))}
     write_json(folder / "results.json", [{"settings": found, **result} for found, result in results.items()])
     Console().print(table(results, configs[0]))
     if failed:
@@ -88,6 +88,11 @@ def expand(text: str) -> list[Combination]:
     return list(itertools.product(*settings))
 
 
+def run_name(combination: Combination) -> str:
+    """The name of a combination's run folder: its settings, with "%" and "/" percent-encoded."""
+    return ",".join(combination).replace("%", "%25").replace("/", "%2F")
+
+
 def as_flags(combination: Combination) -> list[str]:
     """The command line of a combination."""
     return [f"--config.{setting}" for setting in combination]
@@ -100,7 +105,7 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
         ConfigError: it holds runs of other configs, or cannot be written.
     """
     path = folder / "sweep.json"
-    wanted = {",".join(found): to_dict(cfg) for found, cfg in zip(combinations, configs, strict=True)}
+    wanted = {run_name(found): to_dict(cfg) for found, cfg in zip(combinations, configs, strict=True)}
     wanted = json.loads(json.dumps(wanted))
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if any(known[name] != values for name, values in wanted.items() if name in known):

@@ -19,9 +19,14 @@ HUNG = 3
 
 
 class FolderLock:
-    """Held by the one process that may write to a run folder; the system frees it when the process ends, however."""
+    """An exclusive `flock` on a run folder, which the operating system releases when its process ends."""
 
     def __init__(self, run: Path):
+        """Locks `run`.
+
+        Raises:
+            ConfigError: another process holds the lock, or the file system has none.
+        """
         path = run.with_name(f".{run.name}.lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,16 +35,20 @@ class FolderLock:
             raise ConfigError(f"{path.parent} cannot be written ({error.strerror}); name another folder") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.seek(0)
             owner = self._file.read().strip() or "another process"
             raise ConfigError(f"{run} is in use by {owner}: wait for it to end, or name another --run") from None
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be locked ({error.strerror}): name a --run on a file system that supports flock"
+            ) from error
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()}")
         self._file.flush()
 
     def release(self) -> None:
-        """Lets others write."""
+        """Unlocks the folder."""
         self._file.close()
 
 

@@ -1,7 +1,6 @@
 """Where metrics go: `metrics.jsonl`, one JSON object a line, TensorBoard event files, and Weights & Biases if asked."""
 
 import functools
-import hashlib
 import importlib.util
 import json
 import math
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tformer_jax.config import Config, to_dict
+from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
 
 
@@ -116,7 +116,7 @@ class WeightsAndBiases:
     def __init__(self, run: Path, cfg: Config, project: str):
         import wandb
 
-        identity = hashlib.sha256(f"{project} {run.absolute()}".encode()).hexdigest()[:16]
+        identity = run_folder.run_id(run)
         self._run = wandb.init(
             project=project, name=cfg.name, id=identity, resume="allow", dir=str(run), config=to_dict(cfg)
         )

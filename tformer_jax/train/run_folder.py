@@ -1,7 +1,7 @@
 """A run folder holds everything needed to repeat, continue or use a run.
 
 config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
-provenance.json  versions, command, hardware    checkpoints/                  state by step
+provenance.json  id, versions, hardware         checkpoints/                  state by step
 tokenizers/      trained on the training split  weights/, weights.json        the parameters to use
 labels.json      names of the classes           result.json                   the final evaluation
 start_from.json  what another run gave          profile/                      traces
@@ -9,6 +9,7 @@ start_from.json  what another run gave          profile/                      tr
 
 import json
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str]
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     config.save(cfg, partial / "config.json")
-    write_json(partial / "provenance.json", provenance.collect())
+    write_json(partial / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
     tokenizers.save(partial / "tokenizers")
     if labels is not None:
         write_json(partial / "labels.json", list(labels))
@@ -95,6 +96,11 @@ def check_same_config(run: Path, cfg: Config) -> None:
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise ConfigError(f"{run} is a run of another config ({shown}); restore these settings, or name another --run")
+
+
+def run_id(run: Path) -> str:
+    """The random identifier that `create` gave the run."""
+    return json.loads((run / "provenance.json").read_text(encoding="utf-8"))["run_id"]
 
 
 def load_labels(run: Path) -> tuple[str, ...] | None:
