@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import tformer_jax as tj
 from tformer_jax.cli import classify, common, generate, lines, loading, score, serve, translate
 from tformer_jax.config import (
     Config,
@@ -75,6 +76,11 @@ def loaded_once():
 def translated(run: Path, texts: list[str]) -> list[str]:
     trained = loading.load_trained(run)
     return Translator(trained.cfg, trained.model, trained.tokenizers)(trained.params, texts)
+
+
+def test_a_notebook_gets_what_the_command_prints(runs, capsys):
+    translate.main(["--run", str(runs["seq2seq"]), "abc", "cab", "--beams", "2"])
+    assert capsys.readouterr().out.splitlines() == tj.load(runs["seq2seq"]).translate(["abc", "cab"], beams=2)
 
 
 def test_translate_arguments_in_order(runs, capsys):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tformer_jax.config.fields import ConfigError, Section, nearest, setting
+from tformer_jax.config.fields import ConfigError, Section, nearest, qualified, setting
 from tformer_jax.config.model import DTYPES, ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
@@ -222,8 +222,9 @@ class DecodeConfig(Section):
         Raises:
             ConfigError: a setting is unknown or out of range, or settings of two strategies are given.
         """
-        for unknown in changes.keys() - {field.name for field in dataclasses.fields(self)}:
-            raise self.error(unknown, f"unknown setting{nearest(unknown, self.__dataclass_fields__)}")
+        known = {field.name for field in dataclasses.fields(self)}
+        for unknown in changes.keys() - known:
+            raise ConfigError(f"unknown setting {qualified(self.path, unknown)!r}{nearest(unknown, known)}")
         sampling, search = ([setting for setting in names if setting in changes] for names in (SAMPLING, SEARCH))
         if sampling and search:
             raise ConfigError(

@@ -1,0 +1,109 @@
+"""The Python API, as a notebook uses it."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tformer_jax as tj
+from tests.helpers import assert_close, build, tiny
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+
+LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
+DATA = {
+    "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8,)),
+    "decoder_lm": DataConfig(source="stdlib_text", batching="windows", window=8),
+    "classifier": DataConfig(source="cldr_language", bucket_lengths=(8,)),
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, tj.Run]:
+    """A run of each family with random parameters."""
+    return {family: run_of(Config(model=tiny(family), data=data)) for family, data in DATA.items()}
+
+
+def run_of(cfg: Config) -> tj.Run:
+    cfg = dataclasses.replace(cfg, decode=DecodeConfig(max_new_tokens=5), eval=EvalConfig(batch_size=2))
+    model, params = build(cfg.model)
+    return tj.Run(Path("runs/x"), cfg, model, params, Tokenizers(LETTERS, LETTERS), ("x", "y", "z"))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """float64 [T, V]."""
+    logits = logits.astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def test_importing_the_package_does_not_import_jax():
+    code = "import sys, tformer_jax; assert 'jax' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_translator(runs):
+    run = runs["seq2seq"]
+    first, second = run.translate(["abc", "cab"], beams=2)
+    assert [run.translate(["abc"], beams=2), run.translate(["cab"], beams=2)] == [[first], [second]]
+    (best, other), _ = run.outputs(["abc", "cab"], 2)
+    assert best.text == first and best.score >= other.score
+    assert run.config.model.family == "seq2seq"
+    assert "encoder" in run.params
+
+
+def test_a_language_model(runs):
+    run = runs["decoder_lm"]
+    assert run.generate(["ab", "c"], temperature=2.0, seed=3) == run.generate(["ab", "c"], temperature=2.0, seed=3)
+    assert len(run.outputs(["ab"], 3)[0]) == 3
+    (longest,) = run.generate(["a"], max_new_tokens=2)
+    assert len(longest) <= 2
+
+
+def test_a_classifier(runs):
+    run = runs["classifier"]
+    found = run.classify(["abc", "b"])
+    for (label, probability), logits in zip(found, run.logits(["abc", "b"]), strict=True):
+        p = np.exp(log_softmax(logits))
+        assert label == run.labels[p.argmax()]
+        assert probability == pytest.approx(p.max(), rel=1e-5)
+
+
+def test_scores_follow_from_the_logits(runs):
+    lm, translator = runs["decoder_lm"], runs["seq2seq"]
+    for run, example in ((lm, "abca"), (translator, ("abc", "cba"))):
+        (scored,), (logits,) = run.score([example]), run.logits([example])
+        expected = log_softmax(logits)[np.arange(len(scored.tokens)), scored.tokens]
+        assert_close(np.array(scored.log_probabilities), expected, 1e-5)
+
+
+def test_logits_do_not_depend_on_the_batch(runs):
+    run, texts = runs["decoder_lm"], ["abca", "b", "cabbac"]
+    for text, together in zip(texts, run.logits(texts), strict=True):
+        assert_close(together, run.logits([text])[0], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "call", "problem"),
+    [
+        ("classifier", lambda run: run.translate(["a"]), "translate: .* holds a classifier model; call classify"),
+        ("seq2seq", lambda run: run.generate(["a"]), "generate: .* holds a seq2seq model; call translate"),
+        ("seq2seq", lambda run: run.translate("abc"), "'abc' is a single text: write a list of texts"),
+        ("seq2seq", lambda run: run.translate(["a"], beam=2), "unknown setting 'decode.beam'; did you mean 'beams'"),
+        ("seq2seq", lambda run: run.translate(["a"], beams=2, top_k=1), "top_k is for sampling and beams for beam"),
+        ("seq2seq", lambda run: run.outputs(["a"], 3, beams=2), "3 outputs need at least as many beams"),
+        ("seq2seq", lambda run: run.logits(["a"]), r"example 1 is not a pair: write \(source, target\)"),
+        ("decoder_lm", lambda run: run.logits(["a" * 17]), "text 1 has 17 tokens, but the model takes at most 16"),
+    ],
+)  # fmt: skip
+def test_mistakes(runs, family, call, problem):
+    with pytest.raises(ConfigError, match=problem):
+        call(runs[family])
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        tj.load(tmp_path / "nothing")

@@ -1,0 +1,177 @@
+"""A trained run as a Python object, for notebooks and programs.
+
+import tformer_jax as tj
+
+run = tj.load("runs/translate_cldr_en_de")
+run.translate(["in 3 weeks", "3:33 PM"], beams=4)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import Config, ConfigError, read_mesh
+from tformer_jax.data.corpora.corpus import KEYS
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.inference.batching import in_batches, pad_rows
+from tformer_jax.inference.encoding import encode_one
+from tformer_jax.inference.outputs import Output
+from tformer_jax.inference.score import Scored, Scorer
+from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
+from tformer_jax.models import registry
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.parallel.placement import everywhere, mesh_of, spread
+from tformer_jax.special_tokens import BOS, EOS
+from tformer_jax.train.trained import load_trained
+
+METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "classify"}
+"""The method of `Run` that uses a model, by its family."""
+
+
+def load(path: str | Path, *, mesh: str | None = None) -> "Run":
+    """Loads a run folder of `scripts/train.py`: its final parameters, or the newest checkpoint of an unfinished run.
+
+    Args:
+        path: the run folder.
+        mesh: devices to shard the model over, such as "data=2,tensor=4" or "fsdp"; None: the first device.
+
+    Raises:
+        ConfigError: `path` is not a run folder, holds no parameters, or the mesh does not fit the model.
+    """
+    placed = None if mesh is None else make_mesh(read_mesh(mesh))
+    trained = load_trained(Path(path), placed)
+    if placed is not None:
+        rules.check(trained.cfg, placed.shape)
+    return Run(Path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained model with its config and tokenizers.
+
+    Methods raise ConfigError for a model of another family, an unknown setting, and a text that the model has no room
+    for.
+    """
+
+    path: Path
+    config: Config
+    model: nn.Module
+    """The Linen module: `run.model.apply({"params": run.params}, ...)`."""
+    params: Any
+    tokenizers: Tokenizers
+    labels: tuple[str, ...] | None
+    """Class names of a classifier."""
+
+    def translate(self, texts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
+        """Translates texts, in order; a blank text gives a blank translation.
+
+        Args:
+            seed: random seed of sampling.
+            settings: fields of `DecodeConfig`, such as `beams=4` or `temperature=0.8`; default: the run's own.
+        """
+        return self._first_outputs("translate", texts, seed, settings)
+
+    def generate(self, prompts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
+        """Continues prompts, in order; a result does not repeat its prompt. Arguments as of `translate`."""
+        return self._first_outputs("generate", prompts, seed, settings)
+
+    def outputs(self, texts: Sequence[str], n: int, *, seed: int = 0, **settings: Any) -> list[list[Output]]:
+        """`n` outputs of each text with their scores: the best of beam search, best first, or samples.
+
+        Args:
+            n: outputs per text; beam search needs `beams` of at least `n`.
+            seed, settings: as of `translate`.
+        """
+        _check_texts(texts)
+        if self.config.model.family == "classifier":
+            raise self._wrong_method("outputs")
+        decode = self.config.decode.changed(settings)
+        if decode.strategy == "greedy":
+            decode = decode.changed({"beams": n} if self.config.model.family == "seq2seq" else {"strategy": "sample"})
+        if decode.strategy == "beam" and decode.beams < n:
+            raise ConfigError(f"{n} outputs need at least as many beams: write beams={n}")
+        return list(self._generator(decode).stream(self.params, texts, seed=seed, outputs=n))
+
+    def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
+        """The most probable label of each text, and its probability."""
+        self._require("classify")
+        if self.labels is None:
+            raise ConfigError(f"{self.path} has no labels.json: train the model again")
+        _check_texts(texts)
+        return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)(self.params, texts)
+
+    def score(self, examples: Sequence[Any]) -> list[Scored]:
+        """Log-probabilities of the tokens of each text, or of the target of each (source, target) pair."""
+        if self.config.model.family == "classifier":
+            raise self._wrong_method("score")
+        return list(Scorer(self.config, self.model, self.tokenizers).stream(self.params, map(_parts, examples)))
+
+    def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
+        """The logits of each text, or of the target of each (source, target) pair.
+
+        Returns:
+            float32 [T, V] per example: row t predicts token t + 1 of a text, or token t of a target and its EOS;
+            [classes] for a classifier.
+        """
+        rows = [self._inputs(number, _parts(example)) for number, example in enumerate(examples)]
+        key = registry.FAMILIES[self.config.model.family].inputs[-1]
+
+        def run(lengths: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
+            chosen = [rows[index] for index in indices]
+            batch = {name: pad_rows([row[name] for row in chosen], *lengths.shape) for name in chosen[0]}
+            mesh = mesh_of(self.params)
+            with everywhere(mesh):
+                found = np.asarray(_apply(self.model, self.params, spread(mesh, batch)), np.float32)
+            return (x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, chosen, strict=True))
+
+        longest = [range(max(map(len, row.values()))) for row in rows]
+        return in_batches(longest, run, size=self.config.eval.batch_size, max_length=self.config.model.max_length)
+
+    def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
+        family, max_length = self.config.model.family, self.config.model.max_length
+        if family != "seq2seq":
+            return {"tokens": encode_one(self.tokenizers.target, example[0], max_length, f"text {number + 1}")}
+        names = [f"{key} {number + 1}" for key in KEYS[family]]
+        if len(example) != len(names):
+            raise ConfigError(f"example {number + 1} is not a pair: write (source, target)")
+        source = encode_one(self.tokenizers.source, example[0], max_length - 1, names[0])
+        target = encode_one(self.tokenizers.target, example[1], max_length - 1, names[1])
+        return {"source": [*source, EOS], "target_in": [BOS, *target]}
+
+    def _first_outputs(self, method: str, texts: Sequence[str], seed: int, settings: dict[str, Any]) -> list[str]:
+        self._require(method)
+        _check_texts(texts)
+        return self._generator(self.config.decode.changed(settings))(self.params, texts, seed=seed)
+
+    def _generator(self, decode: Any) -> Translator | TextGenerator:
+        kind: Callable[..., Any] = Translator if self.config.model.family == "seq2seq" else TextGenerator
+        return kind(dataclasses.replace(self.config, decode=decode), self.model, self.tokenizers)
+
+    def _require(self, method: str) -> None:
+        if METHODS[self.config.model.family] != method:
+            raise self._wrong_method(method)
+
+    def _wrong_method(self, method: str) -> ConfigError:
+        family = self.config.model.family
+        return ConfigError(f"{method}: {self.path} holds a {family} model; call {METHODS[family]}")
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if isinstance(texts, str):
+        raise ConfigError(f"{texts!r} is a single text: write a list of texts")
+
+
+def _parts(example: str | Sequence[str]) -> Sequence[str]:
+    return (example,) if isinstance(example, str) else example
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _apply(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Array:
+    return model.apply({"params": params}, **registry.FAMILIES[model.cfg.family].arguments(batch))  # type: ignore[return-value]
