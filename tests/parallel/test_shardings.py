@@ -16,7 +16,7 @@ from tformer_jax.config import ConfigError, ParallelConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import axis_sizes, data_parallelism, make_mesh
-from tformer_jax.parallel.placement import spread
+from tformer_jax.parallel.placement import shard_batch
 from tformer_jax.train import optimizers, state
 
 
@@ -50,7 +50,7 @@ def test_no_device_holds_the_whole_model_while_it_is_initialised(preset):
 def test_each_device_gets_its_rows_of_a_batch():
     mesh = make_mesh(ParallelConfig(data=2, fsdp=2, tensor=2))
     rows = np.arange(8 * 3).reshape(8, 3)
-    placed = spread(mesh, {"tokens": rows, "label": rows[:, 0], "uneven": rows[:6]})
+    placed = shard_batch(mesh, {"tokens": rows, "label": rows[:, 0], "uneven": rows[:6]})
     for name, whole, size in (("tokens", rows, 2), ("label", rows[:, 0], 2), ("uneven", rows[:6], 6)):
         np.testing.assert_array_equal(placed[name], whole)
         for shard in placed[name].addressable_shards:

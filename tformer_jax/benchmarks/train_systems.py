@@ -44,7 +44,7 @@ class Ours:
 
     def batch(self) -> Any:
         """The next batch, on the devices."""
-        return placement.spread(self.mesh, self._batches[self._done % BATCHES])
+        return placement.shard_batch(self.mesh, self._batches[self._done % BATCHES])
 
     def save(self, path: Path) -> None:
         """Writes the parameters, with separate projections, and the batches as arrays that NumPy reads."""

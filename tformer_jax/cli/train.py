@@ -21,24 +21,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Reads the command line, trains, and copies the result to where `--record` says; exits 130 when interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
-    from tformer_jax.parallel import cluster, multihost
+    from tformer_jax.parallel import multihost
     from tformer_jax.train import experiment, loop, run_folder
 
-    place = cluster.find(options.coordinator, options.processes, options.process, cfg.parallel.start_seconds)
-    with multihost.start(cfg.parallel, place) as processes:
-        if options.record and processes.first:
-            check_writable(options.record)
-        built = experiment.build(
-            cfg,
-            options.run or Path("runs") / cfg.name,
-            data_root=options.data,
-            resume=options.resume,
-            overwrite=options.overwrite,
-            processes=processes,
-        )
-        result = loop.run(built, profile=options.profile)
-        if result is not None and options.record and processes.first:
-            run_folder.write_json(options.record, result)
+    folder = options.run or Path("runs") / cfg.name
+    group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
+    if options.record:
+        group.run(lambda: check_writable(options.record) if group.first else None)
+    built = experiment.build(
+        cfg, folder, data_root=options.data, resume=options.resume, overwrite=options.overwrite, group=group
+    )
+    result = loop.run(built, profile=options.profile)
+    if result is not None and options.record and group.first:
+        run_folder.write_json(options.record, result)
     if result is None:
         sys.exit(INTERRUPTED)
 
@@ -67,11 +62,11 @@ def parser() -> argparse.ArgumentParser:
         help=f"folder of the corpora, for configs that read files (default: the variable {DATA_VARIABLE})",
     )
     several = result.add_argument_group(
-        "several processes", "Slurm, Open MPI, Kubernetes and Cloud TPU say these themselves. All share one run folder."
+        "several processes", "Found by JAX under Slurm, Open MPI, Kubernetes and Cloud TPU. All share one run folder."
     )
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0, with a port that is free")
-    several.add_argument("--processes", type=int, metavar="N", help="how many train together; 1: this one alone")
-    several.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0 to N - 1")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 and a free port there")
+    several.add_argument("--processes", type=int, metavar="N", help="number of processes; 1: only this one")
+    several.add_argument("--process", type=int, metavar="I", help="index of this process, from 0 to N - 1")
     return result
 
 

@@ -41,8 +41,8 @@ class ParallelConfig(Section):
         "devices that share the positions of a row; model.attention_backend='ring' keeps it so in attention"
     )
     expert: int | None = _size("devices that share a batch and the experts of FFNs")
-    start_seconds: int = setting(300, "how long processes wait for each other when they start", low=1)
-    lost_seconds: int = setting(60, "a process of which nothing is heard for so long is lost, and all end", low=2)
+    start_seconds: int = setting(300, "seconds in which all processes have to start", low=1)
+    lost_seconds: int = setting(60, "seconds without a heartbeat after which a process is lost and all end", low=2)
 
     def check(self) -> None:
         for name in MESH_AXES:

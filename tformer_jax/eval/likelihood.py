@@ -14,7 +14,7 @@ from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy
 from tformer_jax.nn.sharding import whole
-from tformer_jax.parallel.placement import everywhere, mesh_of, spread
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import IGNORED
 
 Batch = Mapping[str, np.ndarray]
@@ -39,7 +39,7 @@ class Likelihood:
         computing: collections.deque[jax.Array] = collections.deque()
         with everywhere(mesh):
             for batch in self._all_batches():
-                computing.append(_sums(self._model, params, spread(mesh, batch)))
+                computing.append(_sums(self._model, params, shard_batch(mesh, batch)))
                 if len(computing) > BATCHES_AHEAD:
                     totals += np.asarray(computing.popleft())
             for sums in computing:

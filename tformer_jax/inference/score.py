@@ -17,7 +17,7 @@ from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows
 from tformer_jax.inference.encoding import encode_one
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import whole
-from tformer_jax.parallel.placement import everywhere, mesh_of, spread
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 POSITIONS_AT_ONCE = 64
@@ -105,7 +105,7 @@ def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_
         batch = {key: pad_rows([row.inputs[key] for row in chosen], B, T) for key in chosen[0].inputs}
         batch[registry.FAMILIES[model.cfg.family].labels] = labels
         with everywhere(mesh):
-            found = np.asarray(_of_labels(model, params, spread(mesh, batch)))
+            found = np.asarray(_of_labels(model, params, shard_batch(mesh, batch)))
         return [row[mine != IGNORED].tolist() for row, mine in zip(found, labels, strict=True)]
 
     longest = [range(max(map(len, row.inputs.values()))) for row in rows]

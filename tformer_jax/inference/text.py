@@ -14,7 +14,7 @@ from tformer_jax.inference.batching import in_batches, in_chunks
 from tformer_jax.inference.encoding import encode, prompt_reader, reader, source_reader
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.nn.sharding import whole
-from tformer_jax.parallel.placement import everywhere, mesh_of, spread
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
 
 
@@ -115,7 +115,7 @@ class LabelClassifier:
 
         def run(tokens: np.ndarray, places: np.ndarray) -> list[tuple[str, float]]:
             with everywhere(mesh):
-                found = np.asarray(label_probabilities(self.model, params, **spread(mesh, {"tokens": tokens})))
+                found = np.asarray(label_probabilities(self.model, params, **shard_batch(mesh, {"tokens": tokens})))
             return [(self.labels[int(row.argmax())], float(row.max())) for row in found]
 
         return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=self.cfg.model.max_length)

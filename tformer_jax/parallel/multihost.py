@@ -1,229 +1,258 @@
-"""Several processes, on one host or many, that train one model together; what they tell each other beside tensors.
+"""Several processes that train one model together, by `jax.distributed` and `jax.experimental.multihost_utils`.
 
-They speak through the key-value store of JAX's coordination service, so that nothing is compiled for it.
+Added to them: sentences that name a process that has not started, the first setting in which two processes differ,
+and a folder that they do not share.
 """
 
 import contextlib
-import ctypes
+import dataclasses
 import json
+import os
+import socket
+import sys
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
-from jax._src import distributed
+import numpy as np
+from jax.experimental import multihost_utils
 
 from tformer_jax.config import ConfigError, ParallelConfig
-from tformer_jax.parallel import lobby
-from tformer_jax.parallel.cluster import Place
-from tformer_jax.parallel.relay import Relay
-from tformer_jax.parallel.watch import FAILED, MISTAKE, Watch
 
-PART = 2**20
-"""Characters of one value of the store."""
-POLL_SECONDS = 0.1
-CONNECT_SECONDS = 60
-"""From when all processes have met until JAX has connected them."""
+T = TypeVar("T")
+FLAGS = "--coordinator HOST:PORT, --processes N and --process I"
+LAUNCHERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
+"""Environment variables with the number of processes and the index of this one."""
+MISTAKE = 2
+"""Exit status after a user's mistake."""
+BEAT_SECONDS = 1.0
+"""Interval at which a process that waits for others touches its file."""
+STALE_SECONDS = 10
+"""Age at which such a file no longer counts."""
+VISIBLE_SECONDS = 60
+"""Upper bound on the time in which a network file system shows a new file to other hosts."""
 
 
-class Alone:
-    """The only process: it agrees with itself, and waits for nobody."""
+@dataclasses.dataclass(frozen=True)
+class ProcessGroup:
+    """All processes of a run; by default this one alone. Every process calls its methods in the same order."""
 
-    number, count = 0, 1
+    index: int = 0
+    count: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes for all."""
-        return self.number == 0
+        """Whether this is process 0, which writes what is written once."""
+        return self.index == 0
 
-    def agree(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Makes sure that all processes have the same facts.
+    def all_gather(self, text: str) -> list[str]:
+        """The texts of all processes, by index."""
+        data = np.frombuffer(text.encode(), np.uint8)
+        sizes = multihost_utils.process_allgather(np.int32(len(data)))
+        padded = np.pad(data, (0, sizes.max() - len(data)))
+        rows = multihost_utils.process_allgather(padded)
+        return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
-        Raises:
-            ConfigError: one has another; the same sentence in all processes.
-        """
+    def broadcast(self, make: Callable[[], str]) -> str:
+        """What `make` returns in process 0; it is not called in the others."""
+        data = np.frombuffer(make().encode() if self.first else b"", np.uint8)
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+        padded = data if self.first else np.zeros(size, np.uint8)
+        return multihost_utils.broadcast_one_to_all(padded).tobytes().decode()
 
-    def refuse(self, name: str, problem: str | None) -> None:
-        """Raises `ConfigError` in all processes where one has a problem."""
-        if problem:
-            raise ConfigError(problem)
+    def run(self, action: Callable[[], T]) -> T:
+        """Runs a local `action` everywhere; a `ConfigError` in one process is raised in all of them."""
+        if self.count == 1:
+            return action()
+        result, problem = None, ""
+        try:
+            result = action()
+        except ConfigError as error:
+            problem = str(error)
+        problems = [json.loads(text) for text in self.all_gather(json.dumps([socket.gethostname(), problem]))]
+        for index, (host, found) in enumerate(problems):
+            if found:
+                everywhere = all(other == found for _, other in problems)
+                raise ConfigError(found if everywhere else f"process {index} (host {host}): {found}")
+        return result  # type: ignore[return-value]
 
-    def from_first(self, name: str, make: Callable[[], str]) -> str:
-        """What process 0 makes, in all processes; a name is used once."""
-        return make()
-
-    def barrier(self, name: str, seconds: int | None = None) -> None:
-        """Waits until all processes are here; who does not come in time (default: ever) is named, and all end."""
-
-    def stop_here(self, step: int, requested: bool) -> bool:
-        """Whether all stop now, `step` steps being done, as one at least was `requested` to; the same in all."""
-        return requested
-
-    def rest(self, step: int) -> None:
-        """No further step is begun."""
-
-
-ALONE = Alone()
-
-
-class Together(Alone):
-    """One of several processes."""
-
-    def __init__(self, place: Place, watch: Watch, store: "Store"):
-        self.number, self.count = place.process, place.processes
-        self._watch, self._store = watch, store
-        self._barriers: dict[str, int] = {}
-
-    def agree(self, name: str, facts: Mapping[str, Any]) -> None:
+    def check_equal(self, facts: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` in all processes unless all have equal facts; it names the first difference."""
         mine = {key: repr(value) for key, value in facts.items()}
-        self._store.put_long(f"facts/{name}/{self.number}", json.dumps(mine))
-        first = json.loads(self._store.wait_long(f"facts/{name}/0"))
-        difference = self._difference(first, mine)
-        self.refuse(name, difference and f"has {difference}; start all the same way")
+        expected = json.loads(self.broadcast(lambda: json.dumps(mine)))
 
-    def refuse(self, name: str, problem: str | None) -> None:
-        self._store.put(f"problem/{name}/{self.number}", problem or "")
-        found = self._wait_for_all(f"problem/{name}")
-        with_problems = [number for number in sorted(found) if found[number]]
-        if with_problems:
-            self._watch.expect_end()
-        self.barrier(name)
-        if with_problems:
-            raise ConfigError(f"{self._watch.name(with_problems[0])} {found[with_problems[0]]}")
+        def compare() -> None:
+            for key in sorted(expected.keys() | mine.keys()):
+                own, other = mine.get(key, "unset"), expected.get(key, "unset")
+                if own != other:
+                    raise ConfigError(f"{key}={own}, but process 0 has {other}; start all processes the same way")
 
-    def from_first(self, name: str, make: Callable[[], str]) -> str:
+        self.run(compare)
+
+    def check_shared(self, folder: Path) -> None:
+        """Raises `ConfigError` in all processes unless all see the same `folder`, which process 0 has created."""
+        if self.count == 1:
+            return
+        marker = folder / self.broadcast(lambda: f".shared_{uuid.uuid4().hex}")
         if self.first:
-            self._store.put_long(f"first/{name}", make())
-        return self._store.wait_long(f"first/{name}")
+            marker.touch()
 
-    def barrier(self, name: str, seconds: int | None = None) -> None:
-        self._barriers[name] = self._barriers.get(name, 0) + 1
-        place = f"barrier/{name}/{self._barriers[name]}"
-        self._store.put(f"{place}/{self.number}", "")
-        self._wait_for_all(place, seconds)
+        def look() -> None:
+            deadline = time.monotonic() + VISIBLE_SECONDS
+            while not marker.exists():
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"{folder} is not shared with process 0; name a folder on shared storage by --run"
+                    )
+                time.sleep(0.1)
 
-    def stop_here(self, step: int, requested: bool) -> bool:
-        return self._watch.stop_here(step, requested)
+        try:
+            self.run(look)
+        finally:
+            if self.first:
+                marker.unlink()
 
-    def rest(self, step: int) -> None:
-        self._watch.rest(step)
+    def barrier(self, name: str) -> None:
+        """Waits for all processes."""
+        if self.count > 1:
+            multihost_utils.sync_global_devices(name)
 
-    def _difference(self, first: Mapping[str, str], mine: Mapping[str, str]) -> str | None:
-        for key in sorted(first.keys() | mine.keys()):
-            theirs, own = first.get(key, "nothing"), mine.get(key, "nothing")
-            if theirs != own:
-                return f"{key}={own}, process 0 has {theirs}"
-        return None
-
-    def _wait_for_all(self, place: str, seconds: int | None = None) -> dict[int, str]:
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while len(found := self._store.all(place)) < self.count:
-            if deadline is not None and time.monotonic() > deadline:
-                absent = ", ".join(self._watch.name(number) for number in range(self.count) if number not in found)
-                self._watch.die(f"waited {seconds} s at {place} for {absent}, which did not come")
-            time.sleep(POLL_SECONDS)
-        return found
+    def should_stop(self, step: int, requested: bool) -> bool:
+        """Whether to stop before step `step`: the same answer in all processes. JAX handles SIGTERM in several."""
+        return requested if self.count == 1 else multihost_utils.reached_preemption_sync_point(step)
 
 
-class Store:
-    """The key-value store of JAX's coordination service."""
+SINGLE = ProcessGroup()
 
-    def __init__(self, client: Any):
-        self._client = client
 
-    def put(self, key: str, value: str) -> None:
-        """Writes a value, over an earlier one."""
-        self._client.key_value_set(f"tformer_jax/{key}", value, allow_overwrite=True)
+def start(
+    cfg: ParallelConfig, folder: Path, coordinator: str | None, processes: int | None, process: int | None
+) -> ProcessGroup:
+    """Connects the processes that the flags describe; without flags those that JAX finds in a cluster, or this one.
 
-    def all(self, folder: str) -> dict[int, str]:
-        """The values below a folder that processes wrote under their numbers."""
-        found = self._client.key_value_dir_get(f"tformer_jax/{folder}/")
-        return {int(key.rpartition("/")[2]): value for key, value in found}
+    Args:
+        folder: the shared run folder, beside which processes show that they have started.
 
-    def put_long(self, folder: str, value: str) -> None:
-        """Writes a value of any length, in parts of which each says how many there are."""
-        parts = [value[start : start + PART] for start in range(0, max(len(value), 1), PART)]
-        for number, part in enumerate(parts):
-            self.put(f"{folder}/{number}", f"{len(parts)} {part}")
-
-    def wait_long(self, folder: str) -> str:
-        """What `put_long` wrote, as soon as it is there."""
-        while True:
-            found = self.all(folder)
-            if found and len(found) == int(found[min(found)].partition(" ")[0]):
-                return "".join(found[number].partition(" ")[2] for number in sorted(found))
-            time.sleep(POLL_SECONDS)
+    Raises:
+        ConfigError: the flags are incomplete or contradict each other, or JAX cannot start.
+    """
+    given = any(flag is not None for flag in (coordinator, processes, process))
+    if (coordinator, processes, process) in ((None, 1, None), (None, 1, 0)) or (not given and _single_by_environment()):
+        return SINGLE
+    options: dict[str, Any] = {}
+    if given:
+        _check_flags(coordinator, processes, process)
+        options = {"coordinator_address": coordinator, "num_processes": processes, "process_id": process}
+        options["cluster_detection_method"] = "deactivate"
+    index, count = (process, processes) if given else _place_by_launcher()
+    try:
+        with roll_call(folder, index, count, cfg.start_seconds):
+            jax.distributed.initialize(
+                **options,
+                initialization_timeout=cfg.start_seconds + 3 * STALE_SECONDS,
+                heartbeat_timeout_seconds=cfg.lost_seconds,
+                shutdown_timeout_seconds=cfg.lost_seconds,
+            )
+    except Exception as error:  # clusters raise whatever their libraries do
+        if not given and isinstance(error, ValueError) and "coordinator_address" in str(error):
+            return SINGLE  # no cluster
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"JAX cannot connect the processes ({reason}); write {FLAGS}, with a port that is free, or --processes 1"
+        ) from error
+    return ProcessGroup(jax.process_index(), jax.process_count())
 
 
 @contextlib.contextmanager
-def start(cfg: ParallelConfig, place: Place | None) -> Iterator[Alone]:
-    """Joins the processes of `place` (see `cluster.find`), and leaves them at the end; nothing happens for None.
+def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) -> Iterator[None]:
+    """Ends this process with a sentence that names the missing ones unless the block is left within `seconds`.
 
-    No device may have been touched before. What is raised inside ends the other processes, too, with the same words.
-
-    Raises:
-        ConfigError: not all processes came, or they cannot reach each other.
+    JAX aborts without naming them. Each process touches a file beside the run folder while it waits.
     """
-    if place is None:
-        yield ALONE
+    if index is None or count is None:
+        yield
         return
-    hosts = lobby.meet(place, cfg.start_seconds)
-    watch = Watch(place.process, hosts, cfg.lost_seconds)
-    relay = None if place.process == 0 else Relay(place, watch.coordinator_lost)
-    connect(place, None if relay is None else relay.address, cfg.lost_seconds)
-    store = Store(distributed.global_state.client)
-    watch.begin(store)
-    together = Together(place, watch, store)
+    place = folder.with_name(f".{folder.name}.start")
+    connected = threading.Event()
+
+    def wait() -> None:
+        deadline = time.monotonic() + seconds
+        while not connected.wait(BEAT_SECONDS):
+            place.mkdir(parents=True, exist_ok=True)
+            (place / str(index)).write_text(socket.gethostname(), encoding="utf-8")
+            if time.monotonic() > deadline:
+                print(f"error: {_missing(place, index, count, seconds)}", file=sys.stderr, flush=True)
+                if index == 0:  # the others, which may have started later, find out by themselves
+                    time.sleep(STALE_SECONDS)
+                os._exit(MISTAKE)
+
+    thread = threading.Thread(target=wait, daemon=True, name="roll call")
+    thread.start()
     try:
-        yield together
-        together.barrier("end")
-    except BaseException as error:
-        if _is_remote(error):
-            watch.wait_for_failure()
-        reason = " ".join((str(error).splitlines() or [""])[:1]) or type(error).__name__
-        watch.end(reason, MISTAKE if isinstance(error, ConfigError) else FAILED)
-        _leave_without_goodbye()
-        raise
-    else:
-        watch.end(None)
+        yield
     finally:
-        watch.close()
-        if relay is not None:
-            relay.close()
-    jax.distributed.shutdown()
+        connected.set()
+        thread.join()
+        with contextlib.suppress(OSError):
+            (place / str(index)).unlink(missing_ok=True)
+            place.rmdir()
 
 
-def connect(place: Place, address: str | None, lost_seconds: int) -> None:
-    """Starts JAX's own engine, which notices lost processes later than `Watch` does.
-
-    Args:
-        address: where the coordinator is reached, if not at its own address.
-    """
-    jax.config.update("jax_enable_preemption_service", False)  # `Watch` agrees on the step to stop at
-    jax.distributed.initialize(
-        coordinator_address=address or place.coordinator,
-        num_processes=place.processes,
-        process_id=place.process,
-        local_device_ids=place.local_devices,
-        cluster_detection_method="deactivate",
-        initialization_timeout=CONNECT_SECONDS,
-        heartbeat_timeout_seconds=4 * lost_seconds,
-        shutdown_timeout_seconds=lost_seconds,
+def _missing(place: Path, index: int, count: int, seconds: int) -> str:
+    now = (place / str(index)).stat().st_mtime
+    started = {int(file.name): file for file in place.iterdir() if now - file.stat().st_mtime < STALE_SECONDS}
+    absent = [str(number) for number in range(count) if number not in started]
+    hosts = ", ".join(f"{number} on {file.read_text(encoding='utf-8')}" for number, file in sorted(started.items()))
+    shown = ", ".join(absent[:20]) + (f" and {len(absent) - 20} more" if len(absent) > 20 else "")
+    if not absent:
+        return (
+            f"all {count} processes have started, but could not connect within {seconds} s (parallel.start_seconds); "
+            f"check that --coordinator is the address of process 0 and that its port is open; started: {hosts}"
+        )
+    return (
+        f"of {count} processes, {shown} did not start within {seconds} s (parallel.start_seconds), or do not see "
+        f"{place.parent}; started: {hosts}"
     )
 
 
-def _is_remote(error: BaseException | None) -> bool:
-    """Whether it may come from a collective in which another process was lost."""
-    while error is not None:
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _single_by_environment() -> bool:
+    """Whether a launcher says that this is the only process, which JAX would restrict to one GPU or refuse."""
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "TPU_WORKER_ID" not in os.environ
+    return (in_pod and "JOB_COMPLETION_INDEX" not in os.environ) or _place_by_launcher()[1] == 1
 
 
-def _leave_without_goodbye() -> None:
-    """JAX would wait at exit for the others, which may stand in a collective."""
-    state = distributed.global_state
-    for engine in (state.client, state.service):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))  # what is never freed does not complain at exit
-    state.client = state.service = None
+def _place_by_launcher() -> tuple[int | None, int | None]:
+    """The index of this process and the number of all, where Slurm or Open MPI tell them."""
+    for count, index in LAUNCHERS:
+        if os.environ.get(count, "").isdecimal() and os.environ.get(index, "").isdecimal():
+            return int(os.environ[index]), int(os.environ[count])
+    return None, None
+
+
+def _check_flags(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    if coordinator is None or processes is None or process is None:
+        raise ConfigError(f"training with several processes needs {FLAGS}, or --processes 1 for one")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"--coordinator {coordinator!r} must have the form HOST:PORT, such as node1:9876")
+    if not 0 <= process < processes:
+        raise ConfigError(f"--process {process} must be between 0 and {processes - 1} with --processes {processes}")
+    if process == 0:
+        _check_port(int(port))
+
+
+def _check_port(port: int) -> None:
+    """Raises `ConfigError` if the port is in use, at which JAX 0.10 sometimes crashes."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
+    except OSError as error:
+        raise ConfigError(
+            f"process 0 cannot listen at port {port} ({os.strerror(error.errno or 0)}); write another port in "
+            "--coordinator HOST:PORT of all processes"
+        ) from error

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from tformer_jax.parallel import rules
@@ -32,7 +33,7 @@ def everywhere(mesh: Mesh | None) -> Iterator[None]:
             yield
 
 
-def spread(mesh: Mesh | None, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+def shard_batch(mesh: Mesh | None, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
     """A batch that every process has, with its rows on the mesh: split over it, or everywhere if that is not even."""
     if mesh is None:
         return batch
@@ -45,12 +46,6 @@ def spread(mesh: Mesh | None, batch: Mapping[str, np.ndarray]) -> Mapping[str, A
     return {name: place(rows) for name, rows in batch.items()}
 
 
-def gathered(tree: Any) -> Any:
+def to_host(tree: Any) -> Any:
     """Arrays of a mesh as NumPy arrays, whole in each process."""
-
-    def gather(leaf: jax.Array) -> np.ndarray:
-        mesh = mesh_of(leaf)
-        where = leaf.sharding if mesh is None else rules.replicated(mesh)
-        return np.asarray(jax.jit(lambda same: same, out_shardings=where)(leaf))
-
-    return jax.tree.map(gather, tree)
+    return multihost_utils.process_allgather(tree, tiled=True)

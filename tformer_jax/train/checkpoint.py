@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.config import ConfigError
-from tformer_jax.parallel import multihost
+from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.state import TrainState
 
@@ -30,15 +30,13 @@ class Checkpointer:
     noticed when it is restored.
     """
 
-    def __init__(
-        self, folder: Path, *, keep: int | None = None, keep_best: int = 0, processes: multihost.Alone = multihost.ALONE
-    ):
+    def __init__(self, folder: Path, *, keep: int | None = None, keep_best: int = 0, group: ProcessGroup = SINGLE):
         """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read.
 
         Args:
-            processes: all that save and restore together, each of them what its devices hold.
+            group: all processes of the run; each saves and restores what its devices hold.
         """
-        self.folder, self._processes = folder.absolute(), processes
+        self.folder, self._group = folder.absolute(), group
         if keep is None:
             options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
@@ -164,13 +162,13 @@ class Checkpointer:
         )
 
     def _set_aside(self, steps: list[int]) -> None:
-        for step in steps if self._processes.first else ():
+        for step in steps if self._group.first else ():
             target = self.folder.parent / DAMAGED / str(step)
             while target.exists():
                 target = target.with_name(f"{target.name}_")
             target.parent.mkdir(exist_ok=True)
             (self.folder / str(step)).rename(target)
-        self._processes.barrier("damaged checkpoints are set aside")
+        self._group.barrier("damaged checkpoints are set aside")
         self._manager.reload()
 
 

@@ -1,13 +1,17 @@
 """From a config to everything a run is made of; whatever can be wrong is found here, before the first step."""
 
 import dataclasses
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import train_batches
@@ -16,9 +20,10 @@ from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
-from tformer_jax.parallel.multihost import ALONE, Alone
-from tformer_jax.train import metrics, optimizers, run_folder, together
+from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
+from tformer_jax.train import metrics, optimizers, run_folder
 from tformer_jax.train.guards import FolderLock
+from tformer_jax.train.provenance import PACKAGES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +40,8 @@ class Experiment:
     """The endless training batches, from their start."""
     lock: FolderLock | None
     """Keeps other runs from writing to `folder`; held by the process that writes."""
-    processes: Alone
-    """All that train together."""
+    group: ProcessGroup
+    """All processes of the run."""
     start_from: Path | None = None
     """The run that gives the first parameters, where it is wanted."""
 
@@ -54,7 +59,7 @@ def build(
     data_root: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    processes: Alone = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Experiment:
     """Loads the data, trains the tokenizers, and creates the run folder; or reopens a run's own.
 
@@ -62,13 +67,16 @@ def build(
         data_root: the folder that holds the corpora, for sources that read files.
         resume: continue the run that `folder` holds; without one, start it.
         overwrite: replace the run that `folder` holds.
-        processes: all that train together, each of which builds the same; the first one writes.
+        group: all processes of the run; each builds the same experiment, process 0 writes.
 
     Raises:
         ConfigError: something that the user can mend; nothing has been written then.
     """
-    together.agree_on_command(processes, cfg, folder, resume=resume, overwrite=overwrite)
-    exists = together.first_sees(processes, "run", lambda: run_folder.holds_run(folder))
+    flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
+    versions = {f"the version of {name}": metadata.version(name) for name in PACKAGES}
+    group.check_equal(config.flat(cfg) | flags | versions)
+    exists = bool(group.run(lambda: group.first and run_folder.holds_run(folder)))
+    exists = group.broadcast(lambda: "yes" if exists else "") == "yes"
     if exists and not (resume or overwrite):
         raise ConfigError(
             f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
@@ -77,26 +85,51 @@ def build(
     resume = resume and exists
     mesh = make_mesh(cfg.parallel)
     rules.check(cfg, mesh.shape)
-    corpus = load_corpus(cfg, data_root)
-    tokenizers = together.tokenizers_of_first(
-        processes, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
+    corpus = group.run(lambda: load_corpus(cfg, data_root))
+    tokenizers = _common_tokenizers(
+        group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
     cfg = resolve(cfg, tokenizers, corpus.labels)
-    together.agree_on_data(processes, cfg, corpus)
+    group.check_equal(config.flat(cfg) | _facts(corpus))
     batches = train_batches(cfg, corpus, tokenizers, devices=data_parallelism(mesh))
     model = registry.build(cfg.model, train=True)
     optimizers.build(cfg, registry.shapes(model))
     start_from = Path(cfg.train.start_from) if cfg.train.start_from else None
-    if start_from is not None:
-        run_folder.require_run(start_from)
-    metrics.check_installed(cfg)
-    lock = FolderLock(folder) if processes.first else None
-    if processes.first and resume:
-        run_folder.check_same_config(folder, cfg)
-    elif processes.first:
-        run_folder.create(folder, cfg, tokenizers, corpus.labels)
-    together.check_shared(processes, folder)
-    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, processes, start_from)
+
+    def prepare_folder() -> FolderLock | None:
+        if start_from is not None:
+            run_folder.require_run(start_from)
+        metrics.check_installed(cfg)
+        if not group.first:
+            return None
+        lock = FolderLock(folder)
+        if resume:
+            run_folder.check_same_config(folder, cfg)
+        else:
+            run_folder.create(folder, cfg, tokenizers, corpus.labels)
+        return lock
+
+    lock = group.run(prepare_folder)
+    group.check_shared(folder)
+    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, group, start_from)
+
+
+def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:
+    """The tokenizers that process 0 finds, in all processes."""
+    found = group.run(lambda: find() if group.first else None)
+    described = group.broadcast(lambda: json.dumps(found.to_json()) if found else "")
+    return found or Tokenizers.from_json(json.loads(described))
+
+
+def _facts(corpus: Corpus) -> dict[str, Any]:
+    """What tells one corpus from another: the sizes of its splits, and a checksum of the first and last examples."""
+    facts: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        examples = getattr(corpus, name)
+        ends = [str(examples[place]) for place in (0, len(examples) - 1)] if len(examples) else []
+        facts[f"the number of {name} examples"] = len(examples)
+        facts[f"the checksum of the first and last {name} examples"] = zlib.crc32("".join(ends).encode())
+    return facts
 
 
 def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run: Path | None) -> Tokenizers:

@@ -5,16 +5,20 @@ from types import FrameType
 
 
 class GracefulStop:
-    """While entered, the first SIGINT or SIGTERM sets `requested` and restores the previous handlers."""
+    """While entered, the first SIGINT or SIGTERM sets `requested` and restores the previous handlers.
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    With `several` processes, JAX handles SIGTERM (`multihost_utils.reached_preemption_sync_point`), to which SIGINT is
+    translated.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, several: bool = False) -> None:
         self.requested = False
+        self._several = several
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> "GracefulStop":
-        self._previous = {number: signal.signal(number, self._request) for number in self.SIGNALS}
+        signals = [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]
+        self._previous = {number: signal.signal(number, self._request) for number in signals}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -23,6 +27,8 @@ class GracefulStop:
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         self._restore()
+        if self._several:
+            signal.raise_signal(signal.SIGTERM)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

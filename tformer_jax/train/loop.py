@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import placement, rules
 from tformer_jax.parallel.mesh import data_parallelism
+from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run_folder, schedules, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.early_stopping import BestMetric
@@ -44,10 +46,14 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
     Raises:
         RunError: the run cannot go on.
     """
-    with contextlib.closing(experiment), contextlib.closing(Trainer(experiment, profile=profile)) as trainer:
-        with GracefulStop() as stop, trainer.view:
+    with (
+        _lost_process_explained(experiment.group),
+        contextlib.closing(experiment),
+        contextlib.closing(Trainer(experiment, profile=profile)) as trainer,
+    ):
+        with GracefulStop(several=experiment.group.count > 1) as stop, trainer.view:
             trainer.announce()
-            while not trainer.done and not experiment.processes.stop_here(trainer.step, stop.requested):
+            while not trainer.done and not experiment.group.should_stop(trainer.step, stop.requested):
                 trainer.advance()
             trainer.save()
             trainer.checkpointer.wait()
@@ -55,6 +61,21 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             trainer.view.say(f"Stopped at step {trainer.step}; the same command with --resume goes on from there.")
             return None
         return trainer.finish()
+
+
+@contextlib.contextmanager
+def _lost_process_explained(group: ProcessGroup) -> Iterator[None]:
+    """Says how to go on where a collective failed; `jax.distributed` then ends all processes."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if group.count == 1:
+            raise
+        reason = str(error).partition("\n")[0][:300]
+        raise RunError(
+            f"a computation of {group.count} processes failed in process {group.index} ({reason}); if another process "
+            "was lost, the same commands with --resume continue from the last checkpoint"
+        ) from error
 
 
 class Trainer:
@@ -66,13 +87,13 @@ class Trainer:
         self.experiment, self.cfg = experiment, cfg
         self.schedule = schedules.build(cfg)
         self.batches = experiment.batches
-        first = experiment.processes.first
+        first = experiment.group.first
         self.view = ProgressView(steps=train.steps, console=None if first else Console(quiet=True))
         self.checkpointer = Checkpointer(
             run_folder.checkpoints(experiment.folder),
             keep=train.keep_checkpoints,
             keep_best=train.keep_best,
-            processes=experiment.processes,
+            group=experiment.group,
         )
         if self.checkpointer.latest_step() is None:
             self._begin(state.create(model, optimizer, cfg, mesh))
@@ -96,7 +117,7 @@ class Trainer:
             if ema is not None:
                 ema = jax.tree.map(lambda mean, leaf: jnp.array(leaf, mean.dtype, copy=True), ema, params)
             self.state = dataclasses.replace(start, params=params, ema=ema)
-            if self.experiment.processes.first:
+            if self.experiment.group.first:
                 run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
             self.view.say(f"From {self.experiment.start_from}: {report}")
 
@@ -113,7 +134,7 @@ class Trainer:
     def announce(self) -> None:
         """Says what is about to run, and where."""
         self.view.begin(self.step)
-        count = self.experiment.processes.count
+        count = self.experiment.group.count
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
             f"{self.cfg.name}: {state.parameter_count(self.state.params):,} parameters on {where}, "
@@ -131,7 +152,7 @@ class Trainer:
         """
         waited = self.batches.waited
         batch = next(self.batches)
-        self.state, metrics = self.train_step(self.state, placement.spread(self.experiment.mesh, batch))
+        self.state, metrics = self.train_step(self.state, placement.shard_batch(self.experiment.mesh, batch))
         tokens, flops = registry.count_tokens(self.cfg.model, batch), self._flops(batch)
         self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.most_skipped :], batch]
         done = self.meter.add(metrics, tokens=tokens, flops=flops, waited=self.batches.waited - waited)
@@ -175,7 +196,7 @@ class Trainer:
         batch = self.recent[self.fetched - self.step - 1]
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         where = diagnostics.first_non_finite(
-            self.experiment.model, placement.gathered(self.state.params), batch, key, self.cfg.train.label_smoothing
+            self.experiment.model, placement.to_host(self.state.params), batch, key, self.cfg.train.label_smoothing
         )
         saved = self.checkpointer.latest_step()
         return RunError(
@@ -240,7 +261,7 @@ class Trainer:
             best = f"{self.best.evaluations_since} evaluations"
             self.view.say(f"Stopped at step {self.step}: no better {self.cfg.train.metric} in {best}")
         params, steps = weights.delivered(self.cfg, self.state, self.checkpointer)
-        weights.save(folder, params, kind, steps, self.step, self.experiment.processes)
+        weights.save(folder, params, kind, steps, self.step, self.experiment.group)
         result = {
             "name": self.cfg.name,
             **provenance.collect(),
@@ -253,7 +274,7 @@ class Trainer:
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
         }
         path = folder / "result.json"
-        if self.experiment.processes.first:
+        if self.experiment.group.first:
             run_folder.write_json(path, result)
         self.view.say(f"Trained {self.step} steps in {result['seconds']:.0f} s; result in {path}")
         return result

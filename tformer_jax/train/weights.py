@@ -10,7 +10,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.parallel import multihost
+from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.optimizers import evaluation_params
 from tformer_jax.train.run_folder import weights_facts
@@ -52,15 +52,13 @@ def mean(trees: Any) -> Any:
     return jax.tree.map(lambda leaf, dtype: (leaf / count).astype(dtype), total, dtypes)
 
 
-def save(
-    run: Path, params: Any, kind: str, steps: list[int], at: int, processes: multihost.Alone = multihost.ALONE
-) -> None:
+def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: ProcessGroup = SINGLE) -> None:
     """Writes them to a run folder, whole or not at all, in the place of earlier ones; each process what it holds."""
-    if processes.first:
+    if group.first:
         weights_facts(run).unlink(missing_ok=True)
     with ocp.StandardCheckpointer() as writer:
         writer.save((run / FOLDER).absolute(), params, force=True)
-    if not processes.first:
+    if not group.first:
         return
     facts = weights_facts(run)
     partial = facts.with_name(f".{facts.name}.partial")

@@ -1,0 +1,147 @@
+"""How this process finds its place, and what is said of processes that do not start."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.parallel import multihost
+
+SLURM = {
+    "SLURM_JOB_ID": "4096",
+    "SLURM_STEP_NODELIST": "node[003-004],fast1",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+OTHERS = ("JOB_COMPLETION_INDEX", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "JAX_COORDINATOR_ADDRESS")
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Starts a group in an environment; gives what `jax.distributed.initialize` was asked for, if it was."""
+    for name in (*SLURM, *OPEN_MPI, *POD, *OTHERS):
+        monkeypatch.delenv(name, raising=False)
+
+    def start(environment=(), coordinator=None, processes=None, process=None):
+        asked = []
+        monkeypatch.setattr(jax.distributed, "initialize", lambda **options: asked.append(options))
+        for name, value in dict(environment).items():
+            monkeypatch.setenv(name, value)
+        cfg = ParallelConfig(start_seconds=50, lost_seconds=7)
+        multihost.start(cfg, tmp_path / "run", coordinator, processes, process)
+        return asked
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, POD],
+    ids=["one task of Slurm", "one rank of Open MPI", "a pod of no indexed job"],
+)
+def test_a_single_process_is_not_connected(started, environment):
+    assert started(environment) == []
+
+
+def test_one_process_by_flag(started):
+    assert started(SLURM, processes=1) == started(SLURM, processes=1, process=0) == []
+
+
+def test_no_cluster():
+    """JAX itself says that there is none."""
+    program = """
+from pathlib import Path
+from tformer_jax.config import ParallelConfig
+from tformer_jax.parallel import multihost
+print(multihost.start(ParallelConfig(), Path("runs/x"), None, None, None))
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in {*SLURM, *OPEN_MPI, *POD, *OTHERS}}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "ProcessGroup(index=0, count=1)\n"
+
+
+@pytest.mark.parametrize("environment", [SLURM, OPEN_MPI, {**POD, "JOB_COMPLETION_INDEX": "1"}])
+def test_jax_finds_clusters(started, environment):
+    (options,) = started(environment)
+    assert options["heartbeat_timeout_seconds"] == 7
+    assert options["initialization_timeout"] > 50
+    assert "coordinator_address" not in options
+
+
+def test_flags_go_before_the_cluster(started):
+    (options,) = started(SLURM, "here:1", 2, 1)
+    assert (options["coordinator_address"], options["num_processes"], options["process_id"]) == ("here:1", 2, 1)
+    assert options["cluster_detection_method"] == "deactivate"  # else JAX would take one GPU only
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("here:1", None, None), "needs --coordinator HOST:PORT, --processes N and --process I"),
+        ((None, 2, 0), "needs --coordinator HOST:PORT, --processes N and --process I"),
+        (("here:1", 2, 2), "--process 2 must be between 0 and 1 with --processes 2"),
+        (("here:1", 2, -1), "--process -1 must be between 0 and 1"),
+        (("here", 2, 0), "--coordinator 'here' must have the form HOST:PORT, such as node1:9876"),
+        (("here:99999", 2, 0), "--coordinator 'here:99999' must have the form HOST:PORT"),
+    ],
+)
+def test_mistakes_in_flags(started, flags, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        started((), *flags)
+
+
+def test_the_port_is_in_use(started):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen at port {port} .Address already in use.; write another"):
+            started((), f"here:{port}", 2, 0)
+
+
+def test_a_cluster_that_jax_cannot_use(monkeypatch, tmp_path):
+    def initialize(**options):
+        raise KeyError("job-name")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ConfigError, match="cannot connect the processes .'job-name'.; write --coordinator"):
+        multihost.start(ParallelConfig(), tmp_path / "run", "here:1", 2, 1)
+
+
+def wait_for_others(run, index, seconds) -> None:
+    with multihost.roll_call(run, index, 4, seconds):
+        time.sleep(60)
+
+
+def test_the_missing_are_named(tmp_path, capfd):
+    """Two of four wait; a file that an earlier start left is no process."""
+    run = tmp_path / "runs" / "mine"
+    stale = run.with_name(".mine.start") / "3"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    os.utime(stale, (0, 0))
+    context = multiprocessing.get_context("spawn")
+    waiting = [context.Process(target=wait_for_others, args=(run, index, 3)) for index in (1, 2)]
+    for process in waiting:
+        process.start()
+    for process in waiting:
+        process.join(30)
+    assert [process.exitcode for process in waiting] == [2, 2]
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == second
+    assert "error: of 4 processes, 0, 3 did not start within 3 s (parallel.start_seconds)" in first
+    assert f"or do not see {run.parent}" in first
+
+
+def test_nothing_stays_beside_the_run_folder(tmp_path):
+    with multihost.roll_call(tmp_path / "run", 0, 1, seconds=60):
+        time.sleep(1.5 * multihost.BEAT_SECONDS)
+        assert [path.name for path in tmp_path.iterdir()] == [".run.start"]
+    assert not list(tmp_path.iterdir())
