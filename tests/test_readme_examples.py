@@ -1,0 +1,193 @@
+"""Every example of the READMEs, run in order in a copy of the checkout, on small models and made-up corpora."""
+
+import gzip
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers import build
+from tformer_jax import presets
+from tformer_jax.interop import hf
+
+ROOT = Path(__file__).resolve().parents[1]
+SHORT = "--config.train.steps=2 --config.model.dim=16 --config.model.num_heads=2 --config.model.ffn_dim=16 "
+SHORT += "--config.eval.examples=2 --config.eval.samples=1 --config.decode.max_new_tokens=4"
+RUNS = {
+    "runs/translate_cldr_en_de": "configs/translate_cldr.py",
+    "runs/translate_multi30k": "configs/translate_multi30k.py",
+    "runs/classify_rt_polarity": "configs/classify_rt_polarity.py",
+    "runs/lm_tiny_shakespeare_cpu": "configs/lm_tiny_shakespeare.py",
+    "runs/NAME": "configs/translate_multi30k.py",
+}
+"""The runs that examples use, and their configs."""
+STAND_INS = {" DIR": " corpora", "configs/x.py": "configs/translate_cldr.py", "node1:9876": "localhost:29876"}
+"""What an example leaves open."""
+SMALLER = {
+    "train.py": f"{SHORT} --overwrite",
+    "sweep.py": SHORT,
+    "benchmark.py train --record": "--case lm_small --rounds 1 --steps 1",
+    "benchmark.py train --operations": "--steps 1",
+    "benchmark.py decode": "--lines 0 --rounds 1 --layers 1 --dim 16 --heads 2 --ffn-dim 16 --vocab 64 --length 4",
+    "benchmark.py growth": "--only experts --steps 1",
+    "benchmark.py attention": "--length 64",
+    "benchmark.py data": "--seconds 0.1",
+}
+"""Flags that make a command short, by its beginning."""
+ELSEWHERE = (
+    "pip install",
+    "pytest",
+    "export ",
+    "curl ",
+    "python scripts/serve.py",
+    "python -m venv",
+    "python3 -m venv",
+)
+"""Commands that install or test, as continuous integration does, or serve, as `test_the_server_answers_the_example`."""
+
+
+def commands(text: str) -> list[str]:
+    """The shell commands of all bash and console blocks."""
+    found = []
+    for kind, block in re.findall(r"```(bash|console)\n(.*?)```", text, flags=re.DOTALL):
+        lines = block.replace("\\\n", " ").splitlines()
+        found += [line.removeprefix("$ ") for line in lines if kind == "bash" or line.startswith("$ ")]
+    return [part.strip() for line in found for part in line.split(" && ")]
+
+
+def smaller(command: str) -> str:
+    """The command with flags that make it short, and something in the place of what it leaves open."""
+    for name, stand_in in STAND_INS.items():
+        command = command.replace(name, stand_in)
+    command = command.partition("  #")[0]
+    for beginning, flags in SMALLER.items():
+        if f"scripts/{beginning}" in command:
+            command += f" {flags}"
+    return command
+
+
+def example_commands() -> list[str]:
+    texts = (path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("**/README.md")))
+    found = [command for text in texts for command in commands(text)]
+    return [command for command in dict.fromkeys(found) if not command.startswith(ELSEWHERE)]
+
+
+def made_corpora(folder: Path) -> None:
+    """Files in the layout of the corpora that configs read."""
+    rng = random.Random(0)
+    words = ["man", "woman", "dog", "rides", "runs", "red", "blue", "house", "film", "dull"]
+
+    def line() -> str:
+        return " ".join(rng.choices(words, k=rng.randint(4, 9)))
+
+    for name in ("train", "val", "test_2016_flickr"):
+        for language in ("en", "de"):
+            path = folder / "multi30k" / f"{name}.{language}.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress("".join(f"{line()}\n" for _ in range(400)).encode()))
+    for name in ("train", "dev"):
+        path = folder / "rt_polarity" / f"{name}.tsv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{n % 2}\t{line()}\n" for n in range(300)))
+    (folder / "tiny_shakespeare").mkdir()
+    (folder / "tiny_shakespeare" / "input.txt").write_text("ROMEO:\n" + "\n".join(line() for _ in range(4000)))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A folder with scripts, configs, corpora and the runs that examples use."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("scripts", "configs", "tests", "tformer_jax"):
+        (folder / name).symlink_to(ROOT / name)
+    made_corpora(folder / "corpora")
+    for run, config in RUNS.items():
+        shell(folder, f"python scripts/train.py --config {config} --run {run} {SHORT}")
+    return folder
+
+
+def shell(folder: Path, command: str) -> str:
+    """The output of a command that must succeed."""
+    devices = os.environ["XLA_FLAGS"] if "mesh" in command or "parallel" in command else ""  # eight of them, or one
+    environment = {**os.environ, "XLA_FLAGS": devices, "PYTHONPATH": str(ROOT), "TFORMER_DATA": str(folder / "corpora")}
+    command = re.sub(r"\bpython\b", shlex.quote(sys.executable), command)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_blocks_are_found():
+    found = example_commands()
+    assert len(found) > 25
+    assert found[0].startswith("python scripts/")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", example_commands())
+def test_an_example(checkout, command):
+    if "--process 0" in command:
+        first = smaller(command)
+        together = f"{first} & {first.replace('--process 0', '--process 1')}; mine=$?; wait $! && exit $mine"
+        assert shell(checkout, together)
+    else:
+        assert shell(checkout, smaller(command))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("run", "path", "answer"),
+    [
+        ("translate_cldr_en_de", "/translate", '{"translations":[['),
+        ("lm_tiny_shakespeare_cpu", "/v1/completions", "data: "),
+    ],
+)
+def test_the_server_answers_the_example(checkout, run, path, answer):
+    text = (ROOT / "scripts" / "README.md").read_text(encoding="utf-8")
+    (call,) = (shlex.split(found) for found in commands(text) if found.startswith("curl") and path in found)
+    arguments = ["scripts/serve.py", "--run", f"runs/{run}", "--port", "0"]
+    with subprocess.Popen([sys.executable, *arguments], cwd=checkout, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            port = next(re.search(r":(\d+)", line)[1] for line in server.stdout if "http://" in line)
+            sent = urllib.request.Request(
+                f"http://127.0.0.1:{port}{path}", call[-1].encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(sent) as response:
+                assert response.read().decode().startswith(answer)
+        finally:
+            server.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_python_api(checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    scope: dict = {}
+    exec(python_block("Python API"), scope)
+    assert len(scope["run"].translate(["a", "b"])) == 2
+
+
+@pytest.mark.slow
+def test_hugging_face_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = presets.build("gpt2", dim=8, num_heads=2, ffn_dim=8, decoder_layers=1, vocab_size=11, max_length=8)
+    hf.save(Path("gpt2"), "gpt2", cfg, build(cfg)[1])
+    scope: dict = {"tokens": np.ones((1, 4), np.int32)}
+    exec(python_block("Hugging Face checkpoints"), scope)
+    assert scope["logits"].shape == (1, 4, 11)
+    assert (tmp_path / "copy" / "model.safetensors").exists()
+
+
+def python_block(heading: str) -> str:
+    """The first Python block below a heading of tformer_jax/README.md."""
+    text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8")
+    return text.partition(f"## {heading}\n")[2].partition("```python\n")[2].partition("```")[0]
