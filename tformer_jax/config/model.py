@@ -26,25 +26,27 @@ class ModelConfig(Section):
     family: str = setting("seq2seq", "kind of model", choices=("seq2seq", "decoder_lm", "classifier"))
     vocab_size: int | None = setting(None, "[V] target (or only) vocabulary; None: the tokenizer's", low=1)
     source_vocab_size: int | None = setting(None, "seq2seq source vocabulary; None: the tokenizer's", low=1)
-    num_classes: int | None = setting(None, "classifier labels; None: as many as the data has", low=1)
-    max_length: int = setting(256, "longest sequence, in tokens, that the model accepts", low=1)
+    num_classes: int | None = setting(None, "number of classes; None: taken from the data", low=1)
+    max_length: int = setting(256, "maximum sequence length, in tokens", low=1)
 
     dim: int = setting(512, "[D] model width", low=1)
     encoder_layers: int = setting(6, "[L] encoder depth (seq2seq, classifier)", low=0)
     decoder_layers: int = setting(6, "[L] decoder depth (seq2seq, decoder_lm)", low=0)
     layer_pattern: tuple[str, ...] = setting(
         ("full",),
-        "self-attention of successive layers, repeated: full, or the last `window` tokens",
+        "repeating pattern of self-attention layers: full, or a sliding window of `window` tokens",
         choices=("full", "window"),
     )
-    scan_layers: bool = setting(False, "compile one repetition of layer_pattern and scan over it, instead of a loop")
+    scan_layers: bool = setting(
+        False, "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster"
+    )
     remat: str = setting(
-        "none", "what the backward pass keeps of a layer, by jax.checkpoint_policies", choices=REMAT_POLICIES
+        "none", "rematerialisation: the jax.checkpoint_policies entry that selects saved values", choices=REMAT_POLICIES
     )
 
     attention: str = setting("multi_head", "kind of attention", choices=kinds.ATTENTIONS)
     attention_backend: str = setting(
-        "auto", "how attention is computed; auto: the fastest way on this device", choices=kinds.BACKENDS
+        "auto", "implementation of attention; auto: the fastest on this device", choices=kinds.BACKENDS
     )
     num_heads: int = setting(8, "[N] query heads", low=1)
     num_kv_heads: int | None = setting(None, "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N", low=1)
@@ -53,38 +55,44 @@ class ModelConfig(Section):
         "separate", "how query, key and value are projected", choices=("separate", "fused_qkv", "fused_kv")
     )
     attention_bias: tuple[str, ...] = setting(PROJECTIONS, "projections that have a bias", choices=PROJECTIONS)
-    attention_scale: float | None = setting(None, "factor of the scores q k; None: 1 / sqrt(H)")
-    attention_softcap: float | None = setting(None, "scores become cap * tanh(scores / cap); None: no cap", low=1e-6)
+    attention_scale: float | None = setting(None, "factor of the scores q.k; None: 1 / sqrt(H)")
+    attention_softcap: float | None = setting(
+        None, "cap of the scores: cap * tanh(scores / cap); None: no cap", low=1e-6
+    )
     qk_norm: bool = setting(False, "normalise each query and key head before the scores")
-    window: int | None = setting(None, "tokens that a `window` layer sees, the query's own included", low=1)
-    prefix_lm: bool = setting(False, "decoder_lm: the tokens of the prompt see each other in both directions")
+    window: int | None = setting(None, "tokens that a query attends to in a `window` layer, itself included", low=1)
+    prefix_lm: bool = setting(False, "decoder_lm: bidirectional attention within the prompt")
 
     position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)
-    position_offset: int = setting(0, "learned: rows at the start of the table that stay unused", low=0)
+    position_offset: int = setting(0, "learned: unused rows at the start of the table", low=0)
     rotary_pairing: str = setting(
-        "halves", "rotary: feature i turns with i + H/2, or with its neighbour", choices=("halves", "interleaved")
+        "halves", "rotary: rotate feature i with i + H/2, or with its neighbour", choices=("halves", "interleaved")
     )
-    rotary_base: float = setting(10_000.0, "rotary: the slowest pair turns once in about 2 pi base tokens", low=1.0)
+    rotary_base: float = setting(
+        10_000.0, "rotary: base of the wavelengths; the longest is about 2 pi base tokens", low=1.0
+    )
     rotary_window_base: float | None = setting(
-        None, "rotary: base of `window` layers, which are not scaled; None: as in full layers", low=1.0
+        None, "rotary: base in `window` layers, without scaling; None: as in full layers", low=1.0
     )
-    rotary_scaling: str = setting("none", "rotary: how positions are stretched", choices=("none", "linear", "llama3"))
-    rotary_factor: float = setting(1.0, "rotary: by how much rotary_scaling stretches", low=1.0)
-    rotary_original_length: int = setting(8192, "rotary: length before llama3 scaling, in tokens", low=1)
-    relative_buckets: int = setting(32, "relative: distances told apart", low=4)
-    relative_distance: int = setting(128, "relative: tokens from which all distances are one", low=2)
+    rotary_scaling: str = setting("none", "rotary: scaling of long contexts", choices=("none", "linear", "llama3"))
+    rotary_factor: float = setting(1.0, "rotary: scaling factor", low=1.0)
+    rotary_original_length: int = setting(8192, "rotary: context length before llama3 scaling, in tokens", low=1)
+    relative_buckets: int = setting(32, "relative: number of distance buckets", low=4)
+    relative_distance: int = setting(
+        128, "relative: distance, in tokens, from which all distances share a bucket", low=2
+    )
 
     ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
     ffn_dim: int = setting(2048, "[F] FFN width, of one expert for moe", low=1)
-    activation: str = setting("relu", "FFN non-linearity; of the gate where there is one", choices=kinds.ACTIVATIONS)
+    activation: str = setting("relu", "FFN activation; with a gated FFN, of the gate", choices=kinds.ACTIVATIONS)
     ffn_bias: bool = setting(True, "biases in the FFN")
     num_experts: int = setting(8, "moe: [E] experts", low=1)
-    experts_per_token: int = setting(2, "moe: experts that read a token", low=1)
+    experts_per_token: int = setting(2, "moe: experts chosen per token", low=1)
     expert_gated: bool = setting(True, "moe: experts are gated FFNs")
     expert_capacity: float | None = setting(
-        None, "moe: room of an expert as a multiple of its fair share of a row; None: no token is dropped", low=0.0
+        None, "moe: capacity factor of an expert, relative to an even share of a row; None: drop no token", low=0.0
     )
-    router_normalize: bool = setting(True, "moe: the chosen experts' weights sum to 1")
+    router_normalize: bool = setting(True, "moe: normalise the weights of the chosen experts to sum to 1")
     balance_loss: float = setting(0.01, "moe: weight of the load-balance loss", low=0.0)
     router_z_loss: float = setting(0.0, "moe: weight of the router's z-loss", low=0.0)
 
@@ -94,9 +102,9 @@ class ModelConfig(Section):
     )
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=0.0)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm")
-    norm_unit_offset: bool = setting(False, "the norm multiplies by 1 + scale, whose start is 0")
-    final_norm: bool | None = setting(None, "one more norm after each stack; None: unless norm_placement is post")
-    embedding_norm: bool = setting(False, "normalise what enters the first layer")
+    norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialised to 0")
+    final_norm: bool | None = setting(None, "a norm after each stack; None: unless norm_placement is post")
+    embedding_norm: bool = setting(False, "normalise the input of the first layer")
 
     tie_embeddings: str = setting(
         "output",
@@ -104,22 +112,22 @@ class ModelConfig(Section):
         choices=("none", "output", "inputs", "all"),
     )
     scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
-    token_types: int = setting(0, "classifier: kinds of segment with a vector of their own (BERT: 2)", low=0)
+    token_types: int = setting(0, "classifier: number of learned segment embeddings (BERT: 2)", low=0)
     output_bias: bool = setting(False, "bias on the logits")
-    scale_output: bool = setting(False, "divide what the output head reads by sqrt(D)")
-    output_softcap: float | None = setting(None, "logits become cap * tanh(logits / cap); None: no cap", low=1e-6)
-    pooling: str = setting("mean", "classifier: which real tokens are classified", choices=("mean", "first", "last"))
+    scale_output: bool = setting(False, "divide the input of the output head by sqrt(D)")
+    output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", low=1e-6)
+    pooling: str = setting("mean", "classifier: pooling over tokens", choices=("mean", "first", "last"))
     pooler: bool = setting(False, "classifier: tanh(W x + b) between pooling and logits")
 
-    dropout: float = setting(0.1, "on embeddings and on each sub-layer's output", low=0.0, high=1.0)
-    attention_dropout: float = setting(0.0, "on attention weights", low=0.0, high=1.0)
-    ffn_dropout: float = setting(0.0, "between the two FFN layers", low=0.0, high=1.0)
+    dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, high=1.0)
+    attention_dropout: float = setting(0.0, "dropout rate of attention weights", low=0.0, high=1.0)
+    ffn_dropout: float = setting(0.0, "dropout rate between the two FFN layers", low=0.0, high=1.0)
 
     initializer: str = setting("xavier", "projection kernels: xavier (uniform) or normal", choices=("xavier", "normal"))
     init_std: float = setting(0.02, "standard deviation of normal kernels and of learned embeddings", low=0.0)
-    scale_residual_init: bool = setting(False, "kernels that end a sub-layer start smaller, by 1 / sqrt(2 L)")
-    dtype: str = setting("float32", "computation", choices=DTYPES)
-    param_dtype: str = setting("float32", "parameters", choices=DTYPES)
+    scale_residual_init: bool = setting(False, "scale the initial kernels of residual outputs by 1 / sqrt(2 L)")
+    dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
+    param_dtype: str = setting("float32", "dtype of the parameters", choices=DTYPES)
 
     def check(self) -> None:
         self._check_heads()

@@ -1,4 +1,4 @@
-"""The settings that spread one computation over many devices."""
+"""The settings that shard a computation over devices."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from tformer_jax.config.fields import ConfigError, Section, nearest, setting
 
 MESH_AXES = ("data", "fsdp", "expert", "sequence", "tensor")
-"""The axes of the mesh, from that whose neighbours are far apart to that whose neighbours are close."""
+"""The mesh axes, from the slowest to the fastest interconnect."""
 PRESETS = {
     "dp": {"data": -1},
     "zero1": {"data": -1},
@@ -15,32 +15,32 @@ PRESETS = {
     "tp": {"tensor": -1},
     "fsdp+tp": {"fsdp": -1, "tensor": 2},
 }
-"""Sizes of mesh axes; those that are not named have size 1."""
+"""Sizes of mesh axes; axes not named have size 1."""
 
 
 def _size(meaning: str) -> int | None:
-    return setting(None, f"{meaning}; None: what the preset says; -1: all devices that are left", low=-1)
+    return setting(None, f"{meaning}; None: from the preset; -1: all remaining devices", low=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig(Section):
-    """How a model and its batches are spread over devices. Results do not depend on it."""
+    """How a model and its batches are sharded over devices. Results do not depend on it."""
 
     path: ClassVar[str] = "parallel"
 
     preset: str = setting(
         "dp",
-        "dp: every device has the whole model; zero1: the optimizer's state is split; fsdp: parameters, too; tp: heads "
-        "and FFNs are split; fsdp+tp: both",
+        "dp: data parallel; zero1: and the optimizer state sharded; fsdp: and parameters sharded; tp: heads and FFNs "
+        "sharded; fsdp+tp: both",
         choices=tuple(PRESETS),
     )
-    data: int | None = _size("devices that share a batch, each with all parameters")
-    fsdp: int | None = _size("devices that share a batch and the model width of parameters")
-    tensor: int | None = _size("devices that share heads, FFN widths and vocabularies")
+    data: int | None = _size("devices that split the batch, each with all parameters")
+    fsdp: int | None = _size("devices that split the batch and the model width of parameters")
+    tensor: int | None = _size("devices that split heads, FFN widths and vocabularies")
     sequence: int | None = _size(
-        "devices that share the positions of a row; model.attention_backend='ring' keeps it so in attention"
+        "devices that split the positions of a row; model.attention_backend='ring' splits attention too"
     )
-    expert: int | None = _size("devices that share a batch and the experts of FFNs")
+    expert: int | None = _size("devices that split the batch and the experts of FFNs")
     start_seconds: int = setting(300, "seconds in which all processes have to start", low=1)
     lost_seconds: int = setting(60, "seconds without a heartbeat after which a process is lost and all end", low=2)
 
@@ -63,9 +63,9 @@ class ParallelConfig(Section):
 
 
 def read_mesh(text: str) -> ParallelConfig:
-    """What a flag `--mesh` writes: sizes such as data=4,fsdp=8, a preset, or both, as in zero1,tensor=2.
+    """Parses the flag `--mesh`: sizes such as data=4,fsdp=8, a preset, or both, as in zero1,tensor=2.
 
-    Axes that are left out have the preset's size, or 1.
+    Axes not named have the preset's size, or 1.
 
     Raises:
         ConfigError: a preset or an axis is unknown, or a size is no number.

@@ -10,7 +10,7 @@ from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 MADE = ("cldr_translation", "cldr_language", "stdlib_text")
-"""Sources that need no file."""
+"""Generated sources, which need no file."""
 FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
 SOURCES = {
     "seq2seq": ("cldr_translation", "parallel_lines", *FILES),
@@ -40,8 +40,8 @@ class DataConfig(Section):
 
     source: str = setting(
         "cldr_translation",
-        "cldr_* and stdlib_text are made on the spot; tfds is a dataset of TFDS; prepared is what prepare_data.py "
-        "wrote; the others are files below the data folder",
+        "cldr_* and stdlib_text are generated; tfds is a dataset of TFDS; prepared is the output of prepare_data.py; "
+        "the others are files below the data folder",
         choices=tuple(dict.fromkeys(source for sources in SOURCES.values() for source in sources)),
     )
     source_language: str = setting("en", "CLDR locale, the `{lang}` of source files, and their feature in TFDS")
@@ -55,42 +55,42 @@ class DataConfig(Section):
         "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
         "'train[:90%]'; prepared: folders",
     )
-    validation: tuple[str, ...] = setting((), "like train; (): the last part of train")
-    test: tuple[str, ...] = setting((), "like train; (): the validation examples")
-    weights: tuple[float, ...] = setting((), "share of each entry of train in a mixture; (): one after another", low=0)
+    validation: tuple[str, ...] = setting((), "as train; (): the last part of train")
+    test: tuple[str, ...] = setting((), "as train; (): the validation examples")
+    weights: tuple[float, ...] = setting((), "mixture weights of the entries of train; (): concatenate them", low=0)
     fields: tuple[str, ...] = setting(
         (),
         "names (tsv: numbers, from 1) of the fields that hold source and target, or text, or text and label; "
-        "(): the usual ones",
+        "(): the default names",
     )
-    validation_fraction: float = setting(0.1, "share of train that is held out when validation is ()", low=0, high=1)
-    heldout_examples: int = setting(2000, "size of each held-out split of the made corpora", low=1)
+    validation_fraction: float = setting(0.1, "fraction of train held out if validation is ()", low=0, high=1)
+    heldout_examples: int = setting(2000, "size of each held-out split of a generated corpus", low=1)
     on_bad_line: str = setting(
-        "stop", "a line that cannot be read: stop, or skip, count and report it", choices=("stop", "skip")
+        "stop", "malformed lines: stop, or skip, count and report them", choices=("stop", "skip")
     )
 
     tokenizer: str = setting(
         "bpe",
-        "kind of token; file: what tokenizer_file holds",
+        "kind of tokenizer; file: load tokenizer_file",
         choices=("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file"),
     )
     tokenizer_file: str | None = setting(
         None, "file: tokenizer.json, SentencePiece .model or .tiktoken ranks, below the data folder"
     )
-    vocab_size: int = setting(8000, "most tokens of a trained vocabulary, special tokens included", low=8)
-    split_digits: bool = setting(False, "bpe and unigram: every digit is a token of its own")
-    bpe_dropout: float = setting(0.0, "bpe: probability that a merge is left out in training", low=0, high=1)
+    vocab_size: int = setting(8000, "maximum size of a trained vocabulary, special tokens included", low=8)
+    split_digits: bool = setting(False, "bpe and unigram: one token per digit")
+    bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
-    tokenizer_examples: int = setting(100_000, "training examples the tokenizer is trained on, at most", low=1)
+    tokenizer_examples: int = setting(100_000, "maximum number of training examples for the tokenizer", low=1)
 
     batching: str = setting(
         "buckets",
         "buckets: whole examples, padded; packed: whole examples, several in a row; windows: one stream",
         choices=("buckets", "packed", "windows"),
     )
-    bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "buckets: lengths examples are padded to", low=1)
-    batch_tokens: int = setting(4096, "buckets: tokens of one batch on the longer side, padding included", low=1)
-    batch_multiple: int = setting(8, "buckets: the number of examples in a batch is a multiple of it", low=1)
+    bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "buckets: lengths to pad examples to", low=1)
+    batch_tokens: int = setting(4096, "buckets: tokens per batch of the longer side, padding included", low=1)
+    batch_multiple: int = setting(8, "buckets: the number of examples in a batch is a multiple of this", low=1)
     batch_size: int = setting(32, "windows and packed: rows in a batch", low=1)
     window: int = setting(256, "windows and packed: tokens in a row (of targets, where there are sources)", low=1)
     source_window: int | None = setting(None, "packed: tokens in a row of sources; None: window", low=1)
@@ -144,7 +144,7 @@ class DataConfig(Section):
 
     @property
     def longest(self) -> int:
-        """The most tokens of one row, on either side."""
+        """Maximum tokens of a row, source or target."""
         if self.batching == "buckets":
             return self.bucket_lengths[-1]
         return max(self.window, (self.batching == "packed" and self.source_window) or 0)
@@ -236,13 +236,13 @@ class DecodeConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Section):
-    """What is measured, on how many examples."""
+    """Evaluation."""
 
     path: ClassVar[str] = "eval"
 
-    batch_size: int = setting(64, "examples in an evaluation batch", low=1)
-    examples: int = setting(500, "validation examples used during training; 0: all", low=0)
-    samples: int = setting(5, "outputs shown at each evaluation", low=0)
+    batch_size: int = setting(64, "examples per evaluation batch", low=1)
+    examples: int = setting(500, "validation examples per evaluation during training; 0: all", low=0)
+    samples: int = setting(5, "outputs to print at each evaluation", low=0)
     bleu_tokenize: str = setting("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "zh", "char", "none"))
 
 
@@ -250,8 +250,8 @@ class EvalConfig(Section):
 class Config(Section):
     """One experiment."""
 
-    name: str = setting("experiment", "names the run folder, runs/NAME")
-    seed: int = setting(0, "of parameters, dropout, data order and made corpora", low=0)
+    name: str = setting("experiment", "name of the run folder, runs/NAME")
+    seed: int = setting(0, "random seed of parameters, dropout, data order and generated corpora", low=0)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)

@@ -13,7 +13,7 @@ METRICS = {
     "decoder_lm": ("loss", "perplexity", "token_accuracy"),
     "classifier": ("loss", "accuracy"),
 }
-"""What is measured of each family of models."""
+"""Metrics by family of models."""
 LOWER_IS_BETTER = ("loss", "perplexity")
 
 
@@ -25,26 +25,26 @@ class OptimConfig(Section):
 
     optimizer: str = setting(
         "adamw",
-        "muon takes adamw for what is no matrix between layers; schedule_free_adamw evaluates an average of its own",
+        "muon uses adamw for non-matrix parameters and embeddings; schedule_free_adamw evaluates its average",
         choices=("adamw", "adafactor", "lion", "lamb", "sgd", "muon", "schedule_free_adamw"),
     )
     schedule: str = setting(
         "inverse_sqrt",
-        "course of the learning rate after warm-up",
+        "learning-rate schedule after warm-up",
         choices=("inverse_sqrt", "constant", *WITH_AN_END),
     )
     learning_rate: float | None = setting(
         None, "peak; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, the 2017 paper's", low=0.0
     )
     learning_rates: tuple[str, ...] = setting(
-        (), "factors of the learning rate by parameter, 'GLOB=FACTOR', the first that fits counts; 0 freezes"
+        (), "learning-rate factors 'GLOB=FACTOR' by parameter; the first match counts, 0 freezes"
     )
     warmup_steps: int = setting(4000, "steps of linear warm-up", low=1)
     final_fraction: float = setting(
-        0.1, "last learning rate as a share of the peak, for those with an end", low=0, high=1
+        0.1, "final learning rate as a fraction of the peak, for schedules with an end", low=0, high=1
     )
-    decay_fraction: float = setting(0.2, "warmup_stable_decay: share of the steps in which it declines", low=0, high=1)
-    cycles: int = setting(1, "times that a schedule with an end runs through its course, restarting at the peak", low=1)
+    decay_fraction: float = setting(0.2, "warmup_stable_decay: fraction of the steps spent decaying", low=0, high=1)
+    cycles: int = setting(1, "number of cycles of a schedule with an end; each restarts at the peak", low=1)
     beta1: float = setting(0.9, "decay of the first moment; sgd: momentum", low=0.0, high=1.0)
     beta2: float = setting(0.98, "decay of the second moment", low=0.0, high=1.0)
     muon_beta: float = setting(0.95, "muon: momentum of matrices", low=0.0, high=1.0)
@@ -86,34 +86,34 @@ class TrainConfig(Section):
     accumulate: int = setting(1, "parts of a batch that are computed one after another, to save memory", low=1)
     start_from: str | None = setting(None, "run folder whose parameters, where they fit, are the first ones")
 
-    label_smoothing: float = setting(0.0, "probability mass spread over the vocabulary", low=0.0, high=1.0)
+    label_smoothing: float = setting(0.0, "probability mass spread evenly over the vocabulary", low=0.0, high=1.0)
     z_loss: float = setting(0.0, "weight of log(sum of exp(logits))^2 (PaLM, 2022: 1e-4)", low=0.0)
-    loss_chunk: int | None = setting(None, "positions of a row whose logits are held at once; None: all", low=1)
+    loss_chunk: int | None = setting(None, "positions per row whose logits are held at once; None: all", low=1)
 
-    ema_decay: float | None = setting(None, "decay of the parameters' running mean a step; None: none", low=0, high=1)
+    ema_decay: float | None = setting(
+        None, "decay per step of the exponential moving average of the parameters; None: no average", low=0, high=1
+    )
     weights: str = setting(
         "last",
-        "what is tested at the end and used afterwards: parameters of the last step, their running mean, those of the "
-        "best checkpoint, or the mean of the last or best checkpoints",
+        "final parameters, which are tested and used: the last, their moving average, the best checkpoint, or the "
+        "mean of the last or best checkpoints",
         choices=("last", "ema", "best", "average_last", "average_best"),
     )
-    average: int = setting(5, "average_*: checkpoints that are averaged", low=1)
-    metric: str = setting("loss", "validation metric by which checkpoints are the best")
-    patience: int = setting(0, "evaluations without a better metric after which training ends; 0: never", low=0)
+    average: int = setting(5, "average_*: number of checkpoints to average", low=1)
+    metric: str = setting("loss", "validation metric that selects the best checkpoints")
+    patience: int = setting(0, "early stopping: evaluations without improvement; 0 disables it", low=0)
 
     log_every: int = setting(50, "steps between two metric records", low=1)
     eval_every: int = setting(1000, "steps between two evaluations", low=1)
     checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
-    keep_checkpoints: int = setting(2, "newest checkpoints kept", low=1)
-    keep_best: int = setting(0, "best checkpoints kept besides; they are saved at evaluations", low=0)
+    keep_checkpoints: int = setting(2, "number of newest checkpoints to keep", low=1)
+    keep_best: int = setting(0, "number of best checkpoints to keep as well, saved at evaluations", low=0)
 
-    most_skipped: int = setting(
-        5, "steps in a row whose loss or gradient is not finite, and which are skipped, before the run stops", low=1
-    )
-    hang_seconds: int = setting(1800, "a step that takes longer ends the run with a traceback; 0: never", low=0)
-    layer_norms: bool = setting(False, "record the norms of each layer's gradient and parameters")
-    noise_scale: bool = setting(False, "record the gradient noise scale (McCandlish et al., 2018); needs accumulate")
-    wandb: str | None = setting(None, "project of Weights & Biases that gets the metrics, too")
+    most_skipped: int = setting(5, "consecutive non-finite steps to skip before the run stops", low=1)
+    hang_seconds: int = setting(1800, "a longer step ends the run with the stacks of its threads; 0 disables it", low=0)
+    layer_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
+    noise_scale: bool = setting(False, "log the gradient noise scale (McCandlish et al., 2018); needs accumulate")
+    wandb: str | None = setting(None, "project of Weights & Biases to log the metrics to as well")
 
     def check(self) -> None:
         if self.weights == "ema" and self.ema_decay is None:
