@@ -1,5 +1,6 @@
 """Small models and small comparisons that many tests need."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -61,6 +62,15 @@ def apply(module: Any, params: Any, *arguments: Any, **options: Any) -> Any:
 def normal(*shape: int, seed: int = 0) -> jax.Array:
     """N(0, 1) in float32."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+@contextlib.contextmanager
+def on_platform(name: str) -> Iterator[None]:
+    """What is traced here is traced for a device of this platform."""
+    device = jax.sharding.AbstractDevice(device_kind=name, num_cores=None, platform=name)
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        yield
 
 
 def equations(jaxpr: Any, primitive: str) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracles
-from tests.helpers import assert_close, normal, tiny
+from tests.helpers import assert_close, normal, on_platform, tiny
 from tests.nn.test_masks import array, rising
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.models import registry
@@ -168,7 +168,8 @@ def blockwise_and_reference(rule):
         results = {}
         for name, run in backends.items():
             out, pull = jax.vjp(
-                lambda q, k, v, run=run: run(q, k, v, Mask(**static, **arrays), bias, scoring, None), *qkv
+                lambda q, k, v, run=run: run(attention_ops.Operands(q, k, v, Mask(**static, **arrays), scoring, bias)),
+                *qkv,
             )
             results[name] = out, *pull(weights)
         return results
@@ -212,7 +213,9 @@ def test_blockwise_drops_the_same_weights_in_both_passes():
     scoring, key = attention_ops.Scoring(1.0, None, 0.5), jax.random.key(0)
 
     def out(q, k, v):
-        return blockwise_file.blockwise(q, k, v, Mask(causal=True), None, scoring, key, block=4)
+        return blockwise_file.blockwise(
+            attention_ops.Operands(q, k, v, Mask(causal=True), scoring, dropout_key=key), block=4
+        )
 
     # the result is linear in v; in q, its slope is found by differences
     pulled = jax.vjp(lambda v: out(q, k, v), v)[1](jnp.ones((1, 9, 1, 2)))[0]
@@ -222,47 +225,23 @@ def test_blockwise_drops_the_same_weights_in_both_passes():
     assert_close(gradient, slope, 1e-3)
 
 
-@pytest.mark.parametrize("mask", ["causal", "padding", "segments"])
+REAL = jnp.arange(9) < jnp.array([[9], [5]])
+SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
+SELF = {
+    "causal": Mask(causal=True, self_attention=True),
+    "padding": Mask(real=REAL, self_attention=True),
+    "segments": Mask(causal=True, segments=(SEGMENTS, SEGMENTS), self_attention=True),
+}
+
+
+@pytest.mark.parametrize("mask", SELF)
 def test_the_gpu_kernel_interpreted(mask):
     q, k, v = normal(2, 9, 4, 16), normal(2, 9, 2, 16, seed=1), normal(2, 9, 2, 16, seed=2)
-    real = jnp.arange(9) < jnp.array([[9], [5]])
-    segments = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
-    rules = {
-        "causal": Mask(causal=True, self_attention=True),
-        "padding": Mask(real=real, self_attention=True),
-        "segments": Mask(causal=True, segments=(segments, segments), self_attention=True),
-    }[mask]
-    run = functools.partial(pallas_file.pallas, kernel=functools.partial(pallas_file.gpu_kernel, interpret=True))
-    out = run(q, k, v, rules, None, attention_ops.Scoring(0.25, None, 0.0), None)
-    expected = attention_ops.attend(q, k, v, rules, scale=0.25)
-    shown = np.asarray(real) if mask == "padding" else np.ones((2, 9), bool)
+    operands = attention_ops.Operands(q, k, v, SELF[mask], attention_ops.Scoring(0.25, None, 0.0))
+    out, expected = pallas_file.pallas(operands, interpret=True), attention_ops.attend(q, k, v, SELF[mask], scale=0.25)
+    shown = np.asarray(REAL) if mask == "padding" else np.ones((2, 9), bool)
     proves = ("attention_backend=pallas (GPU kernel, interpreted)", "reference backend")
     assert_close(out[shown], expected[shown], 1e-5, proves=proves)
-
-
-def test_the_tpu_kernel_gets_heads_before_tokens(monkeypatch):
-    tpu = pytest.importorskip("jax.experimental.pallas.ops.tpu.flash_attention")
-    q, k, v = normal(2, 128, 4, 16), normal(2, 128, 2, 16, seed=1), normal(2, 128, 2, 16, seed=2)
-
-    def stand_in(q, k, v, *, segment_ids, causal, sm_scale):
-        assert q.shape == k.shape == v.shape == (2, 4, 128, 16)
-        weights = jax.nn.softmax(jnp.where(np.tri(128, dtype=bool), sm_scale * q @ k.swapaxes(2, 3), -1e30))
-        return weights @ v
-
-    monkeypatch.setattr(tpu, "flash_attention", stand_in)
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    out = pallas_file.pallas(
-        q, k, v, Mask(causal=True, self_attention=True), None, attention_ops.Scoring(0.25, None, 0.0), None
-    )
-    assert_close(out, attention_ops.attend(q, k, v, Mask(causal=True), scale=0.25))
-
-
-def test_pallas_takes_the_gpu_kernel_elsewhere(monkeypatch):
-    called = []
-    monkeypatch.setattr(pallas_file, "gpu_kernel", lambda q, *rest, **options: called.append(q.shape) or q)
-    q, k, v = normal(1, 4, 2, 8), normal(1, 4, 2, 8), normal(1, 4, 2, 8)
-    pallas_file.pallas(q, k, v, Mask(), None, attention_ops.Scoring(1.0, None, 0.0), None)
-    assert len(called) == 1
 
 
 FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
@@ -278,9 +257,9 @@ FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
         (Mask(positions=(jnp.arange(4)[None], jnp.arange(4)[None])), "cross-attention, caches"),
     ],
 )
-def test_pallas_refuses_the_masks_that_it_would_get_wrong(mask, unknown, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}; write one of auto, reference"):
+def test_pallas_refuses_the_masks_that_it_would_get_wrong(mask, unknown):
+    sentence = f"'pallas' cannot apply masks of {unknown}; write one of auto, reference"
+    with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
         attention_ops.attend(*[normal(1, 4, 1, 2)] * 3, mask, backend="pallas")
 
 
@@ -302,7 +281,7 @@ def test_softmax_is_float32_and_the_result_has_the_input_dtype():
 def test_blockwise_rounds_a_sum_over_blocks_once():
     q, k = jnp.zeros((1, 1, 1, 1), jnp.bfloat16), jnp.zeros((1, 64, 1, 1), jnp.bfloat16)
     v = jnp.abs(normal(1, 64, 1, 1)).astype(jnp.bfloat16)  # weights of 1 / 64, exactly
-    out = SMALL_BLOCKS.run(q, k, v, Mask(), None, attention_ops.Scoring(1.0, None, 0.0), None)
+    out = SMALL_BLOCKS.run(attention_ops.Operands(q, k, v, Mask(), attention_ops.Scoring(1.0, None, 0.0)))
     assert out.item() == np.float64(v).mean().astype(jnp.bfloat16)
 
 
@@ -328,9 +307,9 @@ def test_basic_self_attention():
     [
         (
             {"attention_backend": "cudnn"},
-            "'cudnn' needs a gpu, and this machine has a cpu; write one of auto, reference, xla",
+            "'cudnn' needs a gpu, and this mesh is on a cpu; write one of auto, reference, xla",
         ),
-        ({"attention_backend": "pallas"}, "'pallas' needs a tpu or gpu, and this machine has a cpu; write one of auto"),
+        ({"attention_backend": "pallas"}, "'pallas' needs a gpu, and this mesh is on a cpu; write one of auto"),
         (
             {"attention_backend": "xla", "attention_dropout": 0.1},
             "'xla' cannot drop attention weights .*; write one of auto, reference, blockwise",
@@ -356,13 +335,20 @@ def test_dropout_is_needed_in_training_only():
         ("decoder_lm", {"layer_pattern": ("full", "window"), "window": 4}, "windows"),
     ],
 )
-def test_pallas_is_for_models_of_plain_self_attention(family, settings, unknown, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+def test_pallas_is_for_models_of_plain_self_attention(family, settings, unknown):
     cfg = tiny(family, attention_backend="pallas", **settings)
-    if unknown is None:
-        registry.build(cfg)
-        return
-    with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}"):
+    with on_platform("gpu"):
+        if unknown is None:
+            registry.build(cfg)
+            return
+        with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}"):
+            registry.build(cfg)
+
+
+def test_heads_that_a_backend_cannot_hold_are_refused():
+    cfg = tiny("decoder_lm", attention_backend="cudnn", dtype="bfloat16", dim=40, num_heads=2)
+    sentence = r"needs heads of a multiple of 8, at most 256, features, not 20 \(model.head_dim\)"
+    with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
         registry.build(cfg)
 
 

@@ -15,7 +15,7 @@ from tests.nn.test_masks import array, rising
 from tests.parallel.hlo import collectives
 from tformer_jax.config import ConfigError, ParallelConfig
 from tformer_jax.models import registry
-from tformer_jax.nn.attention_ops import Scoring
+from tformer_jax.nn.attention_ops import Operands, Scoring
 from tformer_jax.nn.attention_ops.blockwise import blockwise
 from tformer_jax.nn.attention_ops.reference import reference
 from tformer_jax.nn.attention_ops.ring import ring
@@ -57,7 +57,7 @@ def passes(run, scoring: Scoring = PLAIN, **static):
 
     def both(q, k, v, bias, arrays):
         mask = Mask(**static, **arrays)
-        out, pull = jax.vjp(lambda q, k, v, bias: run(q, k, v, mask, bias, scoring, None), q, k, v, bias)
+        out, pull = jax.vjp(lambda q, k, v, bias: run(Operands(q, k, v, mask, scoring, bias)), q, k, v, bias)
         return out, *pull(normal(*q.shape, seed=5).astype(out.dtype))
 
     return both
@@ -138,7 +138,7 @@ def test_heads_find_their_keys_and_their_bias(mesh, K, bias):
 def test_positions_for_a_bias_are_those_of_the_whole_row():
     """By hand: equal keys, so that a weight is the softmax of minus the distance to the key."""
     q, k, v = jnp.zeros((2, 8, 1, 8)), jnp.zeros((2, 8, 1, 8)), jnp.tile(jnp.eye(8)[:, None], (2, 1, 1, 1))
-    mesh, run = on_mesh(ROWS, lambda q, k, v, bias: ring(q, k, v, Mask(), bias, PLAIN, None))
+    mesh, run = on_mesh(ROWS, lambda q, k, v, bias: ring(Operands(q, k, v, Mask(), PLAIN, bias)))
     out = run(*jax.device_put((q, k, v, AlibiBias(jnp.ones(1))), rules.replicated(mesh)))
     weights = np.exp(-abs(np.arange(8)[:, None] - np.arange(8)))
     assert_close(out[1, :, 0], weights / weights.sum(axis=1, keepdims=True), 1e-6)

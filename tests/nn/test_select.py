@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import assert_close, build, normal, tiny
+from tests.helpers import assert_close, build, normal, on_platform, tiny
 from tformer_jax.config import ParallelConfig
 from tformer_jax.models import registry
 from tformer_jax.nn import attention_ops
@@ -17,7 +17,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 
 PLAIN = attention_ops.Needs(
-    dtype="float32", softcap=False, bias=False, dropout=False, rules=frozenset({"causal", "real"})
+    dtype="float32", head_size=64, softcap=False, bias=False, dropout=False, rules=frozenset({"causal", "real"})
 )
 SCORING = attention_ops.Scoring(0.5, None, 0.0)
 
@@ -34,15 +34,17 @@ SCORING = attention_ops.Scoring(0.5, None, 0.0)
         ("gpu", {}, (4096, 4096), "blockwise"),
         ("gpu", {"dtype": "bfloat16", "softcap": True}, (4096, 4096), "blockwise"),
         ("gpu", {"dtype": "bfloat16", "dropout": True}, (64, 64), "reference"),
-        ("tpu", {}, (64, 64), "pallas"),
+        ("tpu", {}, (64, 64), "splash"),
         ("tpu", {"bias": True}, (64, 64), "reference"),
-        ("tpu", {"rules": frozenset({"real", "cross"})}, (64, 64), "reference"),
-        ("tpu", {"rules": frozenset({"causal", "window"})}, (4096, 4096), "blockwise"),
+        ("gpu", {"dtype": "bfloat16"}, (64, 65), "reference"),
+        ("gpu", {"dtype": "bfloat16", "head_size": 60}, (64, 64), "reference"),
+        ("tpu", {"rules": frozenset({"real", "cross"}), "softcap": True}, (64, 64), "splash"),
+        ("tpu", {"rules": frozenset({"causal", "prefix"})}, (4096, 4096), "blockwise"),
     ],
 )
-def test_the_choice(platform, changes, sizes, expected, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    assert select.choose(dataclasses.replace(PLAIN, **changes), *sizes) == expected
+def test_the_choice(platform, changes, sizes, expected):
+    with on_platform(platform):
+        assert select.choose(dataclasses.replace(PLAIN, **changes), *sizes) == expected
 
 
 def test_rows_that_are_split_over_devices_take_the_reference():
@@ -174,7 +176,7 @@ def test_what_cudnn_is_told_of_a_mask(rule, causal, window, dense, monkeypatch):
     told = {}
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: told.update(options) or q)
     qkv = [normal(2, 5, 2, 4)] * 3
-    dot_product.dot_product(*qkv, MASKS[rule], None, SCORING, None, implementation="cudnn")
+    dot_product.dot_product(attention_ops.Operands(*qkv, MASKS[rule], SCORING), implementation="cudnn")
     mask = told["mask"]
     assert (told["is_causal"], told["local_window_size"], mask if mask is None else mask.shape) == (
         causal,

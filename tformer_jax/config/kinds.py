@@ -20,6 +20,7 @@ BACKENDS: Kinds = {
     "cudnn": "tformer_jax.nn.attention_ops.dot_product:CUDNN",
     "blockwise": "tformer_jax.nn.attention_ops.blockwise:BLOCKWISE",
     "pallas": "tformer_jax.nn.attention_ops.pallas:PALLAS",
+    "splash": "tformer_jax.nn.attention_ops.splash:SPLASH",
     "ring": "tformer_jax.nn.attention_ops.ring:RING",
 }
 POSITIONS: Kinds = {

@@ -86,6 +86,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
     return {
         name: attention_ops.Needs(
             dtype=cfg.dtype,
+            head_size=cfg.dim if cfg.attention == "basic" else cfg.head_size,
             softcap=cfg.attention_softcap is not None,
             bias=name != "cross" and relative.adds_bias(cfg),
             dropout=train and cfg.attention_dropout > 0,

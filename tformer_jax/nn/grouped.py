@@ -6,8 +6,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.nn.sharding import platform
+
 ROWS = {"cpu": 64, "gpu": 512}
-"""Rows that are multiplied at once, by `jax.default_backend()`; other devices run `jax.lax.ragged_dot`.
+"""Rows that are multiplied at once, by the platform of the mesh; other devices run `jax.lax.ragged_dot`.
 
 XLA expands `ragged_dot` to a product with every kernel, except on TPUs. 64 was the fastest of 32 to 512 on a CPU; the
 choices for GPU and TPU are unmeasured.
@@ -22,7 +24,7 @@ def grouped_product(x: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.
 
     `counts` int32 [E] are the rows of each group, in order. Results of rows after the last group are unspecified.
     """
-    rows = ROWS.get(jax.default_backend())
+    rows = ROWS.get(platform())
     if rows is None:
         return jax.lax.ragged_dot(x, kernels, counts)
     kernels += jax.lax.full_like(x, 0, shape=())  # so that both vary along the same axes inside `jax.shard_map`

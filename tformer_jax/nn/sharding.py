@@ -43,3 +43,12 @@ def mesh_axes(name: str, size: int = 0) -> tuple[str, ...]:
 def devices(mesh_axes: Iterable[str]) -> int:
     """How many devices lie along these axes of the mesh in effect."""
     return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in mesh_axes)
+
+
+def platform() -> str:
+    """Where the mesh in effect is ("cpu", "gpu" or "tpu"), or the devices of this process without one.
+
+    They differ where a program is compiled for devices that this machine does not have.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.nn.attention_ops.core import Bias, Scoring
+from tformer_jax.nn.attention_ops.core import Bias, Operands, Scoring
 from tformer_jax.nn.attention_ops.reference import HIDDEN, scores
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
@@ -70,14 +70,14 @@ class Results(NamedTuple):
     """float32 [B, N, T]: the sum of weight * d_weight, which is `d_out . out` (FlashAttention-2, section 2.3.2)."""
 
 
-def padded(inputs: Inputs, hidden: Hidden, block: int, scoring: Scoring) -> tuple[Inputs, Hidden, Grid]:
+def padded(x: Operands, block: int) -> tuple[Inputs, Hidden, Grid]:
     """Inputs of whole blocks, and a mask that hides the keys that were added."""
-    (B, T), S = inputs.q.shape[:2], inputs.k.shape[1]
-    grid = Grid(min(block, T), min(block, S), scoring)
+    (B, T), S = x.q.shape[:2], x.k.shape[1]
+    grid = Grid(min(block, T), min(block, S), x.scoring)
     padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
-    q, k, v = _pad(inputs.q, padded_T, 1), _pad(inputs.k, padded_S, 1), _pad(inputs.v, padded_S, 1)
-    mask = _pad_mask(hidden.mask, B, T, S, padded_T, padded_S)
-    return Inputs(q, k, v, inputs.bias), hidden._replace(mask=mask), grid
+    q, k, v = _pad(x.q, padded_T, 1), _pad(x.k, padded_S, 1), _pad(x.v, padded_S, 1)
+    mask = _pad_mask(x.mask, B, T, S, padded_T, padded_S)
+    return Inputs(q, k, v, x.bias), Hidden(mask, x.dropout_key), grid
 
 
 def unseen(q: jax.Array, grid: Grid) -> Softmax:

@@ -6,23 +6,13 @@ import jax
 
 from tformer_jax.nn.attention_ops import blocks
 from tformer_jax.nn.attention_ops.blocks import BLOCK, Grid, Hidden, Inputs
-from tformer_jax.nn.attention_ops.core import Backend, Bias, Scoring
-from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.attention_ops.core import Backend, Operands
 
 
-def blockwise(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: Mask,
-    bias: Bias | None,
-    scoring: Scoring,
-    dropout_key: jax.Array | None,
-    block: int = BLOCK,
-) -> jax.Array:
+def blockwise(x: Operands, block: int = BLOCK) -> jax.Array:
     """`reference`, without ever holding all weights."""
-    inputs, hidden, grid = blocks.padded(Inputs(q, k, v, bias), Hidden(mask, dropout_key), block, scoring)
-    return _attention(inputs, hidden, grid)[:, : q.shape[1]]
+    inputs, hidden, grid = blocks.padded(x, block)
+    return _attention(inputs, hidden, grid)[:, : x.q.shape[1]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

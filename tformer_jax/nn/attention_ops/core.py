@@ -5,9 +5,11 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+import flax
 import jax
 
 from tformer_jax.config import ConfigError, kinds
+from tformer_jax.nn import sharding
 from tformer_jax.nn.masks import Mask, as_mask
 
 RULES = {
@@ -17,7 +19,7 @@ RULES = {
     "prefix": "prefixes (model.prefix_lm)",
     "window": "windows (model.window)",
 }
-"""What people call the rules of a `Mask` that not every backend knows."""
+"""Names in messages of the rules of a `Mask` that not every backend knows."""
 
 
 class Bias(Protocol):
@@ -36,34 +38,54 @@ class Scoring:
     dropout_rate: float
 
 
+@flax.struct.dataclass
+class Operands:
+    """All that one call of attention reads."""
+
+    q: jax.Array
+    """[B, T, N, H]."""
+    k: jax.Array
+    """[B, S, K, H]; query head n reads key/value head n // G."""
+    v: jax.Array
+    """[B, S, K, H]."""
+    mask: Mask
+    scoring: Scoring = flax.struct.field(pytree_node=False)
+    bias: Bias | None = None
+    dropout_key: jax.Array | None = None
+    """None: no dropout."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """One way to compute attention, and what it can do.
+    """One way to compute attention, and what it can do."""
 
-    `run(q, k, v, mask, bias, scoring, dropout_key)` gives [B, T, N, H] for q [B, T, N, H] and k, v [B, S, K, H].
-    """
-
-    run: Callable[..., jax.Array]
+    run: Callable[[Operands], jax.Array]
+    """Returns [B, T, N, H] in the dtype of q."""
     platforms: tuple[str, ...] = ()
-    """Devices it runs on, by `jax.default_backend()`; empty: any."""
+    """Where it runs, by the platform of the mesh (`nn.sharding.platform`); empty: anywhere."""
     softcap: bool = True
     bias: bool = True
     dropout: bool = True
     rules: frozenset[str] | None = None
     """The `Mask.rules` that it knows; None: all."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    head_multiple: int = 1
+    """H must be a multiple of it."""
+    head_limit: int | None = None
+    """The largest H; None: any."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What is asked of a backend, as far as it is known when a function is traced."""
+    """What is required of a backend, as far as it is known when a function is traced."""
 
     dtype: str
+    head_size: int
     softcap: bool
     bias: bool
     dropout: bool
     rules: frozenset[str]
-    """Of the masks, see `Mask.rules`."""
+    """`Mask.rules` of the masks."""
 
 
 def attend(
@@ -97,27 +119,33 @@ def attend(
         [B, T, N, H] in the dtype of q; scores and softmax are float32.
 
     Raises:
-        ConfigError: the backend is unknown, not for this device, or cannot do what is asked.
+        ConfigError: the backend is unknown, not for the platform of the mesh, or cannot do what is asked.
     """
     rate = 0.0 if dropout_key is None else dropout_rate
     scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
     mask = as_mask(mask)
-    chosen = usable(backend, needs_of(q, mask, bias, scoring))
-    return chosen.run(q, k, v, mask, bias, scoring, dropout_key if rate else None)
+    operands = Operands(q, k, v, mask, scoring, bias, dropout_key if rate else None)
+    return usable(backend, needs_of(operands)).run(operands)
 
 
-def needs_of(q: jax.Array, mask: Mask, bias: Bias | None, scoring: Scoring) -> Needs:
-    """What these arguments of `Backend.run` ask for."""
-    return Needs(str(q.dtype), scoring.softcap is not None, bias is not None, scoring.dropout_rate > 0, mask.rules)
+def needs_of(x: Operands) -> Needs:
+    """What these operands require of a backend."""
+    return Needs(
+        dtype=str(x.q.dtype),
+        head_size=x.q.shape[-1],
+        softcap=x.scoring.softcap is not None,
+        bias=x.bias is not None,
+        dropout=x.scoring.dropout_rate > 0,
+        rules=x.mask.rules,
+    )
 
 
 def usable(name: str, needs: Needs) -> Backend:
-    """The backend `name`, able to do what is asked on this machine.
+    """The backend `name`, if it meets the needs on the mesh in effect.
 
     Raises:
         ConfigError: it is unknown or unable; the message names those that are able.
     """
-
     if problem := lack(name, needs):
         able = ", ".join(other for other in kinds.BACKENDS if not lack(other, needs))
         raise ConfigError(f"model.attention_backend={name!r} {problem}; write one of {able}")
@@ -126,12 +154,12 @@ def usable(name: str, needs: Needs) -> Backend:
 
 
 def lack(name: str, needs: Needs) -> str | None:
-    """Why the backend `name` cannot do what is needed on this machine; None: it can."""
+    """Why the backend `name` cannot meet the needs on the mesh in effect; None: it can."""
     if name not in kinds.BACKENDS:
         return "is not known"
-    backend, platform = kinds.load(kinds.BACKENDS, name), jax.default_backend()
+    backend, platform = kinds.load(kinds.BACKENDS, name), sharding.platform()
     if backend.platforms and platform not in backend.platforms:
-        return f"needs a {' or '.join(backend.platforms)}, and this machine has a {platform}"
+        return f"needs a {' or '.join(backend.platforms)}, and this mesh is on a {platform}"
     if needs.softcap and not backend.softcap:
         return "cannot cap scores (model.attention_softcap)"
     if needs.bias and not backend.bias:
@@ -140,5 +168,11 @@ def lack(name: str, needs: Needs) -> str | None:
         return "cannot drop attention weights (model.attention_dropout)"
     if needs.dtype not in backend.dtypes:
         return f"computes in {' or '.join(backend.dtypes)}, not {needs.dtype} (model.dtype)"
+    if needs.head_size % backend.head_multiple or needs.head_size > (backend.head_limit or needs.head_size):
+        return (
+            f"needs heads of a multiple of {backend.head_multiple}"
+            f"{f', at most {backend.head_limit},' if backend.head_limit else ''} features, not {needs.head_size} "
+            "(model.head_dim)"
+        )
     unknown = sorted(needs.rules - backend.rules) if backend.rules is not None else []
     return f"cannot apply masks of {', '.join(map(RULES.__getitem__, unknown))}" if unknown else None

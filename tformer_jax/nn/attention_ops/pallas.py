@@ -1,15 +1,16 @@
-"""JAX's own Pallas kernels of FlashAttention, for TPU and GPU.
+"""JAX's Pallas kernel of FlashAttention for GPUs.
 
-They know self-attention with causal masks, padding and packed segments (`RULES`). A query that is padding itself
-gets an unspecified (finite) result.
+It knows self-attention with causal masks, padding and packed segments (`RULES`). A query that is padding itself gets
+an unspecified (finite) result. Unmeasured.
 """
 
-from collections.abc import Callable
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.nn.attention_ops.core import Backend, Bias, Scoring
+from tformer_jax.nn.attention_ops import shards
+from tformer_jax.nn.attention_ops.core import Backend, Operands
 from tformer_jax.nn.masks import Mask
 
 ROWS = 128
@@ -21,42 +22,22 @@ RULES = frozenset({"causal", "real", "segments"})
 """What `Mask` may say: one segment id a token tells keys from keys, so that queries must be the same tokens."""
 
 
-def pallas(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: Mask,
-    bias: Bias | None,
-    scoring: Scoring,
-    dropout_key: None,
-    *,
-    kernel: Callable[..., jax.Array] | None = None,
-) -> jax.Array:
-    """Runs the device's kernel on padded inputs, q and k of the same tokens."""
-    T, G = q.shape[1], q.shape[2] // k.shape[2]
-    if kernel is None:
-        kernel = tpu_kernel if jax.default_backend() == "tpu" else gpu_kernel
-    k, v = jnp.repeat(k, G, axis=2), jnp.repeat(v, G, axis=2)
-    widths = ((0, 0), (0, -T % ROWS), (0, 0), (0, 0))
-    q, k, v = jnp.pad(q, widths), jnp.pad(k, widths), jnp.pad(v, widths)
-    segments = jnp.pad(_segments(mask, q.shape[0], T), widths[:2], constant_values=NO_SEGMENT)
-    return kernel(q, k, v, segments, causal=mask.causal, scale=scoring.scale)[:, :T]
+def pallas(x: Operands, *, interpret: bool = False) -> jax.Array:
+    """Runs the kernel on each device's rows and heads, q and k of the same tokens."""
+    return shards.on_each_device(functools.partial(_kernel, interpret=interpret), x)
 
 
-def gpu_kernel(q, k, v, segments, *, causal: bool, scale: float, interpret: bool = False) -> jax.Array:
-    """`jax.experimental.pallas.ops.gpu.attention`: [B, T, N, H], segments int [B, T] -> [B, T, N, H]."""
+def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
     from jax.experimental.pallas.ops.gpu.attention import mha
 
-    return mha(q, k, v, segments, sm_scale=scale, causal=causal, interpret=interpret)
-
-
-def tpu_kernel(q, k, v, segments, *, causal: bool, scale: float) -> jax.Array:
-    """`jax.experimental.pallas.ops.tpu.flash_attention`: [B, T, N, H], segments int [B, T] -> [B, T, N, H]."""
-    from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention
-
-    q, k, v = (jnp.swapaxes(array, 1, 2) for array in (q, k, v))
-    out = flash_attention(q, k, v, segment_ids=SegmentIds(segments, segments), causal=causal, sm_scale=scale)
-    return jnp.swapaxes(out, 1, 2)
+    B, T, N, _ = x.q.shape
+    widths = ((0, 0), (0, -T % ROWS), (0, 0), (0, 0))
+    k, v = (jnp.repeat(keys, N // keys.shape[2], axis=2) for keys in (x.k, x.v))
+    q, k, v = (jnp.pad(array, widths) for array in (x.q, k, v))
+    segments = None
+    if not x.mask.causal or x.mask.rules & {"real", "segments"}:  # causality alone hides the padding from the others
+        segments = jnp.pad(_segments(x.mask, B, T), widths[:2], constant_values=NO_SEGMENT)
+    return mha(q, k, v, segments, sm_scale=x.scoring.scale, causal=x.mask.causal, interpret=interpret)[:, :T]
 
 
 def _segments(mask: Mask, B: int, T: int) -> jax.Array:
@@ -65,4 +46,4 @@ def _segments(mask: Mask, B: int, T: int) -> jax.Array:
     return ids if mask.real is None else jnp.where(mask.real, ids, NO_SEGMENT)
 
 
-PALLAS = Backend(pallas, platforms=("tpu", "gpu"), softcap=False, bias=False, dropout=False, rules=RULES)
+PALLAS = Backend(pallas, platforms=("gpu",), softcap=False, bias=False, dropout=False, rules=RULES)

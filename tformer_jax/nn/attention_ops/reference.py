@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax import axes
-from tformer_jax.nn.attention_ops.core import Backend, Bias, Scoring
+from tformer_jax.nn.attention_ops.core import Backend, Bias, Operands, Scoring
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.sharding import mesh_axes
+from tformer_jax.nn.sharding import mesh_axes, platform
 
 CHUNKS, SMALLEST_CHUNK = 4, 32
 """Parts into which a CPU divides the queries of one call, and the fewest queries of a part."""
@@ -38,27 +38,19 @@ def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("BKGTS,BSKH->BKGTH", grouped, v, preferred_element_type=jnp.float32).reshape(B, N, T, H)
 
 
-def reference(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: Mask,
-    bias: Bias | None,
-    scoring: Scoring,
-    dropout_key: jax.Array | None,
-) -> jax.Array:
+def reference(x: Operands) -> jax.Array:
     """`softmax(scores) v`, for `chunk_size` queries at a time, each with the keys that the mask's rules leave them."""
-    T, S = q.shape[1], k.shape[1]
-    size = chunk_size(mask, T)
+    T, S = x.q.shape[1], x.k.shape[1]
+    size = chunk_size(x.mask, T)
     chunks = []
     for number, t in enumerate(range(0, T, size)):
-        queries = q[:, t : t + size]
-        first, end = mask.key_range(t, queries.shape[1], S)
-        key = None if dropout_key is None else jax.random.fold_in(dropout_key, number)
-        weights, total = exponentials(queries, k[:, first:end], mask, bias, scoring, t, first)
-        dropped = dropout(weights, scoring.dropout_rate, key).astype(v.dtype)
-        out = weighted_sum(dropped, v[:, first:end]) / jnp.where(total == 0, 1, total)
-        chunks.append(jnp.swapaxes(out, 1, 2).astype(q.dtype))
+        queries = x.q[:, t : t + size]
+        first, end = x.mask.key_range(t, queries.shape[1], S)
+        key = None if x.dropout_key is None else jax.random.fold_in(x.dropout_key, number)
+        weights, total = exponentials(queries, x.k[:, first:end], x.mask, x.bias, x.scoring, t, first)
+        dropped = dropout(weights, x.scoring.dropout_rate, key).astype(x.v.dtype)
+        out = weighted_sum(dropped, x.v[:, first:end]) / jnp.where(total == 0, 1, total)
+        chunks.append(jnp.swapaxes(out, 1, 2).astype(x.q.dtype))
     return chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks, axis=1)
 
 
@@ -67,7 +59,7 @@ def chunk_size(mask: Mask, T: int) -> int:
 
     Only a CPU gains from it; other devices are unmeasured, and take all queries at once.
     """
-    if jax.default_backend() != "cpu" or mesh_axes(axes.LENGTH):
+    if platform() != "cpu" or mesh_axes(axes.LENGTH):
         return T
     size = max(-(-T // CHUNKS), SMALLEST_CHUNK)
     return size if size < T and mask.key_range(0, size, T) != (0, T) else T

@@ -8,20 +8,17 @@ that the mask hides from all queries of a device cost it nothing but passing the
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
-import flax
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from tformer_jax import axes
 from tformer_jax.nn import sharding
-from tformer_jax.nn.attention_ops import blocks
+from tformer_jax.nn.attention_ops import blocks, shards
 from tformer_jax.nn.attention_ops.blocks import BLOCK, Grid, Hidden, Inputs, Softmax
 from tformer_jax.nn.attention_ops.blockwise import blockwise
-from tformer_jax.nn.attention_ops.core import Backend, Bias, Scoring
+from tformer_jax.nn.attention_ops.core import Backend, Operands
 from tformer_jax.nn.masks import Mask
 
 
@@ -47,69 +44,26 @@ class _Keys(NamedTuple):
     positions: Any
 
 
-@flax.struct.dataclass
-class _OwnHeads:
-    """The part of a bias for the heads of this device."""
-
-    bias: Bias
-    axis: tuple[str, ...] = flax.struct.field(pytree_node=False)
-    heads: int = flax.struct.field(pytree_node=False)
-
-    def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """As `Bias.block`."""
-        first = jax.lax.axis_index(self.axis) * self.heads
-        return jax.lax.dynamic_slice_in_dim(self.bias.block(queries, keys), first, self.heads, axis=-3)
-
-
-def ring(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: Mask,
-    bias: Bias | None,
-    scoring: Scoring,
-    dropout_key: None,
-    block: int = BLOCK,
-) -> jax.Array:
+def ring(x: Operands, block: int = BLOCK) -> jax.Array:
     """`blockwise`, with T and S split as `nn.sharding.partition` says.
 
     It is `blockwise` itself where they are not both split, and under an explicit mask, which is as large as all
     weights.
     """
-    T, S, N, K = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-    length, heads = sharding.mesh_axes(axes.LENGTH, T), sharding.mesh_axes(axes.HEADS, N)
-    if not length or length != sharding.mesh_axes(axes.LENGTH, S) or mask.explicit is not None:
-        return blockwise(q, k, v, mask, bias, scoring, dropout_key, block)
-
-    columns = sharding.devices(heads)
-    copies = math.lcm(K, columns) // K  # of key/value heads, until they can be split as those of queries are
-    k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
-    if bias is not None and columns > 1:
-        bias = _OwnHeads(bias, heads, N // columns)
-    if mask.positions is None:
-        mask = dataclasses.replace(mask, positions=(jnp.arange(T)[None], jnp.arange(S)[None]))
+    T, S = x.q.shape[1], x.k.shape[1]
+    length = sharding.mesh_axes(axes.LENGTH, T)
+    if not length or length != sharding.mesh_axes(axes.LENGTH, S) or x.mask.explicit is not None:
+        return blockwise(x, block)
+    if x.mask.positions is None:
+        mask = dataclasses.replace(x.mask, positions=(jnp.arange(T)[None], jnp.arange(S)[None]))
+        x = dataclasses.replace(x, mask=mask)
     devices = _Ring(length, sharding.devices(length))
 
-    def on_each_device(q: jax.Array, k: jax.Array, v: jax.Array, bias: Bias | None, mask: Mask) -> jax.Array:
-        inputs, hidden, grid = blocks.padded(Inputs(q, k, v, bias), Hidden(mask, None), block, scoring)
-        return _attention(inputs, hidden.mask, grid, devices)[:, : q.shape[1]]
+    def kernel(x: Operands) -> jax.Array:
+        inputs, hidden, grid = blocks.padded(x, block)
+        return _attention(inputs, hidden.mask, grid, devices)[:, : x.q.shape[1]]
 
-    where = _places(q, axes.LENGTH, axes.HEADS, None)
-    of_mask = jax.tree.map(lambda leaf: _places(leaf, *(axes.LENGTH,)[: leaf.ndim - 1]), mask)
-    specs = (where, where, where, PartitionSpec(), of_mask)
-    out: jax.Array = jax.shard_map(on_each_device, in_specs=specs, out_specs=where, check_vma=False)(
-        q, k, v, bias, mask
-    )
-    return out
-
-
-def _places(x: jax.Array, *names: str | None) -> PartitionSpec:
-    """How x is split: along B as far as that is even, and as the names of its other axes say.
-
-    Axes of one device are named, too: along others, gradients would be added up.
-    """
-    alone = (axis for axis, size in jax.sharding.get_abstract_mesh().shape.items() if size == 1)
-    return PartitionSpec((*sharding.mesh_axes(axes.BATCH, len(x)), *alone), *sharding.partition(names, x.shape[1:]))
+    return shards.on_each_device(kernel, x, length=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -1,0 +1,78 @@
+"""Splash attention, interpreted: every mask that it knows, and rows and heads that are split over a mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests.helpers import assert_close, normal, rest_slow
+from tformer_jax.config import ParallelConfig
+from tformer_jax.nn.attention_ops import Operands, Scoring, pallas, reference, splash
+from tformer_jax.nn.masks import Mask
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+
+T = 130
+"""Not a multiple of the kernel's lanes."""
+REAL = jnp.arange(T) < jnp.array([[T], [5]])
+SEGMENTS = jnp.arange(T)[None] // jnp.array([[30], [70]])
+CASES = {
+    "causal": (Mask(causal=True, self_attention=True), T, None),
+    "padding, both directions": (Mask(real=REAL, self_attention=True), T, None),
+    "padding before the first key": (Mask(real=~REAL, causal=True, self_attention=True), T, 2.0),
+    "window in both directions, soft-cap": (Mask(window=9, self_attention=True), T, 1.5),
+    "cross": (Mask(real=jnp.arange(40) < jnp.array([[40], [0]])), 40, None),
+    "packed, causal window": (
+        Mask(causal=True, window=7, segments=(SEGMENTS, SEGMENTS), self_attention=True),
+        T,
+        None,
+    ),
+}
+
+
+def both_passes(run, mask, S, softcap, K=2):
+    q, k, v = normal(2, T, 4, 16), normal(2, S, K, 16, seed=1), normal(2, S, K, 16, seed=2)
+
+    def out(q, k, v):
+        return run(Operands(q, k, v, mask, Scoring(0.25, softcap, 0.0)))
+
+    found, pull = jax.vjp(out, q, k, v)
+    return found, *pull(normal(*q.shape, seed=3))
+
+
+@pytest.mark.parametrize("case", rest_slow(reversed(CASES), 1))
+def test_equals_the_reference(case):
+    interpreted = functools.partial(splash.splash, interpret=True)
+    found, expected = (both_passes(run, *CASES[case]) for run in (interpreted, reference.reference))
+    proves = ("attention_backend=splash (TPU kernel, interpreted), values and gradients", "reference backend")
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, 1e-5, proves=proves)
+
+
+KERNELS = {"splash, K=1": (splash.splash, 1), "splash, K=4": (splash.splash, 4), "pallas, K=4": (pallas.pallas, 4)}
+
+
+@pytest.mark.parametrize("case", rest_slow(KERNELS, 1))
+def test_rows_and_heads_are_split_over_the_mesh(case):
+    """Each device runs the kernel on its own rows and heads; nothing is gathered but for a lone key/value head."""
+    (kernel, K), mesh = case, make_mesh(ParallelConfig(data=2, tensor=4))
+
+    def run(q, k, v, segments):
+        mask = Mask(causal=True, segments=(segments, segments), self_attention=True)
+        with rules.on(mesh):
+            return kernel(Operands(q, k, v, mask, Scoring(0.25, None, 0.0)), interpret=True)
+
+    q, k, v = normal(2, 128, 4, 16), normal(2, 128, K, 16, seed=1), normal(2, 128, K, 16, seed=2)
+    segments = jax.device_put(SEGMENTS[:, :128], NamedSharding(mesh, PartitionSpec("data")))
+    arguments = [
+        jax.device_put(x, NamedSharding(mesh, PartitionSpec("data", None, "tensor" if x.shape[2] == 4 else None)))
+        for x in (q, k, v)
+    ]
+    program = jax.jit(run).lower(*arguments, segments).compile()
+    assert "all-gather" not in program.as_text()
+    found = program(*arguments, segments)
+    assert found.sharding.spec == PartitionSpec("data", None, "tensor")
+    mask = Mask(causal=True, segments=(segments, segments), self_attention=True)
+    assert_close(found, reference.reference(Operands(q, k, v, mask, Scoring(0.25, None, 0.0))), 1e-5)

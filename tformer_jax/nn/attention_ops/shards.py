@@ -1,0 +1,72 @@
+"""Attention by kernels that see one device's arrays: rows and heads are split over the mesh in effect."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from tformer_jax import axes
+from tformer_jax.nn import sharding
+from tformer_jax.nn.attention_ops.core import Bias, Operands
+
+
+@flax.struct.dataclass
+class OwnHeads:
+    """The part of a bias for the heads of this device."""
+
+    bias: Bias
+    axis: tuple[str, ...] = flax.struct.field(pytree_node=False)
+    heads: int = flax.struct.field(pytree_node=False)
+
+    def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """As `Bias.block`."""
+        first = jax.lax.axis_index(self.axis) * self.heads
+        return jax.lax.dynamic_slice_in_dim(self.bias.block(queries, keys), first, self.heads, axis=-3)
+
+
+def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, length: bool = False) -> jax.Array:
+    """Runs `kernel` on the rows and heads of each device.
+
+    Key/value heads are repeated no more than their even split over the mesh requires.
+
+    Args:
+        length: split T and S, too; otherwise every device has them whole.
+    """
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return kernel(x)
+    x, along = _split_heads(x), axes.LENGTH if length else None
+    where: Any = _places(x.q, along, axes.HEADS, None)
+    specs = dataclasses.replace(
+        x,
+        q=where,
+        k=where,
+        v=where,
+        mask=jax.tree.map(lambda leaf: _places(leaf, *(along,) * min(leaf.ndim - 1, 1)), x.mask),
+        bias=jax.tree.map(lambda _: PartitionSpec(), x.bias),
+        dropout_key=None,
+    )
+    out: jax.Array = jax.shard_map(kernel, in_specs=(specs,), out_specs=where, check_vma=False)(x)
+    return out
+
+
+def _split_heads(x: Operands) -> Operands:
+    """Operands whose key/value heads can be split as those of the queries are."""
+    heads = sharding.mesh_axes(axes.HEADS, x.q.shape[2])
+    columns = sharding.devices(heads)
+    copies = math.lcm(x.k.shape[2], columns) // x.k.shape[2]
+    bias = x.bias if x.bias is None or columns == 1 else OwnHeads(x.bias, heads, x.q.shape[2] // columns)
+    return dataclasses.replace(x, k=jnp.repeat(x.k, copies, axis=2), v=jnp.repeat(x.v, copies, axis=2), bias=bias)
+
+
+def _places(x: jax.Array, *names: str | None) -> PartitionSpec:
+    """How x is split: along B as far as that is even, and as the names of its other axes say.
+
+    Axes of one device are named, too: along others, gradients would be added up.
+    """
+    alone = (axis for axis, size in jax.sharding.get_abstract_mesh().shape.items() if size == 1)
+    return PartitionSpec((*sharding.mesh_axes(axes.BATCH, len(x)), *alone), *sharding.partition(names, x.shape[1:]))
