@@ -12,10 +12,10 @@ import pytest
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
 from tformer_jax.data import pipeline
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
+from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.transforms import Tokenised
-from tformer_jax.data.waiting import jsonable
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 

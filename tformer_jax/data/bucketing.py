@@ -9,26 +9,26 @@ import numpy as np
 
 from tformer_jax.config import DataConfig
 from tformer_jax.data.columns import Tokens, split_examples
-from tformer_jax.data.waiting import Waiting
+from tformer_jax.data.pending import PendingExamples
 from tformer_jax.special_tokens import IGNORED, PAD
 
 LABELS = ("target_out", "targets", "label")
-"""Batch keys whose padding is IGNORED; that of other keys is PAD."""
+"""Batch keys padded with IGNORED; others are padded with PAD."""
 
 
 def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
-    """Examples in a batch by bucket length: as many multiples of `cfg.batch_multiple` as `cfg.batch_tokens` holds."""
+    """Examples per batch by bucket length: the largest multiple of `cfg.batch_multiple` within `cfg.batch_tokens`."""
     multiple = cfg.batch_multiple
     return {length: cfg.batch_tokens // length // multiple * multiple for length in cfg.bucket_lengths}
 
 
 def length_of(example: Tokens) -> int:
-    """The longest side of an example, in tokens."""
+    """Length of the longest side of an example, in tokens."""
     return max(map(len, example.values()))
 
 
 def smallest_fitting(lengths: Sequence[int], length: int) -> int:
-    """The shortest of the rising `lengths` that holds `length` tokens."""
+    """The first of the ascending `lengths` that is at least `length`."""
     return next(bucket for bucket in lengths if length <= bucket)
 
 
@@ -45,9 +45,9 @@ def pad_batch(examples: Sequence[Tokens], rows: int, length: int) -> dict[str, n
 
 
 class BucketBatches(grain.IterDataset):
-    """Gathers the examples in a parent's blocks in buckets and emits a batch whenever one is full.
+    """Sorts the examples of a parent's blocks into buckets and yields a batch when a bucket is full.
 
-    No example is lost: those that wait are part of the iterator's state.
+    No example is dropped: pending ones are part of the iterator's state.
     """
 
     def __init__(self, parent: grain.IterDataset, sizes: dict[int, int]):
@@ -59,7 +59,7 @@ class BucketBatches(grain.IterDataset):
 
 
 class BucketIterator(grain.DatasetIterator):
-    """Iterator of `BucketBatches`; its state is the parent's state and the waiting examples."""
+    """Iterator of `BucketBatches`; its state is the parent's state and the pending examples."""
 
     def __init__(self, parent: grain.DatasetIterator, sizes: dict[int, int]):
         super().__init__(parent)
@@ -82,12 +82,14 @@ class BucketIterator(grain.DatasetIterator):
                 return pad_batch(bucket, len(bucket), length)
 
     def get_state(self) -> dict[str, Any]:
-        """Taken between two batches; `waiting.jsonable` makes it fit for JSON."""
-        buckets = {str(length): Waiting(bucket) for length, bucket in self._buckets.items()}
-        return {"parent": self._parent.get_state(), "buckets": buckets, "unsorted": Waiting(self._unsorted)}
+        """Call it between two batches; `pending.jsonable` converts it to JSON."""
+        buckets = {str(length): PendingExamples(bucket) for length, bucket in self._buckets.items()}
+        return {"parent": self._parent.get_state(), "buckets": buckets, "unsorted": PendingExamples(self._unsorted)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues with exactly the batches that followed `get_state`."""
+        """Continues with the batches that followed `get_state`."""
         self._parent.set_state(state["parent"])
-        self._buckets = {length: list(Waiting.restored(state["buckets"][str(length)])) for length in self._lengths}
-        self._unsorted = collections.deque(Waiting.restored(state["unsorted"]))
+        self._buckets = {
+            length: list(PendingExamples.restored(state["buckets"][str(length)])) for length in self._lengths
+        }
+        self._unsorted = collections.deque(PendingExamples.restored(state["unsorted"]))

@@ -1,4 +1,4 @@
-"""Token ids of several examples side by side: what is done to them is done to all at once."""
+"""Token ids of several examples in one array, so that operations are vectorised over examples."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,16 +7,16 @@ import numpy as np
 
 
 class Column(NamedTuple):
-    """The ids of one key of several examples."""
+    """The token ids of several examples under one key."""
 
     ids: np.ndarray
-    """int32 [tokens], of all examples one after another."""
+    """int32 [tokens], the concatenated ids of all examples."""
     lengths: np.ndarray
-    """int [examples], how many each has."""
+    """int [examples], the number of ids of each."""
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int] | np.ndarray]) -> "Column":
-        """The column of some rows of ids."""
+        """Concatenates rows of ids."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.concatenate([np.zeros(0, np.int32), *rows], dtype=np.int32, casting="unsafe"), lengths)
 
@@ -26,57 +26,57 @@ class Column(NamedTuple):
         return [self.ids[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
     def cut(self, limit: int) -> "Column":
-        """At most `limit` ids of each example, from its beginning."""
+        """Truncates each example to its first `limit` ids."""
         if not (self.lengths > limit).any():
             return self
         starts = np.cumsum(self.lengths) - self.lengths
-        places = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
-        return Column(self.ids[places < limit], np.minimum(self.lengths, limit))
+        offsets = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
+        return Column(self.ids[offsets < limit], np.minimum(self.lengths, limit))
 
     def ended_by(self, token: int) -> "Column":
-        """Each example with a token behind it."""
+        """Appends a token to each example."""
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - 1), lengths)
 
     def begun_by(self, token: int) -> "Column":
-        """Each example with a token before it."""
+        """Prepends a token to each example."""
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - lengths), lengths)
 
     def followed_by(self, token: int) -> "Column":
-        """What comes after each id: the next one of its example, or the token at its end."""
+        """Replaces each id by the next one of its example, and the last by `token`."""
         following = np.append(self.ids[1:], np.int32(token))
         following[np.cumsum(self.lengths[self.lengths > 0]) - 1] = token
         return Column(following, self.lengths)
 
     def in_pieces(self, limit: int) -> "Column":
-        """The same ids as more examples, none longer than `limit`; empty ones vanish."""
+        """Splits examples into pieces of at most `limit` ids; empty examples are dropped."""
         pieces = -(-self.lengths // limit)
         lengths = np.full(pieces.sum(), limit, np.int64)
         last = np.cumsum(pieces)[pieces > 0] - 1
         lengths[last] = (self.lengths - limit * (pieces - 1))[pieces > 0]
         return Column(self.ids, lengths)
 
-    def _insert(self, token: int, places: np.ndarray) -> np.ndarray:
-        result = np.full(len(self.ids) + len(places), token, np.int32)
+    def _insert(self, token: int, indices: np.ndarray) -> np.ndarray:
+        result = np.full(len(self.ids) + len(indices), token, np.int32)
         others = np.ones(len(result), bool)
-        others[places] = False
+        others[indices] = False
         result[others] = self.ids
         return result
 
 
 Block = dict[str, Column]
-"""Several examples: a column for each key."""
+"""Several examples: one column per key."""
 Tokens = dict[str, np.ndarray]
-"""One example: ids by key, int32 [tokens]; a class label is an array of one number."""
+"""One example: ids by key, int32 [tokens]; a class label is an array of one element."""
 
 
 def join_examples(examples: Sequence[Tokens]) -> Block:
-    """The examples as a block."""
+    """Concatenates examples into a block."""
     return {key: Column.of([example[key] for example in examples]) for key in (examples[0] if examples else ())}
 
 
 def split_examples(block: Block) -> list[Tokens]:
-    """The examples of a block."""
+    """Splits a block into its examples."""
     rows: Iterable[tuple[np.ndarray, ...]] = zip(*(Column(*column).rows() for column in block.values()), strict=True)
     return [dict(zip(block, row, strict=True)) for row in rows]

@@ -1,4 +1,4 @@
-"""Packing: several whole examples in one row, told apart by their segment numbers."""
+"""Packing: several whole examples in one row, separated by segment numbers."""
 
 import itertools
 import operator
@@ -10,28 +10,31 @@ import numpy as np
 
 from tformer_jax.data.bucketing import LABELS
 from tformer_jax.data.columns import Column, Tokens, split_examples
-from tformer_jax.data.waiting import Waiting
+from tformer_jax.data.pending import PendingExamples
 from tformer_jax.special_tokens import IGNORED, PAD
 
 SEGMENTS = {"source": "source_segments", "target_in": "target_segments", "tokens": "segments"}
-"""The key of the segment numbers, by the key of the tokens: 1, 2, ... in a row, 0 for padding."""
+"""Keys of segment numbers by keys of tokens. Examples of a row are numbered from 1; padding is 0."""
 OWNER = {"target_out": "target_in", "targets": "tokens"}
-"""The tokens that labels belong to."""
+"""Keys of tokens by keys of their labels."""
 POOL = 512
-"""Examples that wait; the next one that fits a row is looked for among them."""
+"""Number of pending examples to choose from."""
 CAREFUL = 2
-"""The last places of a row, in examples of mean length, are filled by search instead of in order."""
+"""The end of a row, this many examples of mean length long, is filled by search instead of in order."""
 
 
 def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
-    """Which of the waiting examples fill a row: the oldest, then those that leave the least room.
+    """Chooses the pending examples of a row: the oldest, then those that leave the least room.
 
-    The first examples of a row are taken in order. Towards its end, an example that fills the row on all sides is
-    taken if there is one; else one that leaves exactly the room of another; else the oldest that fits.
+    Most of a row is filled in order. Near its end, the search prefers an example that fills the row on all sides, then
+    one that leaves exactly the room of another, then the oldest that fits.
 
     Args:
         lengths: int [sides, examples], each at least 1, oldest first; at least one example fits the capacity.
         capacity: int [sides].
+
+    Returns:
+        Indices of the examples, in their order in the row.
     """
     ordered = np.cumsum(lengths, axis=1)
     careful_below = capacity - CAREFUL * ordered[:, -1] / lengths.shape[1]
@@ -47,26 +50,31 @@ def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
 
 
 class _Search:
-    """The waiting examples from `start` on, by their lengths.
+    """Finds examples by their lengths on all sides, among the pending ones from index `start` on.
 
-    Lengths on all sides are one number, in a place system so wide that no side of a sum or difference of two of them
-    runs over into the next: then two examples fill a room if their numbers add up to its own.
+    The lengths of an example are encoded as one number in a mixed radix, so that two examples fill a room if their
+    numbers add up to the number of the room. Each digit has a radix above twice the largest length of its side, so
+    that adding two numbers never carries.
+
+    For example, with sources of at most 3 and targets of at most 4 tokens, the radices are 7 and 9. The example
+    (source 2, target 1) is 2 * 9 + 1 = 19. A room of (3, 5) is 3 * 9 + 5 = 32, so its complement is 32 - 19 = 13 =
+    1 * 9 + 4: an example (1, 4), if there is one, fills the rest.
     """
 
     def __init__(self, lengths: np.ndarray, start: int):
         self._lengths = lengths
-        self._twice = 2 * lengths.max(axis=1).astype(np.int64)
-        widths = self._twice + 1
-        self._places = np.append(np.cumprod(widths[:0:-1])[::-1], 1)
-        self._numbers = self._places @ lengths
+        self._largest_sum = 2 * lengths.max(axis=1).astype(np.int64)
+        widths = self._largest_sum + 1
+        self._weights = np.append(np.cumprod(widths[:0:-1])[::-1], 1)
+        self._numbers = self._weights @ lengths
         self._exists = np.zeros(widths.prod(), bool)
         self._exists[self._numbers[start:]] = True
         self._free = np.arange(lengths.shape[1]) >= start
 
     def best(self, room: np.ndarray) -> int | None:
-        """Takes an example for the room that is left on each side; None where nothing fits."""
-        if all(map(operator.le, room.tolist(), self._twice.tolist())):
-            missing = self._places @ room - self._numbers
+        """Takes the best example for a room, int [sides], and returns its index; None if none fits."""
+        if all(map(operator.le, room.tolist(), self._largest_sum.tolist())):
+            missing = self._weights @ room - self._numbers
             found = self._take(missing == 0)
             if found is None:
                 found = self._take(self._exists.take(missing, mode="clip"))
@@ -84,9 +92,9 @@ class _Search:
 
 
 def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, int]) -> dict[str, np.ndarray]:
-    """Writes the examples of each row side by side: int32 [count, length], with the segments of `SEGMENTS`.
+    """Concatenates the examples of each row: int32 [count, length] per key, with the segments of `SEGMENTS`.
 
-    Labels have the length of the tokens they belong to; missing rows are padding.
+    Labels have the length of their tokens; missing rows are padding.
     """
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     segments = np.concatenate([np.arange(1, len(row) + 1, dtype=np.int32) for row in rows])
@@ -97,19 +105,19 @@ def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, 
         length = capacity[OWNER.get(key, key)]
         ends = np.cumsum(column.lengths)
         before_row = np.concatenate([[0], ends])[np.searchsorted(row_of, np.arange(len(rows)))]
-        places = np.arange(len(column.ids)) + np.repeat(
+        indices = np.arange(len(column.ids)) + np.repeat(
             (np.arange(len(rows)) * length - before_row)[row_of], column.lengths
         )
         batch[key] = np.full((count, length), IGNORED if key in LABELS else PAD, np.int32)
-        batch[key].ravel()[places] = column.ids
+        batch[key].ravel()[indices] = column.ids
         if key in SEGMENTS:
             batch[SEGMENTS[key]] = np.zeros((count, length), np.int32)
-            batch[SEGMENTS[key]].ravel()[places] = np.repeat(segments, column.lengths)
+            batch[SEGMENTS[key]].ravel()[indices] = np.repeat(segments, column.lengths)
     return batch
 
 
 class Pool:
-    """Examples that wait for a row, oldest first."""
+    """Pending examples, oldest first."""
 
     def __init__(self, capacity: dict[str, int], examples: Iterable[Tokens] = ()):
         self._sides = list(capacity)
@@ -119,29 +127,29 @@ class Pool:
         self.add(examples)
 
     def add(self, examples: Iterable[Tokens]) -> None:
-        """Lets more examples wait."""
+        """Appends examples."""
         new = list(examples)
         lengths = np.array([[len(example[side]) for example in new] for side in self._sides], np.int32)
         self._lengths = np.concatenate([self._lengths, lengths], axis=1)
         self.examples += new
 
     def take_row(self) -> list[Tokens]:
-        """Removes the examples of one row."""
+        """Removes and returns the examples of one row."""
         if (self._lengths[:, 0] == self._capacity).all():
             self._lengths = self._lengths[:, 1:]
             return [self.examples.pop(0)]
         chosen = choose_row(self._lengths[:, :POOL], self._capacity)
-        row = [self.examples[place] for place in chosen]
+        row = [self.examples[index] for index in chosen]
         self._lengths = np.delete(self._lengths, chosen, axis=1)
-        for place in sorted(chosen, reverse=True):
-            del self.examples[place]
+        for index in sorted(chosen, reverse=True):
+            del self.examples[index]
         return row
 
 
 class PackedBatches(grain.IterDataset):
-    """Packs the examples in a parent's blocks into rows and emits batches of `rows`; no example is lost.
+    """Packs the examples of a parent's blocks into batches of `rows` rows; no example is dropped.
 
-    Each side of `capacity` (tokens by key) holds every single example.
+    Each side of `capacity` (tokens by key) must hold every single example.
     """
 
     def __init__(self, parent: grain.IterDataset, rows: int, capacity: dict[str, int]):
@@ -153,7 +161,7 @@ class PackedBatches(grain.IterDataset):
 
 
 class PackedIterator(grain.DatasetIterator):
-    """Iterator of `PackedBatches`; its state is the parent's state and the waiting examples."""
+    """Iterator of `PackedBatches`; its state is the parent's state and the pending examples."""
 
     def __init__(self, parent: grain.DatasetIterator, rows: int, capacity: dict[str, int]):
         super().__init__(parent)
@@ -169,17 +177,17 @@ class PackedIterator(grain.DatasetIterator):
         return pack_rows(rows, self._rows, self._capacity)
 
     def get_state(self) -> dict[str, Any]:
-        """Taken between two batches; `waiting.jsonable` makes it fit for JSON."""
-        return {"parent": self._parent.get_state(), "waiting": Waiting(self._pool.examples)}
+        """Call it between two batches; `pending.jsonable` converts it to JSON."""
+        return {"parent": self._parent.get_state(), "pending": PendingExamples(self._pool.examples)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues with exactly the batches that followed `get_state`."""
+        """Continues with the batches that followed `get_state`."""
         self._parent.set_state(state["parent"])
-        self._pool = Pool(self._capacity, Waiting.restored(state["waiting"]))
+        self._pool = Pool(self._capacity, PendingExamples.restored(state["pending"]))
 
 
 def packed_once(examples: Iterable[Tokens], rows: int, capacity: dict[str, int]) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of every example once; the last rows may be padding."""
+    """Yields batches that hold every example once; the last rows may be padding."""
     pool, ready = Pool(capacity, examples), []
     while pool.examples:
         ready.append(pool.take_row())

@@ -10,11 +10,11 @@ from tformer_jax.data.transforms import IdReader
 from tformer_jax.special_tokens import EOS, IGNORED, PAD
 
 READ_AT_ONCE = 256
-"""Documents that are tokenized together."""
+"""Number of documents to tokenize at once."""
 
 
 def token_stream(documents: IdReader) -> np.ndarray:
-    """The tokens of all documents in order, with EOS between two of them: int [tokens]."""
+    """Concatenates the tokens of all documents, separated by EOS: int [tokens]."""
     stream = getattr(documents, "stream", None)
     if stream is not None:
         return stream
@@ -24,13 +24,14 @@ def token_stream(documents: IdReader) -> np.ndarray:
 
 
 class Windows:
-    """Every window of `length` tokens, by its offset; `targets` are the tokens one further on.
+    """Windows of `length` tokens by their offset in a stream; `targets` are the tokens shifted by one.
 
-    With `prefix_lm`, a first part of random length (a function of the offset) is the `prefix`, whose tokens see each
-    other and are not predicted ("Exploring the Limits of Transfer Learning ...", 2020, section 3.2.3).
+    With `prefix_lm`, a random number of first tokens (a function of the offset) is the `prefix`: its tokens attend to
+    each other in both directions and are not predicted ("Exploring the Limits of Transfer Learning ...", 2020,
+    section 3.2.3).
 
     Raises:
-        ConfigError: the stream has no room for one window.
+        ConfigError: the stream is shorter than one window.
     """
 
     def __init__(self, stream: np.ndarray, length: int, *, prefix_lm: bool = False):
@@ -43,8 +44,8 @@ class Windows:
 
     def batch(self, offsets: Sequence[int]) -> dict[str, np.ndarray]:
         """The windows at some offsets: `tokens` and `targets` int32 [B, length], `prefix` int32 [B]."""
-        places = np.asarray(offsets)[:, None] + np.arange(self._length + 1)
-        windows = self._stream[places].astype(np.int32)
+        indices = np.asarray(offsets)[:, None] + np.arange(self._length + 1)
+        windows = self._stream[indices].astype(np.int32)
         tokens, targets = windows[:, :-1], windows[:, 1:]
         if not self._prefix_lm:
             return {"tokens": tokens, "targets": targets}
@@ -54,7 +55,7 @@ class Windows:
 
 
 def covering_windows(stream: np.ndarray, length: int, rows: int) -> Iterator[dict[str, np.ndarray]]:
-    """Batches [rows, length] that predict every token but the first exactly once; the rest is padding."""
+    """Yields batches [rows, length] that predict every token but the first once; the remainder is padding."""
     batch_tokens = rows * length
     for start in range(0, len(stream) - 1, batch_tokens):
         part = stream[start : start + batch_tokens + 1]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from tformer_jax.data.waiting import jsonable
+from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import placement, rules

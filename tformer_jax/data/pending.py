@@ -8,20 +8,20 @@ import numpy as np
 from tformer_jax.data.columns import Tokens
 
 
-class Waiting(tuple[Tokens, ...]):
-    """A snapshot of examples. Nobody changes it, so that a copy of a state may share it."""
+class PendingExamples(tuple[Tokens, ...]):
+    """An immutable snapshot of examples, which copies of a state share."""
 
-    def __deepcopy__(self, memo: Any) -> "Waiting":
+    def __deepcopy__(self, memo: Any) -> "PendingExamples":
         return self
 
     @classmethod
-    def restored(cls, examples: Iterable[dict[str, Any]]) -> "Waiting":
-        """A snapshot, or what `jsonable` made of one, as arrays again."""
+    def restored(cls, examples: Iterable[dict[str, Any]]) -> "PendingExamples":
+        """Restores a snapshot, or the output of `jsonable` for one."""
         return cls({key: np.asarray(ids, np.int32) for key, ids in example.items()} for example in examples)
 
 
 def jsonable(state: Any) -> Any:
-    """An iterator's state as plain lists, dictionaries, texts and numbers."""
+    """Converts an iterator's state to lists, dictionaries, strings and numbers."""
     if isinstance(state, dict):
         return {key: jsonable(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
