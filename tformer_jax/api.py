@@ -27,7 +27,7 @@ from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translato
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.parallel.placement import everywhere, mesh_of, spread
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import BOS, EOS
 from tformer_jax.train.trained import load_trained
 
@@ -128,7 +128,7 @@ class Run:
             batch = {name: pad_rows([row[name] for row in chosen], *lengths.shape) for name in chosen[0]}
             mesh = mesh_of(self.params)
             with everywhere(mesh):
-                found = np.asarray(_apply(self.model, self.params, spread(mesh, batch)), np.float32)
+                found = np.asarray(_apply(self.model, self.params, shard_batch(mesh, batch)), np.float32)
             return (x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, chosen, strict=True))
 
         longest = [range(max(map(len, row.values()))) for row in rows]
