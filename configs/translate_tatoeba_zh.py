@@ -5,7 +5,7 @@ python scripts/train.py --config configs/translate_tatoeba_zh.py --data DIR
 
 from ml_collections import ConfigDict
 
-from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 
 def get_config() -> ConfigDict:
@@ -44,6 +44,5 @@ def get_config() -> ConfigDict:
             ),
             optim=OptimConfig(schedule="cosine", learning_rate=7e-4, warmup_steps=300, final_fraction=0.02),
             train=TrainConfig(steps=1500, label_smoothing=0.1, eval_every=500, checkpoint_every=500),
-            eval=EvalConfig(bleu_tokenize="zh"),
         )
     )

@@ -1,17 +1,19 @@
 """Evaluators against numbers worked out by hand or in NumPy."""
 
 import math
+from importlib import metadata
 
 import numpy as np
 import pytest
+import sacrebleu
 
 from tests import oracles
 from tests.helpers import apply, build, tiny
-from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.eval.bleu import translation_metrics
+from tformer_jax.eval.bleu import bleu_metric, translation_metrics
 from tformer_jax.eval.evaluators import evaluators_for
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -107,6 +109,18 @@ def test_a_limit_takes_the_first_examples():
     assert limited == first
 
 
+def scores(outputs, references, **settings) -> dict[str, float]:
+    return translation_metrics(outputs, references, bleu_metric(translating("de", **settings))).metrics
+
+
+def translating(language: str, **settings) -> Config:
+    return Config(data=DataConfig(target_language=language), eval=EvalConfig(**settings))
+
+
+def signatures_of(language: str, **settings) -> dict[str, str]:
+    return translation_metrics(["a"], ["a"], bleu_metric(translating(language, **settings))).signatures
+
+
 class TestTranslationMetrics:
     """sacreBLEU's numbers where they can be told by hand."""
 
@@ -114,18 +128,54 @@ class TestTranslationMetrics:
 
     def test_copies_are_perfect(self):
         expected = {"bleu": pytest.approx(100), "chrf": pytest.approx(100), "exact_match": 100}
-        assert translation_metrics(self.TEXTS, self.TEXTS, "13a") == expected
+        assert scores(self.TEXTS, self.TEXTS) == expected
 
     def test_nothing_in_common(self):
-        metrics = translation_metrics(["xx yy"] * 2, self.TEXTS, "13a")
+        metrics = scores(["xx yy"] * 2, self.TEXTS)
         assert metrics["exact_match"] == 0
         assert max(metrics["bleu"], metrics["chrf"]) < 5
 
     def test_one_wrong_word_of_eight(self):
         # matched n-grams of "a b c d e f g X" against "a b c d e f g h": 7/8, 6/7, 5/6, 4/5; equal lengths
-        metrics = translation_metrics(["a b c d e f g X"], ["a b c d e f g h"], "none")
+        metrics = scores(["a b c d e f g X"], ["a b c d e f g h"], bleu_tokenize="none")
         assert metrics["bleu"] == pytest.approx(100 * (7 / 8 * 6 / 7 * 5 / 6 * 4 / 5) ** 0.25)
 
-    def test_chinese_is_compared_by_character(self):
-        assert translation_metrics(["我喜欢吃苹果"], ["我喜欢吃梨子"], "zh")["bleu"] > 40
-        assert translation_metrics(["我喜欢吃苹果"], ["我喜欢吃梨子"], "13a")["bleu"] == 0
+    def test_one_wrong_character_of_twelve_in_chinese(self):
+        """n-grams of 12 characters, the last of which is wrong: 11/12, 10/11, 9/10, 8/9."""
+        reference = "我今天早上在家里吃了苹果"
+        found = translation_metrics([reference[:-1] + "梨"], [reference], bleu_metric(translating("zh")))
+        assert found.metrics["bleu"] == pytest.approx(100 * (11 / 12 * 10 / 11 * 9 / 10 * 8 / 9) ** 0.25)
+        assert scores([reference[:-1] + "梨"], [reference])["bleu"] == 0
+
+    @pytest.mark.parametrize(
+        ("language", "tokenizer"), [("de", "13a"), ("zh", "zh"), ("zh_Hant", "zh"), ("zh-TW", "zh")]
+    )
+    def test_the_signatures_name_version_and_tokenizer(self, language, tokenizer):
+        signatures, version = signatures_of(language), metadata.version("sacrebleu")
+        assert signatures["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:{tokenizer}|smooth:exp|version:{version}"
+        assert signatures["chrf"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
+
+    def test_a_written_tokenizer_comes_before_the_language(self):
+        assert "tok:char|" in signatures_of("zh", bleu_tokenize="char")["bleu"]
+
+    @pytest.mark.parametrize(("language", "installed"), [("ja", True), ("ko_KR", True), ("ja", False), ("ko", False)])
+    def test_japanese_and_korean_by_mecab_where_it_is_installed(self, monkeypatch, language, installed):
+        made, real = [], sacrebleu.BLEU
+
+        def bleu(tokenize=None, trg_lang=""):
+            made.append((tokenize, trg_lang))
+            if trg_lang and not installed:
+                raise RuntimeError("requires extra dependencies")
+            return real(tokenize=tokenize)
+
+        monkeypatch.setattr(sacrebleu, "BLEU", bleu)
+        bleu_metric(translating(language))
+        assert made == [(None, language[:2])] + ([] if installed else [("char", "")])
+
+    def test_a_written_tokenizer_that_is_not_installed(self, monkeypatch):
+        def bleu(**_):
+            raise RuntimeError("\nMissing.\n\n    pip install sacrebleu[ja]\n")
+
+        monkeypatch.setattr(sacrebleu, "BLEU", bleu)
+        with pytest.raises(ConfigError, match=r"eval.bleu_tokenize='ja-mecab': Missing. pip install sacrebleu\[ja\]"):
+            bleu_metric(translating("ja", bleu_tokenize="ja-mecab"))

@@ -48,7 +48,13 @@ def test_means_are_by_label_and_shares_by_time(clock):
         "flops_per_second": 2.0,
         "data_wait_percent": 25.0,
     }
-    assert found.totals() == {"tokens": 1060, "flops": 15.0, "seconds": 54.0, "data_wait_seconds": 2.0}
+    assert found.totals() == {
+        "tokens": 1060,
+        "flops": 15.0,
+        "seconds": 54.0,
+        "data_wait_seconds": 2.0,
+        "skipped_steps": 0,
+    }
 
 
 def test_what_lies_before_a_restart_does_not_count(clock):
@@ -74,6 +80,7 @@ def test_skipped_steps_are_counted_and_left_out():
     read = found.read()
     assert math.isnan(read["loss"])
     assert read["skipped_steps"] == 1.0
+    assert Meter(**found.state()).skipped_steps == found.totals()["skipped_steps"] == 2
 
 
 def test_steps_before_a_checkpoint_count_after_it():

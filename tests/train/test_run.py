@@ -1,15 +1,19 @@
 """Whole runs: what they leave behind, and that a run killed and resumed equals one that was never stopped."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,6 +97,10 @@ def test_the_result_names_what_it_depends_on(uninterrupted):
     assert set(result["test"]) == {"loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"}
     assert result["tokens"] > 8 * 24
     assert {"command", "git_revision", "hardware", "packages", "seconds", "parameters"} <= set(result)
+    version = metadata.version("sacrebleu")
+    assert result["packages"]["sacrebleu"] == version
+    assert result["signatures"]["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{version}"
+    assert set(result["signatures"]) == {"bleu", "chrf"}
 
 
 def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, monkeypatch, capsys):
@@ -157,6 +165,58 @@ def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
     process.wait()
     run(two_shapes(), folder, corpus_folder, resume=True)
     assert_same_run(folder, uninterrupted)
+
+
+def test_resuming_a_finished_run_does_nothing(uninterrupted, corpus_folder, tmp_path, monkeypatch, capsys):
+    folder = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(loop, "Trainer", None)
+    result = run(two_shapes(), folder, corpus_folder, resume=True)
+    assert result == json.loads((folder / "result.json").read_text())
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert "is finished at step 8" in capsys.readouterr().out
+
+
+def test_resumed_with_other_settings_the_folder_tells_those_in_force(uninterrupted, corpus_folder, tmp_path):
+    folder = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    changed = two_shapes(log_every=3)
+    changed = dataclasses.replace(changed, decode=dataclasses.replace(changed.decode, max_new_tokens=3))
+    built = experiment.build(changed, folder, data_root=corpus_folder, resume=True)
+    built.close()
+    saved = config.load(folder / "config.json")
+    assert (saved.train.log_every, saved.decode.max_new_tokens) == (3, 3)
+    assert saved == built.cfg
+    assert not (folder / "result.json").exists(), "the result was of the settings before"
+    run(changed, folder, corpus_folder, resume=True)
+    assert [record["step"] for record in records(folder) if record["group"] == "test"] == [8]
+    assert json.loads((folder / "result.json").read_text())["steps"] == 8
+
+
+def test_the_logged_learning_rate_is_the_one_applied(corpus_folder, tmp_path):
+    """After a skipped step, too: the size of an SGD step is that rate times the norm of the gradient."""
+    cfg = small_config(steps=20, eval_every=20, checkpoint_every=20)
+    plain = {"optimizer": "sgd", "beta1": 0.0, "clip_norm": 0.0, "warmup_steps": 20}
+    cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, **plain))
+    built = experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
+        applied = {}
+        for step in range(1, 6):
+            before = jax.device_get(trainer.state.params)
+            if step == 3:
+                spoilt = jax.tree.map(lambda leaf: leaf * jnp.nan, trainer.state.params)
+                trainer.state = dataclasses.replace(trainer.state, params=spoilt)
+            trainer.advance()
+            if step == 3:
+                trainer.state = dataclasses.replace(trainer.state, params=jax.tree.map(jnp.asarray, before))
+            moved = jax.tree.map(np.subtract, jax.device_get(trainer.state.params), before)
+            applied[step] = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in jax.tree.leaves(moved)))
+    for record in records(tmp_path / "run"):
+        assert record["skipped_steps"] == (record["step"] == 3)
+        if record["step"] != 3:
+            rate = applied[record["step"]] / record["grad_norm"]
+            assert record["learning_rate"] == pytest.approx(rate, rel=1e-3)
+    rates = [record["learning_rate"] for record in records(tmp_path / "run")]
+    assert rates == pytest.approx([5e-4, 1e-3, 1e-3, 1.5e-3, 2e-3])
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """What a run delivers, when it stops early, and what it begins with."""
 
+import contextlib
 import dataclasses
 import json
+import random
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import pytest
 
 from tests.helpers import assert_close
 from tests.train.conftest import small_config
+from tests.train.test_checkpoint import made
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
@@ -54,6 +57,45 @@ def test_the_last_checkpoints_are_averaged(corpus_folder, tmp_path):
     ema = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, weights="ema"))
     assert run(ema, folder, corpus_folder, resume=True)["weights"] == {"kind": "ema", "steps": [8]}
     jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, checkpoint(folder, 8).ema)
+
+
+def test_an_average_follows_from_the_schedule_alone(tmp_path):
+    """Checkpoints every 2 steps and at the end; those of two interruptions and of the best evaluation do not count."""
+    cfg = small_config(steps=9, checkpoint_every=2, keep_checkpoints=3, weights="average_last", average=3)
+    states = {step: made(step) for step in range(1, 10)}
+    keeper = Checkpointer(tmp_path, keep=3, every=2, keep_best=1)
+    for step in (2, 3, 4, 6, 7, 8, 9):
+        keeper.save(step, states[step], {}, score=5.0 if step == 3 else None)
+    params, steps = weights.delivered(cfg, states[9], keeper)
+    keeper.close()
+    assert steps == [9, 8, 6]
+    hand = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0), *(states[s].params for s in steps))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-2), params, hand)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "6", "8", "9"]
+
+
+def test_changed_bytes_of_the_weights_never_pass_unnoticed(tmp_path):
+    """Each of 60 flips of one byte, a file cut short, and one that is gone."""
+    params = {"a": jnp.arange(500.0), "b": jnp.full((3, 5), 2, jnp.bfloat16)}
+    weights.save(tmp_path, params, "last", [3], 3)
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
+    jax.tree.map(np.testing.assert_array_equal, weights.load(tmp_path, abstract, 3), params)
+    files = [path for path in (tmp_path / "weights").rglob("*") if path.is_file() and path.stat().st_size]
+    draw = random.Random(0)
+    for number in range(62):
+        path = draw.choice(files)
+        whole = path.read_bytes()
+        if number < 60:
+            place = draw.randrange(len(whole))
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ draw.randrange(1, 256)]) + whole[place + 1 :])
+        elif number == 60:
+            path.write_bytes(whole[:-1])
+        else:
+            path.unlink()
+        with pytest.raises(ConfigError, match="weights is damaged"):
+            weights.load(tmp_path, abstract, 3)
+        path.write_bytes(whole)
+    assert weights.load(tmp_path, abstract, 3) is not None
 
 
 @pytest.mark.slow
@@ -134,6 +176,21 @@ def test_fine_tuning_begins_with_them_and_says_so(corpus_folder, tmp_path, capsy
     report = json.loads((tmp_path / "second" / "start_from.json").read_text())
     assert report["loaded"]
     assert report["missing"] == report["unused"] == report["other_shape"] == []
+
+
+def test_the_optimizer_begins_with_the_loaded_parameters(corpus_folder, tmp_path):
+    """A schedule-free optimizer keeps parameters of its own, and the running mean is one from the first step on."""
+    run(small_config(steps=1), tmp_path / "first", corpus_folder)
+    first = load_trained(tmp_path / "first").params
+    cfg = small_config(start_from=str(tmp_path / "first"), ema_decay=0.9)
+    free = dataclasses.replace(cfg, seed=3, optim=dataclasses.replace(cfg.optim, optimizer="schedule_free_adamw"))
+    built = experiment.build(free, tmp_path / "second", data_root=corpus_folder)
+    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
+        begun = trainer.state
+        jax.tree.map(np.testing.assert_array_equal, begun.params, first)
+        jax.tree.map(np.testing.assert_array_equal, begun.ema, first)
+        averages = optimizers.evaluation_params(begun.opt_state, begun.params)
+        jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), averages, first)
 
 
 def test_starting_from_what_is_no_run(corpus_folder, tmp_path):

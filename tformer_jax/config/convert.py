@@ -59,8 +59,10 @@ def to_dict(section: Section) -> dict[str, Any]:
 
 
 def save(cfg: Config, path: Path) -> None:
-    """Writes the resolved config as indented JSON."""
-    path.write_text(json.dumps(to_dict(cfg), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Writes the resolved config as indented JSON, atomically."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(to_dict(cfg), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def load(path: Path) -> Config:

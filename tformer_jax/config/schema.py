@@ -243,7 +243,12 @@ class EvalConfig(Section):
     batch_size: int = setting(64, "examples per evaluation batch", low=1)
     examples: int = setting(500, "validation examples per evaluation during training; 0: all", low=0)
     samples: int = setting(5, "outputs to print at each evaluation", low=0)
-    bleu_tokenize: str = setting("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "zh", "char", "none"))
+    bleu_tokenize: str | None = setting(
+        None,
+        "sacreBLEU's tokenizer; None: zh, ja-mecab or ko-mecab for those target languages (char without MeCab), else "
+        "13a; flores200 is downloaded at its first use",
+        choices=("13a", "intl", "zh", "ja-mecab", "ko-mecab", "flores200", "char", "none"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Translation quality, by sacreBLEU."""
 
+import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,29 +15,46 @@ from tformer_jax.eval.evaluation import Evaluation, Sample
 from tformer_jax.inference.text import Translator
 
 
-def translation_metrics(outputs: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:
-    """Corpus BLEU and chrF (sacreBLEU, with its tokenizer `tokenize`) and the share of exact copies, all in percent."""
+def bleu_metric(cfg: Config) -> sacrebleu.BLEU:
+    """BLEU with the tokenizer `eval.bleu_tokenize`, or else sacreBLEU's own choice for the target language.
+
+    Japanese and Korean are tokenized into characters where MeCab is not installed.
+
+    Raises:
+        ConfigError: `eval.bleu_tokenize` needs a package or file that this machine lacks.
+    """
+    tokenize, language = cfg.eval.bleu_tokenize, re.split("[-_]", cfg.data.target_language)[0]
+    try:
+        return sacrebleu.BLEU(tokenize=tokenize) if tokenize else sacrebleu.BLEU(trg_lang=language)
+    except (RuntimeError, ImportError, OSError) as error:
+        if tokenize is None:
+            return sacrebleu.BLEU(tokenize="char")
+        raise cfg.eval.error("bleu_tokenize", " ".join(str(error).split())) from error
+
+
+def translation_metrics(outputs: Sequence[str], references: Sequence[str], bleu: sacrebleu.BLEU) -> Evaluation:
+    """Corpus BLEU and chrF with sacreBLEU's signatures, and the share of exact copies, all in percent."""
+    chrf = sacrebleu.CHRF()
     exact = sum(output == reference for output, reference in zip(outputs, references, strict=True))
-    return {
-        "bleu": sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score,
-        "chrf": sacrebleu.corpus_chrf(outputs, [references]).score,
+    metrics = {
+        "bleu": bleu.corpus_score(outputs, [references]).score,
+        "chrf": chrf.corpus_score(outputs, [references]).score,
         "exact_match": 100 * exact / len(references),
     }
+    return Evaluation(metrics, signatures={"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())})
 
 
 class TranslationEvaluator:
     """Translates every source and compares with the reference."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
-        self.cfg, self.examples = cfg, examples
+        self._examples, self._samples, self._bleu = examples, cfg.eval.samples, bleu_metric(cfg)
         self._translate = Translator(cfg, model, tokenizers, cut=True)
 
     def __call__(self, params: Any) -> Evaluation:
         """`bleu`, `chrf` and `exact_match`, with the first translations as samples."""
-        sources = [example["source"] for example in self.examples]
-        references = [example["target"] for example in self.examples]
+        sources = [example["source"] for example in self._examples]
+        references = [example["target"] for example in self._examples]
         outputs = self._translate(params, sources)
-        samples = [Sample(*texts) for texts in zip(sources, references, outputs, strict=True)]
-        return Evaluation(
-            translation_metrics(outputs, references, self.cfg.eval.bleu_tokenize), samples[: self.cfg.eval.samples]
-        )
+        samples = [Sample(*texts) for texts in zip(sources, references, outputs, strict=True)][: self._samples]
+        return dataclasses.replace(translation_metrics(outputs, references, self._bleu), samples=samples)

@@ -15,10 +15,11 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Numbers by name, and some samples to look at."""
+    """Metrics by name, with some samples and sacreBLEU's signatures of the metrics that have one."""
 
     metrics: dict[str, float]
     samples: list[Sample] = dataclasses.field(default_factory=list)
+    signatures: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Evaluator(Protocol):

@@ -10,7 +10,7 @@ from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.accuracy import ClassificationEvaluator
-from tformer_jax.eval.bleu import TranslationEvaluator
+from tformer_jax.eval.bleu import TranslationEvaluator, bleu_metric
 from tformer_jax.eval.evaluation import Evaluation, Evaluator, Sample
 from tformer_jax.eval.perplexity import PerplexityEvaluator
 from tformer_jax.eval.samples import ContinuationEvaluator
@@ -36,6 +36,12 @@ def evaluators_for(
     """
     examples = getattr(corpus, split)[: limit or None]
     return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, devices)
+
+
+def check_installed(cfg: Config) -> None:
+    """Raises `ConfigError` where a metric of this family needs a package that is not installed."""
+    if cfg.model.family == "seq2seq":
+        bleu_metric(cfg)
 
 
 def _seq2seq(cfg, model, corpus, tokenizers, examples, devices) -> list[Evaluator]:

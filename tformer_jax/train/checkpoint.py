@@ -1,10 +1,12 @@
 """Checkpoints: the sharded state and everything on the host that must continue with it, saved atomically by Orbax."""
 
+import dataclasses
 import json
 import logging
 import math
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,25 @@ DAMAGED = "damaged"
 """The folder beside the checkpoints that damaged ones are moved to."""
 
 
+@dataclasses.dataclass
+class LatestScheduled(policies.PreservationPolicy):
+    """Preserves the newest `n` of the checkpoints at multiples of `every` steps and the newest one of all.
+
+    So a checkpoint of an interruption never takes the place of a scheduled one.
+    """
+
+    n: int
+    every: int
+
+    def should_preserve(
+        self, checkpoints: Sequence[policies.PolicyCheckpointInfo], *, context: policies.PreservationContext
+    ) -> Sequence[bool]:
+        """One bool for each checkpoint, oldest first."""
+        steps = [info.step for info in checkpoints]
+        counted = [step for step in steps if step % self.every == 0 or step == steps[-1]]
+        return [step in counted[-self.n :] for step in steps]
+
+
 class Checkpointer:
     """Saves and restores `(state, host)` pairs below one folder.
 
@@ -30,10 +51,19 @@ class Checkpointer:
     noticed when it is restored.
     """
 
-    def __init__(self, folder: Path, *, keep: int | None = None, keep_best: int = 0, group: ProcessGroup = SINGLE):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int | None = None,
+        every: int = 1,
+        keep_best: int = 0,
+        group: ProcessGroup = SINGLE,
+    ):
         """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read.
 
         Args:
+            every: steps between two scheduled checkpoints; only these and the newest one count towards `keep`.
             group: all processes of the run; each saves and restores what its devices hold.
         """
         self.folder, self._group = folder.absolute(), group
@@ -41,7 +71,7 @@ class Checkpointer:
             options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
             best = policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
-            kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+            kept = policies.AnyPreservationPolicy([LatestScheduled(keep, every), best])
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=kept, best_fn=_score, create=True, cleanup_tmp_directories=True
             )

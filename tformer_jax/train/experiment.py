@@ -17,6 +17,7 @@ from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.eval import evaluators
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
@@ -44,6 +45,8 @@ class Experiment:
     """All processes of the run."""
     start_from: Path | None = None
     """The run that gives the first parameters, where it is wanted."""
+    finished: dict[str, Any] | None = None
+    """The result of a resumed run that has ended with these very settings."""
 
     def close(self) -> None:
         """Stops the loader, and lets others write to the folder."""
@@ -95,23 +98,25 @@ def build(
     model = registry.build(cfg.model, train=True)
     optimizers.build(cfg, registry.shapes(model))
     start_from = Path(cfg.train.start_from) if cfg.train.start_from else None
+    finished = group.run(lambda: run_folder.result_of(folder, cfg) if resume else None)
 
     def prepare_folder() -> FolderLock | None:
         if start_from is not None:
             run_folder.require_run(start_from)
         metrics.check_installed(cfg)
+        evaluators.check_installed(cfg)
         if not group.first:
             return None
         lock = FolderLock(folder)
         if resume:
-            run_folder.check_same_config(folder, cfg)
+            run_folder.resume(folder, cfg)
         else:
             run_folder.create(folder, cfg, tokenizers, corpus.labels)
         return lock
 
     lock = group.run(prepare_folder)
     group.check_shared(folder)
-    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, group, start_from)
+    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, group, start_from, finished)
 
 
 def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:

@@ -1,13 +1,12 @@
 """The training loop: the only place where a run touches the clock, the disk and the terminal."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 
 from tformer_jax.data.pending import jsonable
@@ -37,6 +36,8 @@ TRAINING_FLOPS = 3
 def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
     """Trains from the newest checkpoint, or from the start, to the last step; then evaluates on the test split.
 
+    A run that is finished already is left as it is.
+
     Args:
         profile: write a trace of some steps into the run folder.
 
@@ -46,6 +47,12 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
     Raises:
         RunError: the run cannot go on.
     """
+    if experiment.finished is not None:
+        experiment.close()
+        if experiment.group.first:
+            steps = experiment.finished["steps"]
+            print(f"{experiment.folder} is finished at step {steps}; train.steps sets a later end")
+        return experiment.finished
     with (
         _lost_process_explained(experiment.group),
         contextlib.closing(experiment),
@@ -92,11 +99,15 @@ class Trainer:
         self.checkpointer = Checkpointer(
             run_folder.checkpoints(experiment.folder),
             keep=train.keep_checkpoints,
+            every=train.checkpoint_every,
             keep_best=train.keep_best,
             group=experiment.group,
         )
         if self.checkpointer.latest_step() is None:
-            self._begin(state.create(model, optimizer, cfg, mesh))
+            params = None
+            if experiment.start_from is not None:
+                params = self._loaded(experiment.start_from, state.create(model, optimizer, cfg, mesh).params)
+            self._begin(state.create(model, optimizer, cfg, mesh, params))
         else:
             self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), mend=True))
         self.batches.start()
@@ -104,22 +115,22 @@ class Trainer:
         self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)
         self.recent: list[dict[str, Any]] = []
         self.evaluated: tuple[int, Values] | None = None
+        self.signatures: dict[str, str] = {}
         self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
         self.watchdog = Watchdog(train.hang_seconds)
         self.profiler = Profiler(experiment.folder / "profile", first_step=self.step, wanted=profile and first)
 
+    def _loaded(self, run: Path, fresh: Any) -> Any:
+        """The parameters `fresh`, those of `run` in their place where they fit."""
+        params, report = take(fresh, run)
+        if self.experiment.group.first:
+            run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
+        self.view.say(f"From {run}: {report}")
+        return params
+
     def _begin(self, start: state.TrainState) -> None:
         self.state, self.meter = start, Meter()
         self.spikes, self.best = SpikeDetector(), BestMetric(self.cfg.train)
-        if self.experiment.start_from is not None:
-            params, report = take(start.params, self.experiment.start_from)
-            ema = start.ema
-            if ema is not None:
-                ema = jax.tree.map(lambda mean, leaf: jnp.array(leaf, mean.dtype, copy=True), ema, params)
-            self.state = dataclasses.replace(start, params=params, ema=ema)
-            if self.experiment.group.first:
-                run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
-            self.view.say(f"From {self.experiment.start_from}: {report}")
 
     def _continue(self, start: state.TrainState, host: dict[str, Any]) -> None:
         self.state, self.meter = start, Meter(**host["meter"])
@@ -208,7 +219,8 @@ class Trainer:
     def log(self) -> None:
         """Writes and shows the metrics of the steps since the last record."""
         self.look_at(self.meter.fetch_all())
-        metrics = self.meter.read() | {"learning_rate": float(self.schedule(self.step - 1))}
+        made = self.step - self.meter.skipped_steps
+        metrics = self.meter.read() | {"learning_rate": float(self.schedule(max(made - 1, 0)))}
         self.writer.write(self.step, "train", metrics)
         devices = list(self.experiment.mesh.devices.flat)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps
@@ -230,6 +242,7 @@ class Trainer:
                 found = evaluator(params)
                 metrics |= found.metrics
                 samples += found.samples
+                self.signatures |= found.signatures
         self.writer.write(self.step, split, metrics)
         self.view.evaluation(f"step {self.step} {split}", metrics, samples)
         self.meter.restart()
@@ -272,6 +285,7 @@ class Trainer:
             "attention_backends": self._attention_backends(),
             **self.meter.totals(),
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
+            "signatures": self.signatures,
         }
         path = folder / "result.json"
         if self.experiment.group.first:

@@ -17,8 +17,8 @@ Values = dict[str, float]
 class Meter:
     """Collects the metrics of steps that the device still computes, and fetches those of a step once it is done.
 
-    `tokens`, `flops`, `seconds` and `data_wait_seconds` are the run's totals, carried over when it is resumed like the
-    values that wait for the next record.
+    `tokens`, `flops`, `seconds`, `data_wait_seconds` and `skipped_steps` are the run's totals, carried over when it is
+    resumed like the values that wait for the next record.
     """
 
     def __init__(
@@ -28,9 +28,11 @@ class Meter:
         flops: float = 0.0,
         seconds: float = 0.0,
         data_wait_seconds: float = 0.0,
+        skipped_steps: int = 0,
         waiting: list[Values] | None = None,
     ):
         self.tokens, self.flops, self._seconds, self._waited = tokens, flops, seconds, data_wait_seconds
+        self.skipped_steps = skipped_steps
         self._born = time.perf_counter()
         self._computing: list[StepMetrics] = []
         self._done: list[Values] = list(waiting or [])
@@ -48,6 +50,7 @@ class Meter:
             "flops": self.flops,
             "seconds": self.seconds,
             "data_wait_seconds": self._waited,
+            "skipped_steps": self.skipped_steps,
         }
 
     def state(self) -> dict[str, Any]:
@@ -95,6 +98,7 @@ class Meter:
         ready = self._computing[: len(self._computing) - left]
         self._computing = self._computing[len(ready) :]
         values = fetch(ready)
+        self.skipped_steps += sum(step["skipped"] > 0 for step in values)
         self._done += values
         return values
 

@@ -27,8 +27,8 @@ class Sink(Protocol):
 class MetricsWriter:
     """Gives scalar metrics to every sink.
 
-    A resumed run drops the records made after the checkpoint it continues from, so that the records read as if the
-    run had never stopped.
+    A resumed run drops the records made after the checkpoint it continues from, and those of an earlier test, so that
+    the records read as if the run had never stopped.
     """
 
     def __init__(self, run: Path, cfg: Config, *, resume_step: int = 0, recording: bool = True):
@@ -76,7 +76,8 @@ class JsonLines:
 
     def __init__(self, run: Path, resume_step: int):
         path = run / "metrics.jsonl"
-        kept = [line for line in _records(path) if line["step"] <= resume_step] if path.exists() else []
+        records = _records(path) if path.exists() else []
+        kept = [line for line in records if line["step"] <= resume_step and line["group"] != "test"]
         _rewrite(path, kept)
         self._file = path.open("a", encoding="utf-8")
 

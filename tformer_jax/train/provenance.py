@@ -9,7 +9,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("tformer_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "babel")
+PACKAGES = (
+    "tformer_jax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tokenizers",
+    "babel",
+    "sacrebleu",
+)
 
 
 def collect() -> dict[str, Any]:

@@ -82,20 +82,32 @@ def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str]
     partial.rename(run)
 
 
-def check_same_config(run: Path, cfg: Config) -> None:
-    """Refuses to continue a run under another config.
+def resume(run: Path, cfg: Config) -> None:
+    """Makes `cfg` the config of a run that goes on; a result under other settings is removed.
 
     Raises:
         ConfigError: a setting differs that would make this another experiment.
     """
+    differences = config.differences(config.load(run / "config.json"), cfg)
     changed = [
         difference
-        for difference in config.differences(config.load(run / "config.json"), cfg)
+        for difference in differences
         if not difference.startswith((*(f"train.{name}:" for name in CHANGEABLE), "eval.", "decode.", "parallel."))
     ]
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise ConfigError(f"{run} is a run of another config ({shown}); restore these settings, or name another --run")
+    if differences:
+        (run / "result.json").unlink(missing_ok=True)
+        config.save(cfg, run / "config.json")
+
+
+def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
+    """The result of a run that has ended with just these settings; None for other runs."""
+    path = run / "result.json"
+    if not path.exists() or config.differences(config.load(run / "config.json"), cfg):
+        return None
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def run_id(run: Path) -> str:

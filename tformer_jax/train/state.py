@@ -29,11 +29,17 @@ class TrainState:
     """Running mean of the parameters, float32; None where `train.ema_decay` is None."""
 
 
-def create(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> TrainState:
-    """A fresh state; each parameter and each moment is initialised on the devices that will hold it."""
+def create(
+    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh, params: Any = None
+) -> TrainState:
+    """The state before the first step, each leaf of it made on the devices that will hold it.
+
+    Args:
+        params: the first parameters; None: newly initialised ones.
+    """
     init, shardings = initializer(model, optimizer, cfg, mesh)
     with rules.on(mesh):
-        return jax.jit(init, out_shardings=shardings)()
+        return jax.jit(init, out_shardings=shardings)(params)
 
 
 def abstract(
@@ -65,11 +71,12 @@ def parameter_count(params: Any) -> int:
 
 def initializer(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
-) -> tuple[Callable[[], TrainState], Any]:
-    """What makes a fresh state when it is compiled, and a `NamedSharding` for each of its leaves."""
+) -> tuple[Callable[..., TrainState], Any]:
+    """A function from parameters (default: newly initialised ones) to the first state, and the state's shardings."""
 
-    def init() -> TrainState:
-        params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
+    def init(params: Any = None) -> TrainState:
+        if params is None:
+            params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
         mean = None if cfg.train.ema_decay is None else optax.tree.cast(params, jnp.float32)
         zero = jnp.zeros((), jnp.int32)
         return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(params), ema=mean)

@@ -1,5 +1,6 @@
 """The parameters that a run delivers: one set, or the mean of several, kept apart from the checkpoints."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tformer_jax.config import Config, ConfigError
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.optimizers import evaluation_params
-from tformer_jax.train.run_folder import weights_facts
+from tformer_jax.train.run_folder import weights_facts, write_json
 from tformer_jax.train.state import TrainState
 
 FOLDER = "weights"
@@ -36,7 +37,11 @@ def delivered(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tup
     if train.weights in ("last", "ema"):
         return evaluated(cfg, state), [int(state.step)]
     checkpointer.wait()
-    steps = checkpointer.steps() if train.weights == "average_last" else checkpointer.best_steps()
+    if train.weights == "average_last":
+        last = int(state.step)
+        steps = [step for step in checkpointer.steps() if step == last or step % train.checkpoint_every == 0]
+    else:
+        steps = checkpointer.best_steps()
     steps = steps[: 1 if train.weights == "best" else train.average]
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     return mean(evaluated(cfg, checkpointer.restore_step(step, abstract)[0]) for step in steps), steps
@@ -53,17 +58,18 @@ def mean(trees: Any) -> Any:
 
 
 def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: ProcessGroup = SINGLE) -> None:
-    """Writes them to a run folder, whole or not at all, in the place of earlier ones; each process what it holds."""
+    """Writes them to a run folder, whole or not at all, in the place of earlier ones; each process what it holds.
+
+    `weights.json` holds a checksum of each file, by which damage is noticed when they are read.
+    """
     if group.first:
         weights_facts(run).unlink(missing_ok=True)
     with ocp.StandardCheckpointer() as writer:
         writer.save((run / FOLDER).absolute(), params, force=True)
     if not group.first:
         return
-    facts = weights_facts(run)
-    partial = facts.with_name(f".{facts.name}.partial")
-    partial.write_text(json.dumps({"weights": kind, "steps": steps, "at_step": at}) + "\n", encoding="utf-8")
-    partial.replace(facts)
+    facts = {"weights": kind, "steps": steps, "at_step": at, "checksums": _checksums(run / FOLDER)}
+    write_json(weights_facts(run), facts)
 
 
 def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
@@ -76,8 +82,11 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
     if not path.exists():
         return None
     try:
-        if json.loads(path.read_text(encoding="utf-8"))["at_step"] < (latest_step or 0):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["at_step"] < (latest_step or 0):
             return None
+        if facts["checksums"] != _checksums(run / FOLDER):
+            raise ValueError("its files have other checksums than when they were written")
         with ocp.StandardCheckpointer() as reader:
             return reader.restore((run / FOLDER).absolute(), abstract)
     except Exception as error:  # whatever Orbax and TensorStore raise for broken files
@@ -85,3 +94,12 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
         raise ConfigError(
             f"{run / FOLDER} is damaged ({reason}): remove {path}, then the newest checkpoint is used"
         ) from error
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """The BLAKE2b hash of each file in `folder` by its relative path."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    return found
