@@ -41,7 +41,7 @@ def randomised(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
 def build(cfg: ModelConfig, seed: int = 0) -> tuple[Any, Any]:
     """A model and random parameters for it."""
     model = registry.build(cfg)
-    return model, randomised(jax.eval_shape(lambda: registry.init(model, jax.random.key(0))), seed)
+    return model, randomised(registry.shapes(model), seed)
 
 
 def init_module(module: Any, *arguments: Any, seed: int = 0, **options: Any) -> Any:

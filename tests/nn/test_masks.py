@@ -117,25 +117,34 @@ def test_blocks_beyond_the_prefix_are_skipped_from_their_first_key_on():
     ]
 
 
-def array(shape: tuple[int, ...], elements: st.SearchStrategy) -> st.SearchStrategy[jax.Array]:
-    """Arrays of one shape."""
-    count = int(np.prod(shape))
-    return st.lists(elements, min_size=count, max_size=count).map(lambda values: jnp.array(values).reshape(shape))
+def array(shape: tuple[int, ...], low: int, high: int) -> st.SearchStrategy[np.ndarray]:
+    """Whole numbers from `low` to `high`, of which none, half or all are one of the two."""
+
+    def fill(seed: int, extreme: int, share: float) -> np.ndarray:
+        draw = np.random.default_rng(seed)
+        return np.where(draw.random(shape) < share, extreme, draw.integers(low, high + 1, shape)).astype(np.int32)
+
+    return st.builds(fill, st.integers(0, 2**32 - 1), st.sampled_from([low, high]), st.sampled_from([0.0, 0.5, 1.0]))
 
 
-def rising(shape: tuple[int, ...]) -> st.SearchStrategy[jax.Array]:
+def booleans(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
+    """Arrays of one shape, all or none of which may be True."""
+    return array(shape, 0, 1).map(lambda values: values.astype(bool))
+
+
+def rising(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
     """Segment ids that rise along each row."""
-    return array(shape, st.integers(0, 2)).map(lambda ids: jnp.sort(ids, axis=1))
+    return array(shape, 0, 2).map(lambda ids: np.sort(ids, axis=1))
 
 
 def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
     """Any combination of rules for two rows."""
     return st.builds(
         Mask,
-        real=st.none() | array((2, S), st.booleans()),
+        real=st.none() | booleans((2, S)),
         segments=st.none() | st.tuples(rising((2, T)), rising((2, S))),
-        prefix=st.none() | array((2,), st.integers(0, S)),
-        positions=st.none() | st.tuples(array((2, T), st.integers(0, S)), array((2, S), st.integers(-1, S))),
+        prefix=st.none() | array((2,), 0, S),
+        positions=st.none() | st.tuples(array((2, T), 0, S), array((2, S), -1, S)),
         causal=st.booleans(),
         window=st.none() | st.integers(1, S),
     )

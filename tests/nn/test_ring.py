@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.helpers import assert_close, normal, rest_slow, tiny
-from tests.nn.test_masks import array, rising
+from tests.nn.test_masks import array, booleans, rising
 from tests.parallel.hlo import collectives
 from tformer_jax.config import ConfigError, ParallelConfig
 from tformer_jax.models import registry
@@ -100,12 +100,11 @@ RULES = {
 @given(data=st.data())
 def test_every_mask(rule, mesh, data):
     T, S, K, static, bias, scoring = RULES[rule]
-    places = st.integers(0, S), st.integers(-1, S)
     arrays = {
-        "real": data.draw(array((2, S), st.booleans())),
+        "real": data.draw(booleans((2, S))),
         "segments": (data.draw(rising((2, T))), data.draw(rising((2, S)))),
-        "prefix": data.draw(array((2,), st.integers(0, S))),
-        "positions": (data.draw(array((2, T), places[0])), data.draw(array((2, S), places[1]))),
+        "prefix": data.draw(array((2,), 0, S)),
+        "positions": (data.draw(array((2, T), 0, S)), data.draw(array((2, S), -1, S))),
     }
     check(mesh, inputs(T, S, K=K), bias, arrays, scoring, **static)
 

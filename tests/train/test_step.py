@@ -1,6 +1,7 @@
 """The pure step: what it divides by, what it leaves out, and that devices, padding and time do not matter."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,11 @@ def settings(family: str = "decoder_lm", *, train: dict | None = None, optim: di
 
 
 def experiment(family: str = "decoder_lm", **changes):
-    cfg = settings(family, **changes)
+    return built(settings(family, **changes))
+
+
+@functools.cache
+def built(cfg: Config):
     model = registry.build(cfg.model)
     optimizer = optimizers.build(cfg, registry.shapes(model))
     return model, optimizer, jax.jit(make_train_step(model, optimizer, cfg))
@@ -54,6 +59,7 @@ def batch(rows: int = 8, length: int = 6, seed: int = 0) -> dict[str, np.ndarray
     return {"tokens": tokens[:, :-1], "targets": targets}
 
 
+@functools.cache
 def start(model, optimizer, *, ema: float | None = None):
     cfg = Config(model=model.cfg, data=DATA[model.cfg.family], train=TrainConfig(ema_decay=ema))
     return state.create(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)))
