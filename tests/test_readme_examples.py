@@ -1,6 +1,7 @@
 """Every example of the READMEs, run in order in a copy of the checkout, on small models and made-up corpora."""
 
 import gzip
+import importlib.util
 import os
 import random
 import re
@@ -51,6 +52,8 @@ ELSEWHERE = (
     "python3 -m venv",
 )
 """Commands that install or test, as continuous integration does, or serve, as `test_the_server_answers_the_example`."""
+TOPOLOGIES = ("python scripts/describe.py --preset gpt2 --topology",)
+"""Commands that need libtpu."""
 
 
 def commands(text: str) -> list[str]:
@@ -76,7 +79,8 @@ def smaller(command: str) -> str:
 def example_commands() -> list[str]:
     texts = (path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("**/README.md")))
     found = [command for text in texts for command in commands(text)]
-    return [command for command in dict.fromkeys(found) if not command.startswith(ELSEWHERE)]
+    elsewhere = (*ELSEWHERE, *TOPOLOGIES) if importlib.util.find_spec("libtpu") is None else ELSEWHERE
+    return [command for command in dict.fromkeys(found) if not command.startswith(elsewhere)]
 
 
 def made_corpora(folder: Path) -> None:

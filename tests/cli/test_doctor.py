@@ -1,6 +1,5 @@
 """What the doctor says of a machine and of a config, against what is really placed, planned and refused."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -12,11 +11,10 @@ import jax
 import pytest
 
 from tests.helpers import rest_slow
-from tests.parallel.test_presets import PRESETS, batch, begun, config
+from tests.parallel.test_presets import PRESETS, begun, config
 from tformer_jax.cli import checks, placement
 from tformer_jax.cli.doctor import main
 from tformer_jax.config import Config, ConfigError, DataConfig
-from tformer_jax.parallel import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 CLDR = ["--config", str(ROOT / "configs" / "translate_cldr.py")]
@@ -60,24 +58,6 @@ def test_a_device_holds_what_is_said(preset):
     assert found.checkpoint == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("kind", rest_slow(["decoder_lm", "seq2seq"], 1))
-def test_a_step_takes_about_what_xla_plans(kind):
-    """Not of experts: XLA for CPUs lets each of them compute with every token, as other devices do not."""
-    cfg = config(kind, preset="fsdp+tp")
-    model = dataclasses.replace(cfg.model, dim=64, ffn_dim=128, max_length=64)
-    rows = dataclasses.replace(cfg.data, batch_size=64, batch_multiple=64, batch_tokens=64 * 64)
-    rows = dataclasses.replace(rows, window=64, bucket_lengths=(64,))
-    cfg = dataclasses.replace(cfg, model=model, data=rows)
-    mesh, state, step = begun(cfg)
-    found = placement.of(cfg, mesh.shape)
-    assert (found.rows, found.length) == (16, 64)
-    shapes = {key: jax.ShapeDtypeStruct((64, 64), array.dtype) for key, array in batch(cfg, 0).items()}
-    where = rules.batch_sharding(mesh)
-    example = {key: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where) for key, s in shapes.items()}
-    planned = step.lower(state, example).compile().memory_analysis()
-    assert 0.5 < found.total / (planned.argument_size_in_bytes + planned.temp_size_in_bytes) < 1.5
-
-
 def test_a_sound_machine_and_config(capsys, monkeypatch):
     main([*CLDR, "--devices", "16", "--config.data.batch_multiple=16", "--config.parallel.data=2", *FSDP])
     out = capsys.readouterr().out
@@ -104,7 +84,7 @@ def test_a_sound_machine_and_config(capsys, monkeypatch):
         ([*MULTI30K, "--devices", "1"], "this config reads multi30k/train.en.gz (it comes from task 1"),
         (
             [*CLDR, "--devices", "1", "--memory", "1", WIDE],
-            "state and gradients take 1.58 GiB a device, which has 1.00 GiB",
+            "state and gradients take about 1.58 GiB a device, which has 1.00 GiB",
         ),
         ([*CLDR, "--devices", "1", "--config.optim.learning_rates=('nothing*=2',)"], "'nothing*=2'"),
     ],
@@ -116,14 +96,6 @@ def test_what_does_not_fit_is_said(arguments, sentence, capsys):
     assert ended.value.code == 1
     assert any(line.startswith("wrong: ") and sentence in line for line in out.splitlines()), out
     assert "Nothing is wrong" not in out
-
-
-def test_activations_alone_may_be_too_much(capsys):
-    arguments = [*CLDR, "--devices", "1", "--config.data.batch_tokens=400000", "--config.data.batch_multiple=32"]
-    with pytest.raises(SystemExit):
-        main([*arguments, "--memory", "1"])
-    assert "wrong: a step takes about" in capsys.readouterr().out
-    main([*arguments, "--memory", "1", "--config.train.accumulate=32"])
 
 
 @pytest.mark.parametrize(

@@ -12,3 +12,11 @@ from tformer_jax.train import hardware
 def test_bfloat16_is_slow_on_a_cpu_only(monkeypatch, device, dtype, warns):
     monkeypatch.setattr(jax, "default_backend", lambda: device)
     assert bool(hardware.slow_dtype(dtype)) == warns
+
+
+def test_chips_are_told_from_each_other():
+    peaks = {"TPU v5 lite": 197e12, "TPU v5p": 459e12, "TPU v5": 459e12, "NVIDIA H100 80GB HBM3": 989e12}
+    for kind, peak in peaks.items():
+        device = type("Device", (), {"device_kind": kind})()
+        assert hardware.peak_flops([device, device]) == 2 * peak
+    assert hardware.peak_flops([type("Device", (), {"device_kind": "cpu"})()]) is None

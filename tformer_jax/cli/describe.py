@@ -11,16 +11,15 @@ from rich.table import Table
 from tformer_jax import presets
 from tformer_jax.cli.common import size_of, whole
 from tformer_jax.cli.train import read_config
-from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, ModelConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, SOURCES
-from tformer_jax.train import chips
 
 if TYPE_CHECKING:
     from tformer_jax.models.cost import Cost
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints parameters by module, FLOPs a token, and estimates of the memory for training and decoding."""
+    """Prints parameters by module, FLOPs a token and the cache of decoding, or what a slice of TPUs would run."""
     options, overrides = parser().parse_known_args(argv)
     if options.preset:
         if overrides:
@@ -29,13 +28,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         config = read_config(options.config, overrides)
         config = dataclasses.replace(config, model=with_vocabulary(config))
-    from tformer_jax.cli.scaling import show_scaling
+    length = min(options.length, config.model.max_length)
+    if options.mesh:
+        config = dataclasses.replace(config, parallel=read_mesh(options.mesh))
+    if options.topology:
+        from tformer_jax.cli.topology import show_topology
+
+        show_topology(config, options, length)
+        return
+    if options.mesh or options.decode:
+        raise ConfigError(f"{'--mesh' if options.mesh else '--decode'}: add --topology, such as --topology v5e:4x4")
     from tformer_jax.models import cost
 
-    length = min(options.length, config.model.max_length)
-    if options.mesh or options.devices or options.chip:
-        show_scaling(config, options, length)
-        return
     batch = options.batch or 1
     show(config.name, cost.of(config.model, batch, length), batch, length)
 
@@ -43,26 +47,29 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """The flags beside the config's own."""
     result = argparse.ArgumentParser(
-        prog="describe.py", description="Shows what a model costs. Nothing is computed.", allow_abbrev=False
+        prog="describe.py", description="Shows what a model costs. Nothing is trained.", allow_abbrev=False
     )
     which = result.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     which.add_argument("--preset", metavar="NAME", help="for example gpt2, llama3_8b, t5_base")
     result.add_argument(
-        "--batch", type=whole(1), metavar="B", help="rows of a batch, of all devices together (default: 1 for each)"
+        "--batch", type=whole(1), metavar="B", help="rows of the global batch (default: 1, or 1 for each device)"
     )
     result.add_argument(
         "--length", type=whole(1), default=1024, metavar="T", help="tokens of a row, at most max_length"
     )
-    names = ", ".join(PRESETS)
     result.add_argument(
-        "--mesh", metavar="AXIS=SIZE,...", help=f"a mesh such as data=4,fsdp=8,tensor=2, or a preset: {names}"
+        "--topology",
+        metavar="KIND:AxB",
+        help="compile the train step for a slice of TPUs, such as v5e:16x16, and show the memory, the collectives and "
+        "the bound on utilisation of one device (needs libtpu)",
     )
-    result.add_argument("--devices", type=whole(1), metavar="N", help="devices that the mesh of a preset has")
+    result.add_argument("--decode", action="store_true", help="with --topology: compile a decoding step instead")
     result.add_argument(
-        "--chip",
-        metavar="NAME",
-        help=f"of the devices: {', '.join(name for name, c in chips.CHIPS.items() if c.memory)}",
+        "--mesh",
+        metavar="AXIS=SIZE,...",
+        help="with --topology: a mesh such as data=4,fsdp=8,tensor=2, or a preset: "
+        f"{', '.join(PRESETS)} (default: the config's)",
     )
     return result
 
@@ -106,8 +113,6 @@ def show(name: str, found: "Cost", batch: int, length: int) -> None:
         ("FLOPs a token, forward", f"{per_token:.4g}"),
         ("FLOPs a token, training (3 x forward)", f"{3 * per_token:.4g}"),
         ("parameters", size_of(found.parameter_bytes)),
-        ("training: parameters, gradients, Adam, activations", size_of(found.training_bytes)),
-        ("of which activations (before XLA saves any)", size_of(found.activation_bytes)),
         ("KV cache of decoding", size_of(found.cache_bytes)),
     ):
         rest.add_row(label, value)

@@ -141,19 +141,13 @@ def memory_of(options: argparse.Namespace) -> int | None:
 
 
 def too_much(found: Placement, memory: int | None) -> Iterable[str]:
-    """Whether a device is too small."""
-    if memory is None or found.total <= memory:
-        return
-    if found.state + found.gradients > memory:
+    """Whether a device is too small for its state and gradients, activations apart."""
+    needed = found.state + found.gradients
+    if memory is not None and needed > memory:
         yield (
-            f"state and gradients take {size_of(found.state + found.gradients)} a device, which has "
-            f"{size_of(memory)}: split them with parallel.preset='fsdp', or among more devices"
+            f"state and gradients take about {size_of(needed)} a device, which has {size_of(memory)}: split them with "
+            "parallel.preset='fsdp', or among more devices"
         )
-        return
-    yield (
-        f"a step takes about {size_of(found.total)} a device, which has {size_of(memory)}: try "
-        "model.remat='nothing_saveable', train.accumulate, train.loss_chunk, or a smaller batch"
-    )
 
 
 def mesh(sizes: dict[str, int], devices: int) -> Table:
@@ -194,8 +188,7 @@ def budget(cfg: Config, found: Placement) -> Table:
         ("parameters", size_of(found.parameters)),
         ("optimizer state", size_of(found.optimizer)),
         ("running mean of the parameters", size_of(found.mean)),
-        ("gradients", size_of(found.gradients)),
-        ("at most, with activations (estimated)", size_of(found.total)),
+        ("gradients (estimated)", size_of(found.gradients)),
         ("a checkpoint, on disk", size_of(found.checkpoint)),
     ):
         table.add_row(label, value)

@@ -8,14 +8,15 @@ from typing import Any
 
 import jax
 from flax import linen as nn
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import bucket_sizes
 from tformer_jax.models import registry
+from tformer_jax.parallel.mesh import data_parallelism
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.scaling.layout import layout
-from tformer_jax.train.scaling.memory import memory
+
+FLOAT32 = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,7 @@ class Placement:
     mean: int
     """The running mean of the parameters, where there is one."""
     gradients: int
-    total: int
-    """Held at most, as `train/scaling` predicts it for a GPU."""
+    """An estimate: as many as parameters, and their float32 sums where a batch has parts."""
     checkpoint: int
     """The whole state."""
     rows: int
@@ -66,21 +66,21 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
         ConfigError: the model or the optimizer cannot be built.
     """
     rows, length = _batch(cfg)
-    shared = layout(cfg, dict(sizes), rows, length)
-    cfg = dataclasses.replace(cfg, model=shared.model)
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, attention_backend="reference"))  # runs anywhere
     model = registry.build(cfg.model)
     boxed = registry.shapes(model)
-    placed = state.abstract(model, optimizers.build(cfg, boxed), cfg, shared.mesh)
-    needed = memory(shared)
+    placed = state.abstract(model, optimizers.build(cfg, boxed), cfg, mesh)
+    parameters, parts = _device_bytes(placed.params), cfg.train.accumulate
+    numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(placed.params))
     return Placement(
         groups=tuple(_groups(boxed, placed.params)),
-        parameters=needed.held["parameters"],
-        optimizer=needed.held["optimizer state"],
-        mean=needed.held.get("running mean of the parameters", 0),
-        gradients=needed.update["gradients"] + needed.update.get("gradients of earlier parts", 0),
-        total=needed.peak,
+        parameters=parameters,
+        optimizer=_device_bytes(placed.opt_state),
+        mean=_device_bytes(placed.ema),
+        gradients=parameters + (FLOAT32 * numbers if parts > 1 else 0),
         checkpoint=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(placed)),
-        rows=shared.rows * cfg.train.accumulate,
+        rows=rows // data_parallelism(mesh),
         length=length // sizes["sequence"],
     )
 

@@ -8,15 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
-from tformer_jax.models.losses import batch_loss
-
-ADAM_MOMENTS = 2
-"""Arrays that the optimizer keeps for each parameter, in the parameters' dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +30,6 @@ class Cost:
     A device reads an expert's tokens in blocks of `nn.grouped.ROWS`, of which the last one may not be full.
     """
     parameter_bytes: int
-    activation_bytes: int
-    """What the forward pass keeps for the backward pass, as traced; XLA may keep less."""
     cache_bytes: int
     """Keys and values of decoding `length` tokens in `batch` rows; 0 for a classifier."""
 
@@ -44,11 +37,6 @@ class Cost:
     def total(self) -> int:
         """All trained scalars."""
         return sum(self.parameters.values())
-
-    @property
-    def training_bytes(self) -> int:
-        """Parameters, gradients, Adam's moments and activations."""
-        return (2 + ADAM_MOMENTS) * self.parameter_bytes + self.activation_bytes
 
 
 def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
@@ -64,7 +52,6 @@ def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
         tokens=registry.count_tokens(cfg, tokens),
         forward_flops=forward_flops(cfg, example),
         parameter_bytes=_bytes(jax.tree.leaves(shapes)),
-        activation_bytes=_activation_bytes(model, shapes, example),
         cache_bytes=_cache_bytes(cfg, batch, length),
     )
 
@@ -96,21 +83,6 @@ def _by_module(shapes: Any, depth: int) -> dict[str, int]:
 
 def _bytes(leaves: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
-def _activation_bytes(model: nn.Module, shapes: Any, example: Any) -> int:
-    """Residuals of the backward pass, without the parameters among them."""
-
-    def residuals(params: Any, batch: Any) -> Any:
-        def loss(params: Any) -> jax.Array:
-            sums, auxiliary = batch_loss(model, params, batch, dropout_key=jax.random.key(0))
-            return sums.loss + auxiliary
-
-        return jax.tree.leaves(jax.vjp(loss, params)[1])
-
-    kept = jax.eval_shape(residuals, shapes, example)
-    kept_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in kept if jnp.issubdtype(leaf.dtype, np.number))
-    return max(kept_bytes - _bytes(jax.tree.leaves(shapes)), 0)
 
 
 def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:

@@ -1,0 +1,73 @@
+"""`scripts/describe.py --topology`: what XLA plans for one device of a slice of TPUs."""
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from tformer_jax.cli.common import size_of
+from tformer_jax.config import Config
+from tformer_jax.train.aot import programs, topology
+from tformer_jax.train.aot.programs import Program
+from tformer_jax.train.chips import CHIPS, Chip
+
+
+def show_topology(config: Config, options: argparse.Namespace, length: int) -> None:
+    """Compiles the train step or, with `--decode`, a decoding step, and prints its figures.
+
+    Raises:
+        ConfigError: libtpu is missing, the slice is unknown, or the config does not fit it.
+    """
+    devices = topology.devices(options.topology)
+    compile_step = programs.decode_step if options.decode else programs.train_step
+    found, _ = compile_step(config, devices, options.batch, length)
+    chip, console = CHIPS[options.topology.partition(":")[0]], Console()
+    mesh = ", ".join(f"{axis}={size}" for axis, size in found.mesh.items()) or "one device"
+    step = "decoding step" if options.decode else "train step"
+    console.print(f"{config.name}, {step}, {mesh}: {found.rows} rows of {found.length} tokens", highlight=False)
+    console.print(memory_table(found, chip))
+    console.print(collectives_table(found))
+    console.print(bound_table(options.topology, found, chip))
+    if config.model.dtype != "bfloat16":
+        console.print(f"The rate is that of bfloat16; the config computes in {config.model.dtype} (model.dtype).")
+
+
+def memory_table(found: Program, chip: Chip) -> Table:
+    """What the memory of one device holds."""
+    table = _table("memory of one device", "bytes")
+    table.add_row("arguments: state and batch", size_of(found.arguments))
+    table.add_row("outputs that reuse no argument", size_of(found.outputs))
+    table.add_row("temporaries at the peak", size_of(found.temporaries))
+    table.add_row("program", size_of(found.code))
+    table.add_section()
+    table.add_row(f"together; XLA refuses what exceeds the HBM, {size_of(chip.memory)}", size_of(found.hbm))
+    return table
+
+
+def collectives_table(found: Program) -> Table:
+    """What one device sends in a step, from the compiled program."""
+    table = _table("collective", "result", "devices", "times", "sent", text=2)
+    for one in found.sent:
+        table.add_row(one.kind, one.shape, str(one.devices), str(one.times), size_of(int(one.sent)))
+    table.add_section()
+    table.add_row("together", "", "", "", size_of(int(sum(one.sent for one in found.sent))))
+    return table
+
+
+def bound_table(name: str, found: Program, chip: Chip) -> Table:
+    """Times at the chip's peak rates, and the utilisation that they allow."""
+    table = _table(f"at best on {name}", "one step")
+    table.add_row("FLOPs of a device (estimated by tracing)", f"{found.flops:.4g}")
+    table.add_row("computing", f"{1e3 * found.seconds_computing(chip):.4g} ms")
+    table.add_row("sending, over all links", f"{1e3 * found.seconds_sending(chip):.4g} ms")
+    table.add_row("utilisation, nothing overlaps", f"{found.utilisation(chip, overlap=False):.1%}")
+    table.add_row("utilisation, all overlaps", f"{found.utilisation(chip, overlap=True):.1%}")
+    return table
+
+
+def _table(*columns: str, text: int = 1) -> Table:
+    """A table whose columns after the first ones are numbers."""
+    table = Table(*columns)
+    for column in table.columns[text:]:
+        column.justify = "right"
+    return table

@@ -1,0 +1,174 @@
+"""A config's train step and decoding step, compiled for the devices of a mesh."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.models import cost, registry
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import BATCH_AXES, make_mesh
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.aot.hlo import Collective, collectives
+from tformer_jax.train.chips import Chip
+from tformer_jax.train.step import compiled, make_train_step
+
+TRAINING = 3
+"""FLOPs of a step as a multiple of the forward pass: the backward pass has two products for each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What one device needs for one call of a compiled program. Sizes are bytes."""
+
+    mesh: dict[str, int]
+    """Axes of more than one device."""
+    rows: int
+    """Of the global batch."""
+    length: int
+    """Tokens of a row."""
+    arguments: int
+    """State and batch."""
+    outputs: int
+    """Results that take no argument's memory."""
+    temporaries: int
+    """What XLA plans beside them at the peak: activations, gradients, gathered parameters, fragmentation."""
+    code: int
+    sent: tuple[Collective, ...]
+    useful_flops: float
+    """Of the products that the model's formula requires, on one device: an estimate found by tracing.
+
+    Attention counts all T x S scores, hidden ones included.
+    """
+    flops: float
+    """With those that `model.remat` and `train.loss_chunk` compute twice; an estimate, too."""
+
+    @property
+    def hbm(self) -> int:
+        """What a device's memory must hold: arguments, other outputs, temporaries and the program itself."""
+        return self.arguments + self.outputs + self.temporaries + self.code
+
+    def seconds_computing(self, chip: Chip) -> float:
+        """At the chip's peak rate in bfloat16."""
+        return self.flops / chip.flops
+
+    def seconds_sending(self, chip: Chip) -> float:
+        """With all ICI links of a chip in use all the time."""
+        return sum(one.sent for one in self.sent) / chip.ici
+
+    def utilisation(self, chip: Chip, *, overlap: bool) -> float:
+        """An upper bound on useful FLOP/s by peak FLOP/s, where computing hides sending (`overlap`) or waits for it."""
+        parts = self.seconds_computing(chip), self.seconds_sending(chip)
+        return self.useful_flops / chip.flops / (max(parts) if overlap else sum(parts))
+
+
+def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, length: int) -> tuple[Program, Any]:
+    """Compiles the train step of `cfg` for its mesh over `devices`.
+
+    Args:
+        batch: rows of the global batch; None: one for each device that has rows of its own and each part of
+            `cfg.train.accumulate`.
+        length: tokens of a row.
+
+    Returns:
+        The figures, and the compiled program.
+
+    Raises:
+        ConfigError: the mesh does not fit the devices, the model or the batch, or the program does not fit in HBM.
+    """
+    mesh = make_mesh(cfg.parallel, devices)
+    rows = checked_rows(cfg, mesh, batch, length, parts=cfg.train.accumulate)
+    with rules.on(mesh):
+        model = registry.build(cfg.model, train=True)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    start = state.abstract(model, optimizer, cfg, mesh)
+    example = registry.example_batch(cfg.model, rows, length)
+    where = rules.batch_sharding(mesh)
+    arrays = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for name, x in example.items()}
+    program = _compile(compiled(make_train_step(model, optimizer, cfg), start, mesh).lower(start, arrays))
+    useful, executed = _training_flops(cfg, rows, length)
+    return _figures(program, mesh, rows, length, useful, executed), program
+
+
+def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, length: int) -> tuple[Program, Any]:
+    """Compiles the step that reads one token in each row beside a cache of `length` tokens; otherwise as `train_step`.
+
+    Raises:
+        ConfigError: as `train_step` does; and for a model that does not decode.
+    """
+    if cfg.model.family != "decoder_lm":
+        raise ConfigError(f"--decode is for models of the family 'decoder_lm', and this is a {cfg.model.family!r}")
+    mesh = make_mesh(cfg.parallel, devices)
+    rows = checked_rows(cfg, mesh, batch, length, parts=1)
+    with rules.on(mesh):
+        model = registry.build(cfg.model)
+    params = state.abstract_params(model, mesh)
+    cache = jax.eval_shape(lambda: model.apply({}, rows, length, method="init_cache"))
+    tokens = jax.ShapeDtypeStruct((rows, 1), jnp.int32, sharding=rules.batch_sharding(mesh))
+
+    def step(params: Any, cache: Any, tokens: jax.Array) -> Any:
+        with rules.on(mesh):
+            return model.apply({"params": params}, tokens, cache, method="decode_step")
+
+    program = _compile(jax.jit(step, donate_argnums=1).lower(params, cache, tokens))
+    flops = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length)) / length
+    return _figures(program, mesh, rows, length, flops, flops), program
+
+
+def checked_rows(cfg: Config, mesh: Mesh, batch: int | None, length: int, *, parts: int) -> int:
+    """Rows of the global batch, which is computed in `parts` parts.
+
+    Raises:
+        ConfigError: the mesh does not divide the model, the batch or the length.
+    """
+    rules.check(cfg, mesh.shape | {"sequence": 1})
+    ways = {name: mesh.shape[name] for name in BATCH_AXES} | {"train.accumulate": parts}
+    least = math.prod(ways.values())
+    if batch is not None and batch % least:
+        product = " * ".join(f"{name}={size}" for name, size in ways.items() if size > 1)
+        raise ConfigError(f"--batch {batch}: must be a multiple of {product}; write {least * (batch // least + 1)}")
+    if length % mesh.shape["sequence"]:
+        raise ConfigError(f"--length {length}: must be a multiple of the mesh's sequence={mesh.shape['sequence']}")
+    return batch or least
+
+
+def _compile(lowered: Any) -> Any:
+    """Compiles, with one sentence where XLA finds that the program does not fit in the device's memory."""
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            f"It does not fit: {' '.join(str(error).split())[:300]}; split it among more devices, or use "
+            "model.remat='nothing_saveable', train.accumulate, train.loss_chunk or a smaller --batch"
+        ) from error
+
+
+def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, executed: float) -> Program:
+    planned = program.memory_analysis()
+    return Program(
+        mesh={name: size for name, size in mesh.shape.items() if size > 1},
+        rows=rows,
+        length=length,
+        arguments=planned.argument_size_in_bytes,
+        outputs=planned.output_size_in_bytes - planned.alias_size_in_bytes,
+        temporaries=planned.temp_size_in_bytes,
+        code=planned.generated_code_size_in_bytes,
+        sent=tuple(collectives(program.as_text(), mesh.size)),
+        useful_flops=useful / mesh.size,
+        flops=executed / mesh.size,
+    )
+
+
+def _training_flops(cfg: Config, rows: int, length: int) -> tuple[float, float]:
+    """Those of the whole step that the formula requires, and those that are executed."""
+    forward = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length))
+    head = 2 * cfg.model.dim * rows * length * (cfg.model.vocab_size or 0)
+    again = (forward - head if cfg.model.remat != "none" else 0) + (head if cfg.train.loss_chunk else 0)
+    return TRAINING * forward, TRAINING * forward + again

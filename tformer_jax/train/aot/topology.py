@@ -1,0 +1,50 @@
+"""The devices of a TPU slice, described by libtpu on a machine without a TPU."""
+
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+
+from tformer_jax.config import ConfigError
+
+ACCELERATORS = {
+    "v4": ("v4", 2),
+    "v5e": ("v5litepod", 1),
+    "v5p": ("v5p", 2),
+    "v6e": ("v6e", 1),
+}
+"""By the kind of chip: the beginning of Cloud TPU's accelerator type, and cores of a chip in its number."""
+
+
+def devices(name: str) -> Sequence[jax.Device]:
+    """The devices of the slice `name`, such as v5e:4x4, to compile for. JAX computes on the CPU from then on.
+
+    Raises:
+        ConfigError: the name is wrong, libtpu is missing, or libtpu does not know the slice.
+    """
+    kind, _, sides = name.partition(":")
+    if kind not in ACCELERATORS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sides):
+        raise ConfigError(
+            f"--topology {name}: write a kind ({', '.join(ACCELERATORS)}) and the sides of the slice, such as v5e:4x4"
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise ConfigError("--topology needs libtpu: pip install 'tformer_jax[aot]'")
+    accelerator, cores = ACCELERATORS[kind]
+    chips = math.prod(map(int, sides.split("x")))
+    os.environ |= {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": f"{accelerator}-{cores * chips}",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+    }
+    jax.config.update("jax_platforms", "cpu")
+    from jax.experimental import topologies
+
+    try:
+        found: Sequence[jax.Device] = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"--topology {name}: libtpu does not know it: {str(error).splitlines()[0]}") from error
+    return found
