@@ -23,7 +23,7 @@ def devices(name: str) -> Sequence[jax.Device]:
     """The devices of the slice `name`, such as v5e:4x4, to compile for. JAX computes on the CPU from then on.
 
     Raises:
-        ConfigError: the name is wrong, libtpu is missing, or libtpu does not know the slice.
+        ConfigError: the name is wrong, libtpu is missing, or cannot describe the slice.
     """
     kind, _, sides = name.partition(":")
     if kind not in ACCELERATORS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sides):
@@ -39,6 +39,7 @@ def devices(name: str) -> Sequence[jax.Device]:
         "TPU_ACCELERATOR_TYPE": f"{accelerator}-{cores * chips}",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing here belongs to one process alone
     }
     jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
@@ -46,5 +47,5 @@ def devices(name: str) -> Sequence[jax.Device]:
     try:
         found: Sequence[jax.Device] = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"--topology {name}: libtpu does not know it: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"--topology {name}: libtpu cannot describe it: {str(error).splitlines()[0]}") from error
     return found
