@@ -34,6 +34,18 @@ def test_each_device_has_its_part_of_each_matrix(preset, parts):
     assert all(math.prod(leaf.addressable_shards[0].data.shape) * 8 == leaf.size for leaf in moments)
 
 
+@pytest.mark.parametrize("optimizer", ["lamb", "muon"])
+def test_moments_of_fused_projections_are_split_like_them(optimizer):
+    cfg = config("decoder_lm", preset="fsdp")
+    model = registry.build(dataclasses.replace(cfg.model, attention_projections="fused_qkv", scan_layers=True))
+    optim = dataclasses.replace(cfg.optim, optimizer=optimizer, adaptive_clip=0.1)
+    cfg = dataclasses.replace(cfg, model=model.cfg, optim=optim)
+    kept = state.abstract(model, optimizers.build(cfg, registry.shapes(model)), cfg, make_mesh(cfg.parallel))
+    moments = [leaf for leaf in jax.tree.leaves(kept.opt_state) if leaf.ndim > 3]
+    assert moments
+    assert all(math.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size for leaf in moments)
+
+
 @pytest.mark.parametrize("preset", ["fsdp", "tp"])
 def test_no_device_holds_the_whole_model_while_it_is_initialised(preset):
     cfg = config("decoder_lm", preset=preset)

@@ -1,15 +1,20 @@
 """Three steps of every optimizer against its paper's formula in NumPy float64; masks, groups and clipping."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close, tiny
+from tests.helpers import assert_close, randomised, rest_slow, tiny
 from tformer_jax import axes
-from tformer_jax.config import Config, ConfigError, OptimConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
+from tformer_jax.config.schema import BATCHINGS, SOURCES
 from tformer_jax.models import registry
+from tformer_jax.nn import projections
 from tformer_jax.train import optimizers
 
 RATES = (0.005, 0.01, 0.01)
@@ -167,13 +172,18 @@ def muon(p, grads, decay):
     return p
 
 
+def each_expert(formula, p, grads, path):
+    """A formula of whole parameters, with each expert as one."""
+    if "experts" not in path:
+        return formula(p, grads, path)
+    return np.stack([formula(p[e], [g[e] for g in grads], path) for e in range(2)])
+
+
 def muon_of(p, grads, path):
-    """By matrices: inputs to outputs, experts apart; embeddings and biases take AdamW."""
+    """By matrices, inputs to outputs; embeddings and biases take AdamW."""
     if "query']['kernel" in path:
         flat = muon(p.reshape(8, 6), [g.reshape(8, 6) for g in grads], DECAY)
         return flat.reshape(p.shape)
-    if "experts" in path:
-        return np.stack([muon(p[e], [g[e] for g in grads], DECAY) for e in range(2)])
     return muon(p, grads, DECAY) if "kernel" in path else adamw(p, grads, decay_of(path))
 
 
@@ -187,15 +197,16 @@ def expected(formula):
 @pytest.mark.parametrize("formula", [adamw, lamb, lion, sgd, adafactor])
 def test_equals_the_formula(formula):
     found, _ = three_steps(optimizer=formula.__name__)
-    wanted = expected(lambda p, grads, path: formula(p, grads, decay_of(path)))
+    wanted = expected(functools.partial(each_expert, lambda p, grads, path: formula(p, grads, decay_of(path))))
     proves = (f"optim.optimizer={formula.__name__}", "NumPy float64, three steps")
     jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
 
 
 def test_muon_equals_the_formula():
     found, _ = three_steps(optimizer="muon")
+    wanted = expected(functools.partial(each_expert, muon_of))
     proves = ("optim.optimizer=muon", "NumPy float64, three steps")
-    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, expected(muon_of))
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
 
 
 def test_schedule_free_equals_the_formula():
@@ -269,6 +280,98 @@ def test_clipping_by_adaptive_scale():
         bound = 0.1 * np.maximum(np.linalg.norm(p, axis=0), 1e-3)
         p = p - rate * g * np.minimum(bound / np.linalg.norm(g, axis=0), 1)
     assert_close(found["ffn"]["kernel"], p, 1e-6)
+
+
+def test_a_unit_is_all_that_flows_into_one_output():
+    """Each leaf by its own reduction, in float64: heads to width, width to heads, a whole bias, each expert alone."""
+    found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
+    inputs = {"query']['kernel": (0,), "bias": (0, 1), "embedding": (0,), "experts": (1,), "ffn": (0,), "wide": (0,)}
+
+    def clipped(path, p, *grads):
+        axis = next(axes for name, axes in inputs.items() if name in jax.tree_util.keystr(path))
+        for g, rate in zip(grads, RATES, strict=True):
+            bound = 0.1 * np.maximum(np.sqrt((p**2).sum(axis, keepdims=True)), 1e-3)
+            p = p - rate * g * np.minimum(bound / np.sqrt((g**2).sum(axis, keepdims=True)), 1)
+        return p
+
+    wanted = jax.tree_util.tree_map_with_path(clipped, PARAMS, *GRADS)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), found, wanted)
+
+
+def steps(cfg: Config, shapes, params, all_grads):
+    """What an optimizer makes of gradients that do not depend on the parameters."""
+    optimizer = optimizers.build(cfg, shapes)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = optimizer.update(grads, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    for grads in all_grads:
+        params, state = step(params, state, grads)
+    return params
+
+
+BY_TENSOR = {name: {"optimizer": name} for name in ("lamb", "adafactor", "muon")}
+BY_TENSOR["adaptive_clip"] = {"optimizer": "sgd", "adaptive_clip": 0.1}
+EACH = rest_slow(BY_TENSOR | {name: {"optimizer": name} for name in optimizers.OPTIMIZERS}, len(BY_TENSOR))
+
+
+@pytest.mark.parametrize("changes", EACH)
+def test_a_scan_over_layers_takes_the_steps_of_a_loop(changes):
+    """Stacks of different depth, and parameters of no layer."""
+    loops = {"encoder": 2, "decoder": 1}
+    loop_shapes = {stack: {str(i): boxed() for i in range(depth)} for stack, depth in loops.items()} | boxed()
+    scan_shapes = boxed() | {
+        stack: jax.tree.map(
+            lambda box, depth=depth: nn.LogicallyPartitioned(
+                jax.ShapeDtypeStruct((depth, *box.value.shape), box.value.dtype), (axes.LAYERS, *box.names)
+            ),
+            boxed(),
+            is_leaf=lambda node: isinstance(node, nn.LogicallyPartitioned),
+        )
+        for stack, depth in loops.items()
+    }
+    params, *grads = (randomised(loop_shapes, seed, 1.0) for seed in range(4))
+
+    def stacked(tree):
+        layers = {stack: [tree[stack][str(i)] for i in range(depth)] for stack, depth in loops.items()}
+        return tree | {
+            stack: jax.tree.map(lambda *leaves: jnp.stack(leaves), *found) for stack, found in layers.items()
+        }
+
+    cfg = settings(**changes, clip_norm=1.0)
+    looped = stacked(steps(cfg, loop_shapes, params, grads))
+    scanned = steps(cfg, scan_shapes, stacked(params), map(stacked, grads))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), scanned, looped)
+
+
+@pytest.mark.parametrize(
+    "layout", rest_slow([("decoder_lm", "fused_qkv"), ("seq2seq", "fused_qkv"), ("seq2seq", "fused_kv")], 1)
+)
+@pytest.mark.parametrize("changes", EACH)
+def test_fused_projections_take_the_steps_of_separate_ones(changes, layout):
+    family, kind = layout
+    model = tiny(family, num_kv_heads=2, attention_bias=("query", "key", "value"), max_length=64)
+    fused = dataclasses.replace(model, attention_projections=kind)
+    params, *grads = (randomised(registry.shapes(registry.build(model)), seed, 1.0) for seed in range(4))
+    changes = {
+        "decayed": ("*/qkv/kernel", "*/kv/kernel", "*/query/kernel", "*/key/kernel", "*/value/kernel"),
+        **changes,
+    }
+    of_both = []
+    for cfg in (model, fused):
+        own = [projections.convert(tree, model, cfg.attention_projections) for tree in (params, *grads)]
+        data = DataConfig(source=SOURCES[family][0], batching=BATCHINGS[family][0], window=32)
+        found = steps(
+            dataclasses.replace(settings(**changes), model=cfg, data=data),
+            registry.shapes(registry.build(cfg)),
+            own[0],
+            own[1:],
+        )
+        of_both.append(projections.convert(found, cfg, "separate"))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), *of_both)
 
 
 def test_the_state_is_float32_for_bfloat16_parameters():

@@ -6,13 +6,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, rest_slow, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
-from tformer_jax.models.losses import masked_cross_entropy
+from tformer_jax.models.losses import batch_loss, masked_cross_entropy
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -78,6 +79,26 @@ def test_loss_is_the_mean_over_counted_labels():
     assert float(metrics["loss"]) == pytest.approx(losses.mean(), rel=1e-5)
     nll = -np.log(oracles.softmax(logits[counted]))[np.arange(counted.sum()), data["targets"][counted]]
     assert float(metrics["nll"]) == pytest.approx(nll.mean(), rel=1e-5)
+
+
+def test_frozen_parameters_do_not_count_in_the_clipping_norm():
+    """An SGD step that is clipped is as long as the clipping norm times the rate, over what is trained."""
+    sgd = {"optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.1}
+    model, optimizer, step = experiment(optim=sgd | {"learning_rates": ("embedding/*=0", "*bias=0")})
+    begun, data = start(model, optimizer), batch()
+
+    def loss(params):
+        sums, _ = batch_loss(model, params, data, label_smoothing=0.1)
+        return sums.loss / sums.labels
+
+    grads = jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(begun.params))
+    trained = [leaf for path, leaf in grads if "'embedding'" not in str(path[0]) and "bias" not in str(path[-1])]
+    assert 0 < len(trained) < len(grads) - 1
+    after, metrics = step(begun, data)
+    assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(trained)), rel=1e-5)
+    moved = jax.tree.map(jnp.subtract, after.params, begun.params)
+    assert float(optax.tree.norm(moved)) == pytest.approx(1e-2 * 0.1, rel=1e-3)
+    assert not np.asarray(moved["embedding"]["embedding"]).any()
 
 
 def test_padding_rows_and_columns_change_nothing():

@@ -80,7 +80,9 @@ def is_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
 
 
-def state_shardings(mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *, zero1: bool = False) -> Any:
+def state_shardings(
+    mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *, boxed_moments: Any = None, zero1: bool = False
+) -> Any:
     """A `NamedSharding` for each leaf of a training state.
 
     Whatever ends with a parameter's path and has its shape (a moment, a running mean) lives where the parameter does,
@@ -89,19 +91,23 @@ def state_shardings(mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *,
     Args:
         boxed_params: the parameters as shapes, boxed with their logical axes.
         state: the state as shapes.
+        boxed_moments: the parameters as the optimizer's state holds them, where it splits some.
     """
-    shapes = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed_params))
-    specs, moments = (
-        jax.tree.leaves(partitions(boxed_params, mesh.shape, rules), is_leaf=is_spec)
-        for rules in (RULES, ZERO1 if zero1 else RULES)
-    )
-    of_params = {path: (leaf.shape, *where) for (path, leaf), *where in zip(shapes, specs, moments, strict=True)}
+
+    def by_path(boxed: Any, rules: Rules) -> dict[Any, tuple[tuple[int, ...], PartitionSpec]]:
+        shapes = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))
+        specs = jax.tree.leaves(partitions(boxed, mesh.shape, rules), is_leaf=is_spec)
+        return {path: (leaf.shape, spec) for (path, leaf), spec in zip(shapes, specs, strict=True)}
+
+    of_moments = ZERO1 if zero1 else RULES
+    own, moments = by_path(boxed_params, RULES), by_path(boxed_params, of_moments) | by_path(boxed_moments, of_moments)
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        known = own if path[0] == jax.tree_util.GetAttrKey("params") else moments
         for start in range(len(path)):
-            shape, own, moment = of_params.get(path[start:], (None, None, None))
-            if own is not None and shape == leaf.shape:
-                return NamedSharding(mesh, own if path[0] == jax.tree_util.GetAttrKey("params") else moment)
+            shape, spec = known.get(path[start:], (None, None))
+            if spec is not None and shape == leaf.shape:
+                return NamedSharding(mesh, spec)
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(place, state)

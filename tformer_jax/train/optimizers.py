@@ -1,17 +1,27 @@
-"""Optimizers by name: Optax's, with decay masks, learning rates by parameter, and clipping."""
+"""Optimizers by name: Optax's, with decay masks, learning rates by parameter, and clipping.
 
+Those that compute statistics of a whole parameter see each layer of a scan, each expert and each of several fused
+projections as a parameter of its own, so that the layout of the parameters does not change the updates.
+"""
+
+import dataclasses
 import fnmatch
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from optax import contrib
 
 from tformer_jax import axes
-from tformer_jax.config import Config, OptimConfig
+from tformer_jax.config import Config, ModelConfig, OptimConfig
+from tformer_jax.models import registry
+from tformer_jax.nn import projections
 from tformer_jax.train import schedules
 
 MUON_RMS = 0.2
@@ -20,8 +30,11 @@ MATRIX_AXES = {axes.EMBED, axes.HEADS, axes.KV_HEADS, axes.HEAD_DIM, axes.MLP}
 BATCH_AXES = {axes.LAYERS, axes.EXPERTS}
 """Axes along which a parameter is several matrices."""
 
+OF_WHOLE_PARAMETERS = ("adafactor", "lamb", "muon")
+"""Optimizers whose update of a number depends on the parameter that holds it."""
+
 Build = Callable[[OptimConfig, optax.Schedule, Any, Any], optax.GradientTransformation]
-"""From the settings, the schedule, where weight decay works (bool tree), and the parameters' logical axes."""
+"""From the settings, the schedule, where weight decay works (bool tree), and the parameters as boxed shapes."""
 
 
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
@@ -36,12 +49,19 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     optim, schedule = cfg.optim, schedules.build(cfg)
     names = parameter_names(shapes)
     mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
+    core = functools.partial(_core, optim, schedule)
+    split = split_shapes(cfg)
     parts = []
     if optim.clip_norm:
         parts.append(optax.clip_by_global_norm(optim.clip_norm))
-    if optim.adaptive_clip:
-        parts.append(optax.adaptive_grad_clip(optim.adaptive_clip))
-    parts.append(OPTIMIZERS[optim.optimizer](optim, schedule, mask, logical_axes(shapes)))
+    if split is None:
+        parts.append(core(mask, shapes))
+    else:
+        masks = jax.tree.map(
+            lambda box, decays: np.broadcast_to(decays, box.value.shape), shapes, mask, is_leaf=_is_box
+        )
+        masks = projections.convert(masks, cfg.model, "separate")
+        parts.append(_on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model))
     if optim.learning_rates:
         parts.append(_scaled(_factors(optim, names)))
     return _in_float32(optax.chain(*parts))
@@ -54,9 +74,17 @@ def parameter_names(shapes: Any) -> Any:
     )
 
 
-def logical_axes(shapes: Any) -> Any:
-    """The tree of parameters with the tuple of logical axes in the place of each."""
-    return jax.tree.map(lambda box: box.names, shapes, is_leaf=_is_box)
+def split_shapes(cfg: Config) -> Any | None:
+    """The boxed shapes of separate projections, where the optimizer splits fused ones; None where it does not."""
+    whole = cfg.optim.optimizer in OF_WHOLE_PARAMETERS or cfg.optim.adaptive_clip
+    if not whole or cfg.model.attention_projections == "separate":
+        return None
+    return registry.shapes(registry.build(dataclasses.replace(cfg.model, attention_projections="separate")))
+
+
+def trained(optim: OptimConfig, params: Any) -> Any:
+    """The tree of parameters with False in the place of those that `optim.learning_rates` freezes, True elsewhere."""
+    return jax.tree.map(bool, _factors(optim, parameter_names(params)))
 
 
 def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
@@ -79,28 +107,83 @@ def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | N
     return contrib.MuonDimensionNumbers(tuple(kept[:split]), tuple(kept[split:]))
 
 
+def _core(optim: OptimConfig, schedule: optax.Schedule, mask: Any, shapes: Any) -> optax.GradientTransformation:
+    optimizer = OPTIMIZERS[optim.optimizer](optim, schedule, mask, shapes)
+    return optax.chain(_adaptive_clip(optim.adaptive_clip, shapes), optimizer) if optim.adaptive_clip else optimizer
+
+
+def _on_separate_projections(
+    optimizer: optax.GradientTransformation, model: ModelConfig
+) -> optax.GradientTransformation:
+    """An optimizer of separate attention projections, for parameters that have fused ones."""
+    separate = dataclasses.replace(model, attention_projections="separate")
+    split = functools.partial(projections.convert, cfg=model, kind="separate")
+    fuse = functools.partial(projections.convert, cfg=separate, kind=model.attention_projections)
+
+    def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
+        updates, opt_state = optimizer.update(split(grads), opt_state, split(params))
+        return fuse(updates), opt_state
+
+    return optax.GradientTransformation(lambda params: optimizer.init(split(params)), update)
+
+
+def _by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.GradientTransformation:
+    """`vmap` of an optimizer over the leading `BATCH_AXES` of each parameter."""
+
+    def sizes(box: Any) -> str:
+        named = zip(box.names, box.value.shape, strict=True)
+        return ",".join(str(size) for _, size in itertools.takewhile(lambda axis: axis[0] in BATCH_AXES, named))
+
+    def mapped(sizes: str) -> optax.GradientTransformation:
+        init, update = optimizer.init, optimizer.update
+        for _ in filter(None, sizes.split(",")):
+            init, update = jax.vmap(init), jax.vmap(update)
+        return optax.GradientTransformation(init, update)
+
+    labels = jax.tree.map(sizes, shapes, is_leaf=_is_box)
+    return optax.partition({label: mapped(label) for label in set(jax.tree.leaves(labels))}, labels)
+
+
+def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
+    """`optax.adaptive_grad_clip` with all that flows into one output of a kernel, or a whole bias, as a unit."""
+
+    def unit(box: Any) -> tuple[int, ...]:
+        kept = [place for place, name in enumerate(box.names) if name not in BATCH_AXES]
+        if len(kept) < 2 or axes.EMBED not in (box.names[kept[0]], box.names[kept[-1]]):
+            return tuple(kept)
+        return tuple(kept[:1] if box.names[kept[0]] == axes.EMBED else kept[:-1])
+
+    def clip(box: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+        clipping = optax.adaptive_grad_clip(bound, axis=unit(box))
+        return clipping.update(update, clipping.init(param), param)[0]
+
+    return optax.stateless(lambda updates, params: jax.tree.map(clip, shapes, updates, params, is_leaf=_is_box))
+
+
 def _adamw(optim, schedule, mask, _):
     return optax.adamw(
         schedule, b1=optim.beta1, b2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay, mask=mask
     )
 
 
-def _adafactor(optim, schedule, mask, _):
-    return optax.adafactor(
+def _adafactor(optim, schedule, mask, shapes):
+    adafactor = optax.adafactor(
         schedule,
         weight_decay_rate=(lambda step: optim.weight_decay * schedule(step)) if optim.weight_decay else None,
         weight_decay_mask=mask,
     )
+    return _by_layer(adafactor, shapes)
 
 
 def _lion(optim, schedule, mask, _):
     return optax.lion(schedule, b1=optim.beta1, b2=optim.beta2, weight_decay=optim.weight_decay, mask=mask)
 
 
-def _lamb(optim, schedule, mask, _):
-    return optax.lamb(
+def _lamb(optim, schedule, mask, shapes):
+    lamb = optax.lamb(
         schedule, b1=optim.beta1, b2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay, mask=mask
     )
+    return _by_layer(lamb, shapes)
 
 
 def _sgd(optim, schedule, mask, _):
@@ -108,13 +191,12 @@ def _sgd(optim, schedule, mask, _):
     return optax.chain(decay, optax.sgd(schedule, momentum=optim.beta1 or None))
 
 
-def _muon(optim, schedule, mask, names):
+def _muon(optim, schedule, mask, shapes):
     def choose(tree: Any, label: str) -> Any:
         return jax.tree.map(lambda leaf, found: leaf if found == label else optax.MaskedNode(), tree, labels)
 
-    is_names = lambda node: isinstance(node, tuple)  # noqa: E731
-    numbers = jax.tree.map(lambda axes: matrix_axes(axes) or optax.MaskedNode(), names, is_leaf=is_names)
-    labels = jax.tree.map(lambda axes: "muon" if matrix_axes(axes) else "adamw", names, is_leaf=is_names)
+    numbers = jax.tree.map(lambda box: matrix_axes(box.names) or optax.MaskedNode(), shapes, is_leaf=_is_box)
+    labels = jax.tree.map(lambda box: "muon" if matrix_axes(box.names) else "adamw", shapes, is_leaf=_is_box)
     matrices = optax.chain(
         optax.trace(optim.muon_beta, nesterov=True),
         optax.stateless(lambda momentum, _: _orthogonal(momentum, numbers)),

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
+from tformer_jax.train import optimizers
 
 
 @flax.struct.dataclass
@@ -82,4 +83,6 @@ def initializer(
         return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(params), ema=mean)
 
     zero1 = cfg.parallel.preset == "zero1"
-    return init, rules.state_shardings(mesh, registry.shapes(model), jax.eval_shape(init), zero1=zero1)
+    shapes = registry.shapes(model)
+    moments = optimizers.split_shapes(cfg)
+    return init, rules.state_shardings(mesh, shapes, jax.eval_shape(init), boxed_moments=moments, zero1=zero1)

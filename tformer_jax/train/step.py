@@ -14,7 +14,7 @@ from tformer_jax.models import registry
 from tformer_jax.models.losses import Sums, batch_loss, no_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import IGNORED
-from tformer_jax.train import diagnostics
+from tformer_jax.train import diagnostics, optimizers
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
@@ -82,13 +82,16 @@ def accumulated_gradients(
     """The sums of the loss, the gradient of its mean, and the norms of the gradients of each part's own mean.
 
     The batch is computed in `cfg.train.accumulate` parts, one after another: part i has the rows i, i + accumulate,
-    ..., so that each device keeps its own rows. Gradients add up in float32.
+    ..., so that each device keeps its own rows. Gradients add up in float32; those of frozen parameters are zero.
     """
     train, parts = cfg.train, cfg.train.accumulate
     labels = batch[registry.FAMILIES[cfg.model.family].labels]
     total = jnp.maximum((labels != IGNORED).sum(), 1)
 
+    trained = optimizers.trained(cfg.optim, params)
+
     def objective(params: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
+        params = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), trained, params)
         sums, auxiliary = batch_loss(
             model, params, part, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
         )
