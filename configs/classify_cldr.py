@@ -1,4 +1,4 @@
-"""The language of a CLDR phrase (a date, a number, a name), made on the spot: no files, no network.
+"""Language identification of generated CLDR phrases (dates, numbers, names); needs no files and no network.
 
 python scripts/train.py --config configs/classify_cldr.py
 python scripts/train.py --config configs/classify_cldr.py:sequence_classifier     (any classifier of presets.py)
@@ -22,7 +22,7 @@ SMALL = {
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """A small encoder over bytes, or the published architecture that `variant` names."""
+    """Returns the config of a small encoder over bytes, or of the preset `variant`."""
     return to_config_dict(
         Config(
             name=f"classify_cldr_{variant}" if variant else "classify_cldr",

@@ -1,4 +1,4 @@
-"""Movie-review sentences, positive or negative (Pang and Lee, 2005).
+"""Sentiment classification of movie-review sentences (Pang and Lee, 2005).
 
 python scripts/train.py --config configs/classify_rt_polarity.py --data DIR
 """
@@ -9,7 +9,7 @@ from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, Opti
 
 
 def get_config() -> ConfigDict:
-    """Learned positions, post-norm blocks, and the average over the real tokens."""
+    """Returns the config of a post-norm encoder with learned positions and mean pooling."""
     return to_config_dict(
         Config(
             name="classify_rt_polarity",

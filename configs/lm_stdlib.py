@@ -1,4 +1,4 @@
-"""A language model of Python source code: the standard library that is running. No files, no network.
+"""Language model of Python source code: the running Python's standard library; needs no files and no network.
 
 python scripts/train.py --config configs/lm_stdlib.py
 python scripts/train.py --config configs/lm_stdlib.py:gpt2     (any decoder_lm of tformer_jax/presets.py)
@@ -25,7 +25,7 @@ SMALL = {
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """A GPT-2 style decoder of four layers over BPE tokens, or the published architecture that `variant` names."""
+    """Returns the config of a four-layer GPT-2-style decoder over BPE tokens, or of the preset `variant`."""
     architecture = presets.for_data(variant) if variant else SMALL
     return to_config_dict(
         Config(

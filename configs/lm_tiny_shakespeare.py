@@ -17,14 +17,14 @@ from tformer_jax.config import (
 )
 
 VARIANTS = {
-    # layers, heads, width, context, batch, steps, dropout: nanoGPT's two published settings
+    # layers, heads, width, context, batch size, steps, dropout: nanoGPT's two published settings
     "cpu": (4, 4, 128, 64, 12, 2000, 0.0),
     "gpu": (6, 6, 384, 256, 64, 5000, 0.2),
 }
 
 
 def get_config(variant: str = "cpu") -> ConfigDict:
-    """A GPT-2 style decoder in the size of `variant`."""
+    """Returns the config of a GPT-2-style decoder of size `variant`."""
     if variant not in VARIANTS:
         raise ConfigError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(VARIANTS)}")
     layers, heads, dim, context, batch_size, steps, dropout = VARIANTS[variant]

@@ -1,4 +1,4 @@
-"""Translation of CLDR phrases (dates, numbers, currencies, units, names), made on the spot: no files, no network.
+"""Translation of generated CLDR phrases (dates, numbers, currencies, units, names); needs no files and no network.
 
 python scripts/train.py --config configs/translate_cldr.py
 python scripts/train.py --config configs/translate_cldr.py:en-zh     (any two CLDR locales)
@@ -19,7 +19,7 @@ from tformer_jax.config import (
 
 
 def get_config(variant: str = "en-de") -> ConfigDict:
-    """A small seq2seq model that translates from the first locale of `variant` into the second."""
+    """Returns the config of a small model that translates from the first locale of `variant` to the second."""
     source, dash, target = variant.partition("-")
     if not (source and dash and target):
         raise ConfigError(f"variant {variant!r} of configs/translate_cldr.py: write two CLDR locales, such as en-fr")

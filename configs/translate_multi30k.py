@@ -1,4 +1,4 @@
-"""Multi30k captions, English to German, raw text in and out, one shared BPE vocabulary.
+"""Translation of Multi30k captions, English to German, from raw text, with a shared BPE vocabulary.
 
 python scripts/train.py --config configs/translate_multi30k.py --data DIR
 python scripts/train.py --config configs/translate_multi30k.py:t5_v1_1_small --data DIR     (any seq2seq of presets.py)
@@ -23,7 +23,7 @@ SMALL = {
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """A three-layer Transformer for two cores, or the published architecture that `variant` names."""
+    """Returns the config of a three-layer Transformer, sized for two CPU cores, or of the preset `variant`."""
     return to_config_dict(
         Config(
             name=f"translate_multi30k_{variant}" if variant else "translate_multi30k",

@@ -1,4 +1,4 @@
-"""Tatoeba sentence pairs, English to Chinese, with a vocabulary for each side.
+"""Translation of Tatoeba sentences, English to Chinese, with separate vocabularies.
 
 python scripts/train.py --config configs/translate_tatoeba_zh.py --data DIR
 """
@@ -9,7 +9,7 @@ from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, Tra
 
 
 def get_config() -> ConfigDict:
-    """Post-norm RMSNorm, SiLU without biases, and fewer encoder than decoder layers; BLEU on Chinese characters."""
+    """Returns the config of a post-norm RMSNorm model without biases; BLEU is computed on Chinese characters."""
     return to_config_dict(
         Config(
             name="translate_tatoeba_zh",

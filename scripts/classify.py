@@ -1,4 +1,4 @@
-"""Labels text: python scripts/classify.py --run DIR 'some text'"""
+"""Classifies texts: python scripts/classify.py --run DIR 'some text'"""
 
 from tformer_jax.cli.classify import main
 from tformer_jax.cli.common import run_main

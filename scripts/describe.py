@@ -1,4 +1,4 @@
-"""Shows what a model costs before it runs: python scripts/describe.py --config configs/translate_cldr.py"""
+"""Shows the parameters, FLOPs and memory of a model: python scripts/describe.py --config configs/translate_cldr.py"""
 
 from tformer_jax.cli.common import run_main
 from tformer_jax.cli.describe import main

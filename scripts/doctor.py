@@ -1,4 +1,4 @@
-"""Shows a machine, where a config would live on it, and what is wrong: python scripts/doctor.py --config FILE"""
+"""Reports the hardware, the placement of a config on it, and problems: python scripts/doctor.py --config FILE"""
 
 from tformer_jax.cli.common import run_main
 from tformer_jax.cli.doctor import main

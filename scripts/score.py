@@ -1,4 +1,4 @@
-"""Says how probable texts are: python scripts/score.py --run DIR 'some text'"""
+"""Computes the log-probability of texts: python scripts/score.py --run DIR 'some text'"""
 
 from tformer_jax.cli.common import run_main
 from tformer_jax.cli.score import main

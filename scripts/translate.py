@@ -1,4 +1,4 @@
-"""Translates text: python scripts/translate.py --run runs/translate_cldr_en_de 'March 3, 2026'"""
+"""Translates texts: python scripts/translate.py --run runs/translate_cldr_en_de 'March 3, 2026'"""
 
 from tformer_jax.cli.common import run_main
 from tformer_jax.cli.translate import main

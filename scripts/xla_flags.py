@@ -1,4 +1,4 @@
-"""Prints flags of XLA: export XLA_FLAGS="$(python scripts/xla_flags.py gpu fsdp)" """
+"""Prints recommended XLA flags: export XLA_FLAGS="$(python scripts/xla_flags.py gpu fsdp)" """
 
 from tformer_jax.cli.xla_flags import main
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on a slice of Cloud TPU, whose hosts find each other by themselves. From the folder of the repository:
-#   scripts/launch/cloud_tpu.sh create     asks for the slice, and waits until it is there
-#   scripts/launch/cloud_tpu.sh install    copies the last commit to all hosts, and installs it
-#   scripts/launch/cloud_tpu.sh train      starts training on all hosts; again, after it stopped: goes on
-#   scripts/launch/cloud_tpu.sh log        follows the first host
-#   scripts/launch/cloud_tpu.sh delete     gives the slice back
-# The run folder and the data are on a file system that all hosts mount (Filestore), because checkpoints are written by
-# all of them and renamed when they are complete.
+# Trains on a Cloud TPU slice, whose hosts discover each other. Run in the folder of the repository:
+#   scripts/launch/cloud_tpu.sh create     requests the slice and waits until it is active
+#   scripts/launch/cloud_tpu.sh install    copies the last commit to all hosts and installs it
+#   scripts/launch/cloud_tpu.sh train      starts or resumes training on all hosts
+#   scripts/launch/cloud_tpu.sh log        follows the log of the first host
+#   scripts/launch/cloud_tpu.sh delete     deletes the slice
+# The run folder and the data are on a file system that all hosts mount (Filestore), because all hosts write parts of a
+# checkpoint, which is renamed when complete.
 set -euo pipefail
 
 NAME="${NAME:-tformer}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Trains on all GPUs of one machine, in one process. Parameters and the optimizer's state are split among them (fsdp);
-# --config.parallel.preset=dp keeps a whole model on each. Further flags go to scripts/train.py:
+# Trains on all GPUs of one machine, in one process. Parameters and optimizer state are sharded over them (fsdp);
+# --config.parallel.preset=dp replicates them instead. Arguments are passed to scripts/train.py:
 #   CONFIG=configs/translate_multi30k.py scripts/launch/eight_gpus.sh --data DIR --config.data.batch_tokens=65536
-# The same command goes on where it stopped, with another number of GPUs too.
+# Run the same command again to resume, also with another number of GPUs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
