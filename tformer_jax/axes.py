@@ -1,14 +1,14 @@
-"""The letter legend, and the logical axis names that parameters and activations carry.
+"""Dimension letters, and the logical axis names of parameters and activations.
 
-Letters (in names, shape comments and einsum strings, everywhere in this package):
+Letters in names, shape comments and einsum strings throughout this package:
 
     B  batch                  D  model width            F  FFN width
     T  query (target) length  N  query heads            V  vocabulary
     S  key (source) length    K  key/value heads        L  layers
-    H  head size              G  N / K: query heads that share one key/value head
+    H  head size              G  N / K: query heads per key/value head
     E  experts
 
-Modules name logical axes only; `parallel/rules.py` alone knows how they map to mesh axes.
+Modules name logical axes only; `parallel/rules.py` maps them to mesh axes.
 """
 
 BATCH = "batch"

@@ -1,6 +1,6 @@
-"""Published architectures, by name: pure data, each with the paper or the report that describes it.
+"""Published architectures by name, with the paper or report that describes each.
 
-A config file takes one and changes what it likes: `ModelConfig(**presets.settings("gpt2") | {"dropout": 0.0})`.
+A config file can change any of their settings: `ModelConfig(**presets.settings("gpt2") | {"dropout": 0.0})`.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ Settings = dict[str, Any]
 
 
 def settings(name: str) -> Settings:
-    """The settings of a preset, those that differ from `ModelConfig`'s defaults.
+    """Returns the settings of a preset that differ from `ModelConfig`'s defaults.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: `name` is not a preset.
     """
     if name not in PRESETS:
         raise ConfigError(f"preset {name!r} is not known{nearest(name, PRESETS)}")
@@ -23,12 +23,12 @@ def settings(name: str) -> Settings:
 
 
 def for_data(name: str) -> Settings:
-    """The settings of a preset without the sizes that training takes from the data."""
+    """Returns the settings of a preset, without the sizes that training takes from the data."""
     return settings(name) | {"vocab_size": None, "source_vocab_size": None, "num_classes": None}
 
 
 def build(name: str, **changes: Any) -> ModelConfig:
-    """The config of a preset, with some settings changed."""
+    """Builds the config of a preset with some settings changed."""
     return ModelConfig(**settings(name) | changes)
 
 
@@ -95,7 +95,7 @@ def _t5(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> Setti
 
 
 def _t5_v1_1(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> Settings:
-    """T5 1.1: GEGLU ("GLU Variants Improve Transformer", 2020), no dropout, an output head of its own."""
+    """T5 1.1: GEGLU ("GLU Variants Improve Transformer", 2020), no dropout, a separate output head."""
     return _t5(dim, layers, heads, head_dim, ffn_dim) | {
         "ffn": "gated",
         "activation": "gelu_tanh",
@@ -132,7 +132,7 @@ def _bart(dim: int, layers: int, heads: int) -> Settings:
 def _llama(
     vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, length: int, base: float = 10_000.0
 ) -> Settings:
-    """ "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023) and its relatives."""
+    """ "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023) and similar models."""
     return {
         "family": "decoder_lm",
         "vocab_size": vocab_size,
@@ -171,7 +171,7 @@ def _mistral() -> Settings:
 
 
 def _qwen2_5(vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Settings:
-    """ "Qwen2.5 Technical Report" (2024), table 1: biases on queries, keys and values."""
+    """ "Qwen2.5 Technical Report" (2024), table 1: biases of queries, keys and values."""
     return _llama(vocab_size, dim, layers, heads, kv_heads, ffn_dim, 32_768, 1_000_000.0) | {
         "attention_bias": ("query", "key", "value"),
         "norm_eps": 1e-6,
@@ -206,7 +206,7 @@ def _gemma2(dim: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn
 
 
 def _gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, vocab_size: int, window: int) -> Settings:
-    """ "Gemma 3 Technical Report" (2025), table 1 (the language model): five window layers to a full one."""
+    """ "Gemma 3 Technical Report" (2025), table 1 (the language model): five sliding-window layers per full layer."""
     return _gemma2(dim, layers, heads, kv_heads, 256, ffn_dim, 256) | {
         "vocab_size": vocab_size,
         "max_length": 32_768,
@@ -221,7 +221,7 @@ def _gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, voca
 
 
 def _mixtral(dim: int, layers: int, heads: int, ffn_dim: int, length: int) -> Settings:
-    """ "Mixtral of Experts" (2024), table 1: eight experts, of which two read a token."""
+    """ "Mixtral of Experts" (2024), table 1: eight experts, two per token."""
     return _llama(32_000 if dim == 4096 else 32_768, dim, layers, heads, 8, ffn_dim, length, 1_000_000.0) | {
         "ffn": "moe",
         "num_experts": 8,
@@ -328,7 +328,7 @@ PRESETS: dict[str, Settings] = {
         "attention_dropout": 0.1,
         "ffn_dropout": 0.1,
     },
-    # the systems that the tutorials behind this project describe
+    # the architectures of the tutorials that this project is based on
     "gpt_tutorial": _GPT_TUTORIAL,
     "sequence_classifier": _CLASSIFIER,
     "rmsnorm_post_translator": _RMS_POST,

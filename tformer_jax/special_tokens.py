@@ -1,7 +1,7 @@
-"""The token ids that every tokenizer, model and loss of this package agrees on."""
+"""Token ids and labels with a fixed meaning in all tokenizers, models and losses."""
 
 PAD, BOS, EOS, UNK = range(4)
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
 IGNORED = -1
-"""The label of a position that no loss and no metric counts."""
+"""Label of positions excluded from losses and metrics."""
