@@ -114,6 +114,6 @@ def test_what_cldr_gives_is_the_same_from_the_cache(folder, monkeypatch, data):
     with monkeypatch.context() as patch:
         patch.setattr("tformer_jax.data.corpora.cldr_phrases.PhraseBook._admit", None)
         patch.setattr("tformer_jax.data.corpora.cldr._held_out", None)
-        patch.setattr("tformer_jax.data.tokenizers.training._trained", None)
+        patch.setattr("tformer_jax.data.tokenizers.training._train_sides", None)
         assert made(**data) == expected
     assert made(seed=1, **data) != expected

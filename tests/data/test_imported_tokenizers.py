@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, from_json, train_tokenizers
-from tformer_jax.data.tokenizers.imported import read_tokenizer
+from tformer_jax.data.tokenizers.imported import load_tokenizer
 from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog", "naïve 数字 123"] * 20
@@ -69,17 +69,17 @@ def test_ids_are_those_of_the_library_moved_up(files):
     own = len(SPECIAL_TOKENS)
     expected = hf.Tokenizer.from_file(str(files / "tokenizer.json"))
     expected.no_truncation()
-    assert read_tokenizer(files / "tokenizer.json").encode(text) == [own + i for i in expected.encode(text).ids]
+    assert load_tokenizer(files / "tokenizer.json").encode(text) == [own + i for i in expected.encode(text).ids]
     model = sentencepiece.SentencePieceProcessor(model_file=str(files / "spiece.model"))
-    assert read_tokenizer(files / "spiece.model").encode(text) == [own + i for i in model.encode(text)]
-    assert read_tokenizer(files / "spiece.model").encode("Ω")[-1] == UNK
-    assert read_tokenizer(files / "gpt2.tiktoken").encode("the cat") == [own + i for i in (257, 258, 259)]
+    assert load_tokenizer(files / "spiece.model").encode(text) == [own + i for i in model.encode(text)]
+    assert load_tokenizer(files / "spiece.model").encode("Ω")[-1] == UNK
+    assert load_tokenizer(files / "gpt2.tiktoken").encode("the cat") == [own + i for i in (257, 258, 259)]
 
 
 def test_a_tokenizer_json_of_our_own_keeps_its_ids(tmp_path):
     own = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=300), [{"text": text} for text in TEXTS]).target
     (tmp_path / "own.json").write_text(json.dumps(own.to_json()["model"]))
-    assert read_tokenizer(tmp_path / "own.json").encode(TEXTS[0]) == own.encode(TEXTS[0])
+    assert load_tokenizer(tmp_path / "own.json").encode(TEXTS[0]) == own.encode(TEXTS[0])
 
 
 @given(st.text(max_size=30))
@@ -94,16 +94,16 @@ def test_ranks_cover_every_text(text):
     [
         ("a.json", None, "a.json does not exist"),
         ("a.bin", b"", "a.bin must end in .json, .model, .tiktoken"),
-        ("a.json", b"{}", "a.json is no .json tokenizer"),
-        ("a.model", b"nothing", "a.model is no .model tokenizer"),
-        ("a.tiktoken", b"dGhl 1\n??? 2\n", "a.tiktoken, line 2: is not base64<space>rank"),
+        ("a.json", b"{}", "a.json is not a valid .json tokenizer"),
+        ("a.model", b"nothing", "a.model is not a valid .model tokenizer"),
+        ("a.tiktoken", b"dGhl 1\n??? 2\n", "a.tiktoken, line 2: must be base64<space>rank"),
     ],
 )
 def test_mistakes(tmp_path, name, content, sentence):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=sentence) as caught:
-        read_tokenizer(tmp_path / name)
+        load_tokenizer(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 

@@ -187,7 +187,7 @@ def test_long_texts_are_cut_but_targets_keep_their_end(caplog):
     (batch,) = evaluation_batches(cfg, [{"source": "a" * 50, "target": "A" * 50}], tokenizers)
     assert batch["source"].shape == (4, 16)
     assert batch["target_out"][0, -1] == batch["source"][0, -1] == EOS
-    assert "cutting texts of more than 15 tokens, the first of 50" in caplog.text
+    assert "truncating texts longer than 15 tokens (the first has 50)" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["translation in buckets", "classification in buckets"])

@@ -54,7 +54,7 @@ def prepared(cfg: Config, *folders) -> Config:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("tformer_jax.data.prepare.AT_ONCE", 16)  # so that this small split has several files
+    monkeypatch.setattr("tformer_jax.data.prepare.EXAMPLES_PER_CHUNK", 16)  # so that this small split has several files
     cfg = config(kind)
     summaries = prepare(cfg, corpus_folder, tmp_path / "p", shards=3)
     assert len(summaries["train"].files) == 3
@@ -149,13 +149,13 @@ def damage(path) -> None:
 
 
 MISTAKES = {
-    "no dataset.json": (lambda p: (p / "dataset.json").unlink(), "is not what scripts/prepare_data.py writes"),
+    "no dataset.json": (lambda p: (p / "dataset.json").unlink(), "is not the output of scripts/prepare_data.py"),
     "a damaged dataset.json": (lambda p: (p / "dataset.json").write_text("{"), "dataset.json is damaged"),
     "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 1"),
     "a lost shard": (lambda p: next(p.glob("train*")).unlink(), "does not exist: prepare the data again"),
     "a cut shard": (
         lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]),
-        "holds 0 records instead of 81",
+        "has 0 records instead of 81",
     ),
     "an overwritten shard": (lambda p: damage(next(p.glob("train*"))), "is damaged"),
 }
@@ -175,7 +175,7 @@ def test_damaged_folders(mistake, corpus_folder, tmp_path):
 def test_folders_that_do_not_fit(corpus_folder, tmp_path):
     prepare(config("seq2seq"), corpus_folder, tmp_path / "a")
     prepare(config("seq2seq", tokenizer="bytes"), corpus_folder, tmp_path / "b")
-    with pytest.raises(DataError, match="b has other tokenizers or labels than .*a: prepare both with the same"):
+    with pytest.raises(DataError, match="b differs from .*a in its tokenizers or labels: prepare both with the same"):
         load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
     with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
         load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
@@ -183,7 +183,7 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
 
 def test_a_corpus_without_end_is_not_prepared(tmp_path):
     cfg = Config(data=DataConfig(heldout_examples=1))
-    with pytest.raises(DataError, match="data.source='cldr_translation' is made as it is read and has no end"):
+    with pytest.raises(DataError, match="data.source='cldr_translation' is generated on the fly and endless"):
         prepare(cfg, None, tmp_path / "p")
     assert not list(tmp_path.iterdir())
 

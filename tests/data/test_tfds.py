@@ -99,7 +99,7 @@ def test_restored_exactly(data_dir):
         (config("tiny_pairs", train="test"), "tiny_pairs has no split 'test'; it has train"),
         (config("tiny_pairs", source_language="fr"), "tiny_pairs has no field 'fr', only .*: set data.fields"),
         (config("tiny_pairs", "decoder_lm"), "has no field 'text'"),
-        (config("tiny_pairs", "classifier", fields=("en", "de")), "field 'de' of tiny_pairs holds no class labels"),
+        (config("tiny_pairs", "classifier", fields=("en", "de")), "field 'de' of tiny_pairs is not a class label"),
         (config("imdb_reviews", "classifier"), "is not prepared as array_record in .*prepare_data.py --download"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Batches made ahead by a thread, and how long they had to be waited for."""
+"""Prefetches batches in a background thread and measures the time spent waiting for them."""
 
 import copy
 import queue
@@ -14,7 +14,7 @@ Batch = dict[str, np.ndarray]
 
 
 class Prefetched(Iterator[Batch]):
-    """The batches of an iterator, up to `size` of them made ahead; the state is that after the last batch given."""
+    """Iterator that prefetches up to `size` batches; its state is the one after the last batch returned."""
 
     def __init__(self, batches: grain.DatasetIterator, size: int):
         self._batches, self._size = batches, size
@@ -23,10 +23,10 @@ class Prefetched(Iterator[Batch]):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.waited = 0.0
-        """Seconds in which a batch was asked for and none was ready."""
+        """Seconds spent in `__next__` waiting for a batch."""
 
     def start(self) -> None:
-        """Begins to make batches."""
+        """Starts prefetching."""
         if self._thread is None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._fill, daemon=True, name="batches")
@@ -47,17 +47,17 @@ class Prefetched(Iterator[Batch]):
         return batch
 
     def get_state(self) -> Any:
-        """The position behind the last batch given."""
+        """Returns the state after the last batch returned."""
         return self._state
 
     def set_state(self, state: Any) -> None:
-        """Goes on with exactly the batches that followed `get_state`."""
+        """Continues with the batches that followed `get_state`."""
         self._join()
         self._batches.set_state(state)
         self._state = self._batches.get_state()
 
     def close(self) -> None:
-        """Stops the thread, and the loader behind it."""
+        """Stops the thread and closes the data loader."""
         self._join()
         self._batches.close()
 
@@ -80,7 +80,7 @@ class Prefetched(Iterator[Batch]):
                 continue
 
     def _join(self) -> None:
-        """Ends the thread and forgets what it made."""
+        """Stops the thread and discards the prefetched batches."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Turns any corpus into array_record files of texts and token ids, once; `corpora/prepared.py` reads them."""
+"""Writes a corpus to array_record files of texts and token ids, which `corpora/prepared.py` reads."""
 
 import contextlib
 import dataclasses
@@ -22,27 +22,27 @@ from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.transforms import tokenise
 from tformer_jax.special_tokens import EOS
 
-AT_ONCE = 1024
-"""Examples that are tokenized together."""
-WRITING = "group_size:1,uncompressed"
-"""How array_record stores: any record is read alone, and token ids would not become smaller."""
+EXAMPLES_PER_CHUNK = 1024
+"""Number of examples to tokenize at once."""
+WRITER_OPTIONS = "group_size:1,uncompressed"
+"""Options of array_record: records are read one at a time, and token ids hardly compress."""
 
 Progress = Callable[[str, int], None]
-"""Is told the split and how many more of its examples are written."""
+"""Called with a split and the number of its examples written since the last call."""
 
 
 @dataclasses.dataclass
 class Summary:
-    """What is in one split."""
+    """Statistics of one split."""
 
     files: list[str]
     examples: int = 0
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)
-    """By the example's keys."""
+    """Number of tokens by key of the example."""
     lengths: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Examples by the smallest power of two that holds their longest side."""
+    """Number of examples by the length of their longest side, rounded up to a power of two."""
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Lines that could not be read, by what is wrong with them."""
+    """Number of malformed lines by reason."""
 
     def count(self, ids: Tokens) -> None:
         """Adds one example."""
@@ -63,20 +63,20 @@ def prepare(
     shards: int = 1,
     progress: Progress = lambda split, count: None,
 ) -> dict[str, Summary]:
-    """Writes the corpus of a config to `folder`: complete, or not at all. What was there is replaced.
+    """Writes the corpus of a config to `folder`, completely or not at all, replacing its contents.
 
     Args:
-        root: the data folder, for sources that read files.
-        tokenizers: those of the ids; None: trained on the training split, as `cfg.data` says.
-        shards: array_record files of a split; a split of few examples has one.
+        root: the data folder, for sources in files.
+        tokenizers: tokenizers of source and target; None: train them on the training split, as `cfg.data` says.
+        shards: number of array_record files per split; a split smaller than a chunk has one.
 
     Raises:
-        DataError: the corpus cannot be read, a split of it is empty, or it has no end.
+        DataError: the corpus cannot be read, one of its splits is empty, or it is endless.
         ConfigError: the tokenizers cannot be trained.
     """
     splits = stream_corpus(cfg, root)
     if is_endless(splits.train):
-        raise DataError(f"data.source={cfg.data.source!r} is made as it is read and has no end: train on it directly")
+        raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     tokenizers = tokenizers or train_tokenizers(cfg.data, splits.train, root)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -88,9 +88,9 @@ def prepare(
         for split in ("train", "validation", "test"):
             writer = _SplitWriter(cfg, partial, split, tokenizers, splits.labels, shards)
             summaries[split] = writer.write(getattr(splits, split), progress)
-            reader = splits.bad.get(split, splits.bad.get("validation", splits.bad.get("train")))
-            summaries[split].skipped = reader.reasons() if reader else {}
-        (partial / "dataset.json").write_text(_facts(cfg, tokenizers, splits.labels, summaries), encoding="utf-8")
+            bad = splits.bad.get(split, splits.bad.get("validation", splits.bad.get("train")))
+            summaries[split].skipped = bad.reasons() if bad else {}
+        (partial / "dataset.json").write_text(_metadata(cfg, tokenizers, splits.labels, summaries), encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
@@ -98,7 +98,7 @@ def prepare(
 
 
 class _SplitWriter:
-    """Writes one split: the records in turn to each of its files, and the token stream of language models."""
+    """Writes the records of a split to its files in turn, and the token stream of language models."""
 
     def __init__(
         self,
@@ -119,12 +119,12 @@ class _SplitWriter:
         chunks = _chunks(examples)
         first = next(chunks, None)
         if first is None:
-            raise DataError(f"the split {self._split} has no example that can be read")
-        count = self._shards if len(first) == AT_ONCE else 1
+            raise DataError(f"split {self._split} has no valid example")
+        count = self._shards if len(first) == EXAMPLES_PER_CHUNK else 1
         names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
         summary = Summary(names)
         with contextlib.ExitStack() as files:
-            writers = [ArrayRecordWriter(str(self._folder / name), WRITING) for name in names]
+            writers = [ArrayRecordWriter(str(self._folder / name), WRITER_OPTIONS) for name in names]
             for writer in writers:
                 files.callback(writer.close)
             stream = files.enter_context((self._folder / f"{self._split}.tokens").open("wb")) if self._streams else None
@@ -143,14 +143,16 @@ class _SplitWriter:
 
 
 def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    rest = iter(examples)
-    while chunk := list(itertools.islice(rest, AT_ONCE)):
+    iterator = iter(examples)
+    while chunk := list(itertools.islice(iterator, EXAMPLES_PER_CHUNK)):
         yield chunk
 
 
-def _facts(cfg: Config, tokenizers: Tokenizers, labels: tuple[str, ...] | None, summaries: dict[str, Summary]) -> str:
+def _metadata(
+    cfg: Config, tokenizers: Tokenizers, labels: tuple[str, ...] | None, summaries: dict[str, Summary]
+) -> str:
     digest = hashlib.sha256(json.dumps(tokenizers.to_json(), sort_keys=True).encode()).hexdigest()
-    facts: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "format": FORMAT,
         "family": cfg.model.family,
         "labels": labels,
@@ -160,4 +162,4 @@ def _facts(cfg: Config, tokenizers: Tokenizers, labels: tuple[str, ...] | None, 
         "data": to_dict(cfg.data),
         "seed": cfg.seed,
     }
-    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""From examples of text to token ids, and from token ids to what a model reads."""
+"""Tokenizes examples and builds model inputs from their token ids."""
 
 import dataclasses
 import logging
@@ -15,18 +15,18 @@ from tformer_jax.special_tokens import BOS, EOS
 
 
 class IdReader(Protocol):
-    """The examples of a split as token ids, by their place."""
+    """Random access to the token ids of a split."""
 
     def __len__(self) -> int: ...
 
-    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        """The ids of some examples by the example's keys; `rng` is what random tokenization draws from."""
+    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        """Returns the token ids of the examples at `indices`; `rng` is the generator for random tokenization."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenised:
-    """The examples of a split, turned into token ids as they are read; with `dropout`, each time into other ones."""
+    """Tokenizes the examples of a split on access; with `dropout`, each access draws a new segmentation."""
 
     examples: Sequence[Example]
     tokenizers: Tokenizers
@@ -36,9 +36,9 @@ class Tokenised:
     def __len__(self) -> int:
         return len(self.examples)
 
-    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        """The ids of the examples in some places."""
-        examples = [self.examples[int(place)] for place in places]
+    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        """Tokenizes the examples at `indices`."""
+        examples = [self.examples[int(index)] for index in indices]
         return tokenise(examples, self.tokenizers, self.labels, self.dropout, rng)
 
 
@@ -49,7 +49,7 @@ def tokenise(
     dropout: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> Block:
-    """The ids of each example, without special tokens; a label becomes its place in `labels`."""
+    """Tokenizes examples, without special tokens; a label becomes its index in `labels`."""
     block = {}
     for key in examples[0]:
         values = [example[key] for example in examples]
@@ -67,46 +67,49 @@ def tokenise(
 
 @dataclasses.dataclass
 class Framer:
-    """Turns ids into what a model of the family reads, cut to the lengths of its rows; the first cut is reported."""
+    """Builds model inputs from token ids, truncated to the row lengths; logs a warning at the first truncation."""
 
     length: int
     source_length: int
     carry: bool = False
-    """Let the rest of a document that is too long follow in further examples."""
+    """Split a document that is too long into several examples instead of truncating it."""
     reported: bool = dataclasses.field(default=False, init=False)
 
     def __call__(self, ids: Block) -> Block:
-        """{"source", "target_in", "target_out"} of translation pairs, {"tokens", "label"} of classified texts,
-        {"tokens", "targets"} of documents: as many examples, but for documents that are empty or carried on."""
+        """Returns {"source", "target_in", "target_out"} for translation pairs, {"tokens", "label"} for labelled texts
+        and {"tokens", "targets"} for documents.
+
+        Each example gives one example, except documents: empty ones give none, and with `carry`, long ones several.
+        """
         if "label" in ids:
-            return {"tokens": self._cut(ids["text"], self.length), "label": ids["label"]}
+            return {"tokens": self._truncate(ids["text"], self.length), "label": ids["label"]}
         if "text" in ids:
             tokens, targets = ids["text"], ids["text"].followed_by(EOS)
             if not self.carry:
-                tokens, targets = self._cut(tokens, self.length), targets.cut(self.length)
+                tokens, targets = self._truncate(tokens, self.length), targets.cut(self.length)
             return {"tokens": tokens.in_pieces(self.length), "targets": targets.in_pieces(self.length)}
-        target = self._cut(ids["target"], self.length - 1)
+        target = self._truncate(ids["target"], self.length - 1)
         return {
-            "source": self._cut(ids["source"], self.source_length - 1).ended_by(EOS),
+            "source": self._truncate(ids["source"], self.source_length - 1).ended_by(EOS),
             "target_in": target.begun_by(BOS),
             "target_out": target.ended_by(EOS),
         }
 
-    def _cut(self, column: Column, limit: int) -> Column:
-        cut = column.cut(limit)
-        if cut is not column and not self.reported:
+    def _truncate(self, column: Column, limit: int) -> Column:
+        truncated = column.cut(limit)
+        if truncated is not column and not self.reported:
             logging.getLogger(__name__).warning(
-                "cutting texts of more than %d tokens, the first of %d; a longer last bucket in data.bucket_lengths, "
-                "or a longer data.window, keeps them whole",
+                "truncating texts longer than %d tokens (the first has %d); increase the last of data.bucket_lengths, "
+                "or data.window, to keep them",
                 limit,
                 column.lengths[column.lengths > limit][0],
             )
             self.reported = True
-        return cut
+        return truncated
 
 
 def framer(cfg: Config) -> Framer:
-    """The framer of the rows that `cfg.data` describes."""
+    """Returns the framer for the row lengths in `cfg.data`."""
     data = cfg.data
     if data.batching == "buckets":
         return Framer(data.bucket_lengths[-1], data.bucket_lengths[-1])

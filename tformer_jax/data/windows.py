@@ -9,7 +9,7 @@ from tformer_jax.config import ConfigError
 from tformer_jax.data.transforms import IdReader
 from tformer_jax.special_tokens import EOS, IGNORED, PAD
 
-READ_AT_ONCE = 256
+DOCUMENTS_PER_BLOCK = 256
 """Number of documents to tokenize at once."""
 
 
@@ -18,8 +18,8 @@ def token_stream(documents: IdReader) -> np.ndarray:
     stream = getattr(documents, "stream", None)
     if stream is not None:
         return stream
-    starts = range(0, len(documents), READ_AT_ONCE)
-    blocks = (documents.read(range(start, min(start + READ_AT_ONCE, len(documents)))) for start in starts)
+    starts = range(0, len(documents), DOCUMENTS_PER_BLOCK)
+    blocks = (documents.read(range(start, min(start + DOCUMENTS_PER_BLOCK, len(documents)))) for start in starts)
     return np.concatenate([block["text"].ended_by(EOS).ids for block in blocks])[:-1]
 
 
@@ -43,7 +43,7 @@ class Windows:
         return len(self._stream) - self._length
 
     def batch(self, offsets: Sequence[int]) -> dict[str, np.ndarray]:
-        """The windows at some offsets: `tokens` and `targets` int32 [B, length], `prefix` int32 [B]."""
+        """Returns the windows at some offsets: `tokens` and `targets` int32 [B, length], `prefix` int32 [B]."""
         indices = np.asarray(offsets)[:, None] + np.arange(self._length + 1)
         windows = self._stream[indices].astype(np.int32)
         tokens, targets = windows[:, :-1], windows[:, 1:]

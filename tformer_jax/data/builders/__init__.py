@@ -1,1 +1,1 @@
-"""Builders of datasets that TFDS lacks. Importing a module registers its dataset; `checksums.tsv` pins downloads."""
+"""TFDS builders of further datasets. Importing a module registers its dataset; `checksums.tsv` pins downloads."""

@@ -9,11 +9,11 @@ import tensorflow_datasets as tfds
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 STARTS = {"train": 0.0, "validation": 0.90, "test": 0.95}
 PIECE = 100_000
-"""Bytes of one record, about; the records of a split follow each other."""
+"""Approximate number of bytes per record."""
 
 
 class Enwik8(tfds.core.GeneratorBasedBuilder):
-    """Consecutive pieces of the text, each cut where a character begins, so by at most three bytes off its place."""
+    """Consecutive pieces of the text, cut at the next character boundary, up to three bytes later."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -42,8 +42,8 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
             start = stop
 
 
-def _character_start(raw: bytes, place: int) -> int:
-    """The first byte from `place` on that does not continue a UTF-8 character."""
-    while place < len(raw) and raw[place] & 0xC0 == 0x80:
-        place += 1
-    return min(place, len(raw))
+def _character_start(raw: bytes, index: int) -> int:
+    """Returns the index of the first byte, from `index` on, that starts a UTF-8 character."""
+    while index < len(raw) and raw[index] & 0xC0 == 0x80:
+        index += 1
+    return min(index, len(raw))

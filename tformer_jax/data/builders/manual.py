@@ -1,4 +1,4 @@
-"""Files that a person puts into TFDS's manual folder, pinned by their checksum."""
+"""Reads files from TFDS's manual download folder and verifies their checksums."""
 
 import hashlib
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 
-def pinned(folder: Any, name: str, sha256: str) -> str:
-    """The text of a file in the manual folder.
+def read_pinned(folder: Any, name: str, sha256: str) -> str:
+    """Reads a file of the manual folder as text.
 
     Raises:
-        FileNotFoundError: it is not there.
-        NonMatchingChecksumError: it is another file of that name.
+        FileNotFoundError: the file does not exist.
+        NonMatchingChecksumError: the file has another checksum.
     """
     raw = (folder / name).read_bytes()
-    found = hashlib.sha256(raw).hexdigest()
-    if found != sha256:
-        raise NonMatchingChecksumError(f"{folder / name} has the SHA-256 {found}, not {sha256}")
+    digest = hashlib.sha256(raw).hexdigest()
+    if digest != sha256:
+        raise NonMatchingChecksumError(f"{folder / name} has the SHA-256 {digest}, not {sha256}")
     return raw.decode()

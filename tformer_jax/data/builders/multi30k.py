@@ -12,7 +12,7 @@ FILES = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
 
 
 class Multi30k(tfds.core.GeneratorBasedBuilder):
-    """A caption and its translations; a dataset of every pair of languages is the same records read in two fields."""
+    """Captions in three languages; a translation pair is two fields of a record."""
 
     VERSION = tfds.core.Version("1.0.0")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from tformer_jax.data.builders.manual import pinned
+from tformer_jax.data.builders.manual import read_pinned
 
 URL = "https://www.cs.cornell.edu/people/pabo/movie-review-data/rt-polaritydata.tar.gz"
 LABELS = ("negative", "positive")
@@ -17,10 +17,10 @@ CHECKSUMS = {
 
 
 class RtPolarity(tfds.core.GeneratorBasedBuilder):
-    """`rt_polarity/original` is the published archive, one split; `rt_polarity/split` two files with a split of it."""
+    """`rt_polarity/original` is the published archive, in one split; `rt_polarity/split` has train and validation."""
 
     VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [  # noqa: RUF012 -- TFDS's own way
+    BUILDER_CONFIGS = [  # noqa: RUF012 -- TFDS's convention
         tfds.core.BuilderConfig(name="original", description="all 10,662 sentences in one split"),
         tfds.core.BuilderConfig(name="split", description="8,509 sentences for training and 1,081 held out"),
     ]
@@ -39,10 +39,10 @@ class RtPolarity(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
         if self.builder_config.name == "original":
-            return {"train": self._generate_examples(_archived(dl_manager.download(URL)))}
+            return {"train": self._generate_examples(_read_archive(dl_manager.download(URL)))}
         folder = dl_manager.manual_dir
         return {
-            split: self._generate_examples(_tabbed(pinned(folder, f"{name}.tsv", CHECKSUMS[name])))
+            split: self._generate_examples(_parse_tsv(read_pinned(folder, f"{name}.tsv", CHECKSUMS[name])))
             for split, name in (("train", "train"), ("validation", "dev"))
         }
 
@@ -51,7 +51,7 @@ class RtPolarity(tfds.core.GeneratorBasedBuilder):
             yield number, {"text": text, "label": label}
 
 
-def _archived(path: Any) -> Iterator[tuple[int, str]]:
+def _read_archive(path: Any) -> Iterator[tuple[int, str]]:
     with tarfile.open(path) as archive:
         for label, name in enumerate(("rt-polaritydata/rt-polarity.neg", "rt-polaritydata/rt-polarity.pos")):
             file = archive.extractfile(name)
@@ -60,7 +60,7 @@ def _archived(path: Any) -> Iterator[tuple[int, str]]:
                 yield label, line.strip()
 
 
-def _tabbed(text: str) -> Iterator[tuple[int, str]]:
+def _parse_tsv(text: str) -> Iterator[tuple[int, str]]:
     for line in text.split("\n")[:-1]:
         label, _, sentence = line.partition("\t")
         yield int(label), sentence

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from tformer_jax.data.builders.manual import pinned
+from tformer_jax.data.builders.manual import read_pinned
 
 CHECKSUMS = {
     "train": "eaba401c1f52d2f7e6eff38937f31a03e6caf90b789f4541a4b16c7f9a96fc2f",
@@ -14,7 +14,7 @@ CHECKSUMS = {
 
 
 class TatoebaEnZh(tfds.core.GeneratorBasedBuilder):
-    """Sentences with a translation; no English sentence is in both splits."""
+    """Sentence pairs; no English sentence is in both splits."""
 
     VERSION = tfds.core.Version("1.0.0")
     MANUAL_DOWNLOAD_INSTRUCTIONS = (
@@ -34,7 +34,7 @@ class TatoebaEnZh(tfds.core.GeneratorBasedBuilder):
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
         folder = dl_manager.manual_dir
         return {
-            split: self._generate_examples(pinned(folder, f"{name}.tsv", CHECKSUMS[name]))
+            split: self._generate_examples(read_pinned(folder, f"{name}.tsv", CHECKSUMS[name]))
             for split, name in (("train", "train"), ("validation", "dev"))
         }
 

@@ -1,4 +1,4 @@
-"""Corpora by name: made on the spot, read from files, of TFDS, or prepared."""
+"""Corpora by the name of their source: generated, read from files, from TFDS, or prepared."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,10 +28,10 @@ SOURCES: dict[str, Callable[[Config, Path | None], Corpus]] = {
 
 
 def load_corpus(cfg: Config, root: Path | None) -> Corpus:
-    """The corpus that `cfg.data` names, with random access.
+    """Loads the corpus that `cfg.data` names, with random access.
 
     Args:
-        root: the data folder, for sources that read files.
+        root: the data folder, for sources in files.
 
     Raises:
         DataError: a file is missing, empty or malformed; the message names it, and the line.
@@ -40,7 +40,7 @@ def load_corpus(cfg: Config, root: Path | None) -> Corpus:
 
 
 def stream_corpus(cfg: Config, root: Path | None) -> Splits:
-    """The same corpus, for one pass after another; files are read line by line."""
+    """Opens the corpus that `cfg.data` names for sequential passes; files are read line by line."""
     if cfg.data.source in files.KINDS:
         return splits.stream(cfg, root)
     corpus = load_corpus(cfg, root)

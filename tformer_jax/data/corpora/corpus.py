@@ -1,4 +1,4 @@
-"""What a corpus is."""
+"""Types of examples and corpora."""
 
 import bisect
 import dataclasses
@@ -13,27 +13,27 @@ Example = Mapping[str, str]
 """{"source", "target"} for translation, {"text"} for language models, {"text", "label"} for classification."""
 
 KEYS = {"seq2seq": ("source", "target"), "decoder_lm": ("text",), "classifier": ("text", "label")}
-"""The keys of an example, by the family of the model."""
+"""Keys of an example by model family."""
 
 
 class DataError(ConfigError):
-    """A corpus cannot be read; the message says which file and line, and what to do."""
+    """A corpus cannot be read; the message names the file and line, and the fix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Three splits with random access, and the names of the labels where there are any."""
+    """Three splits with random access; `labels` are the class names, if any."""
 
     train: Sequence[Example]
     validation: Sequence[Example]
     test: Sequence[Example]
     labels: tuple[str, ...] | None = None
     tokenizers: Path | None = None
-    """The folder of the tokenizers, where the corpus has been prepared with some."""
+    """Folder of the tokenizers of a prepared corpus."""
 
 
 class Joined(Sequence[Any]):
-    """Parts one after another, which stay where they are; `sizes` tells them apart."""
+    """Concatenation of sequences without copying them; `sizes` are their lengths."""
 
     def __init__(self, parts: Sequence[Any]):
         self.parts = parts
@@ -50,20 +50,20 @@ class Joined(Sequence[Any]):
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        part, inside = self.locate(range(len(self))[index])
-        return self.parts[part][inside]
+        part, offset = self.locate(range(len(self))[index])
+        return self.parts[part][offset]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The part that holds element `index`, and its place there."""
+        """Returns the number of the part that holds element `index`, and the index within that part."""
         part = bisect.bisect_right(self._ends, index)
         return part, index - (self._ends[part] - self.sizes[part])
 
 
 class Part(Sequence[Any]):
-    """The elements `start` to `stop` of another sequence, which stay where they are."""
+    """View of the elements from `start` to `stop` (exclusive) of another sequence."""
 
-    def __init__(self, whole: Sequence[Any], start: int, stop: int):
-        self.whole, self.range = whole, range(start, stop)
+    def __init__(self, parent: Sequence[Any], start: int, stop: int):
+        self.parent, self.range = parent, range(start, stop)
 
     def __len__(self) -> int:
         return len(self.range)
@@ -74,5 +74,5 @@ class Part(Sequence[Any]):
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index):
         if isinstance(index, slice):
-            return [self.whole[i] for i in self.range[index]]
-        return self.whole[self.range[index]]
+            return [self.parent[i] for i in self.range[index]]
+        return self.parent[self.range[index]]

@@ -1,4 +1,4 @@
-"""Corpora in files below the data folder, one function a kind of file."""
+"""Readers of files in the data folder, one function per file format."""
 
 import dataclasses
 import itertools
@@ -20,12 +20,12 @@ HOMES = {
     "tatoeba_en_zh": "cmn-eng.zip of manythings.org/anki, as English<tab>Chinese lines",
     "rt_polarity": "Pang and Lee's sentence polarity dataset v1.0, as label<tab>sentence lines",
 }
-"""Where the corpora of the shipped configs come from, by the first folder of their path."""
+"""Origins of the shipped configs' corpora, by the first folder of their paths."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Reader:
-    """Reads the entries of `data.train` and its neighbours as examples, one after another."""
+class FileReader:
+    """Reads the entries of `data.train`, `data.validation` and `data.test` as examples."""
 
     cfg: DataConfig
     root: Path | None
@@ -33,76 +33,76 @@ class Reader:
     bad: BadLines
 
     def __call__(self, name: str) -> Iterator[Example]:
-        """The examples of all files that a path or glob stands for.
+        """Yields the examples of all files that match a path or glob.
 
         Raises:
-            DataError: a file is missing or empty, or holds a line that cannot be read and is not to be skipped.
+            DataError: a file is missing or empty, or has a malformed line and `data.on_bad_line` is "stop".
         """
         return KINDS[self.cfg.source](self, name)
 
-    def each_file(self, name: str, read: Callable[["Reader", Path], Iterator[Example]]) -> Iterator[Example]:
-        """The examples of each file that `name` stands for, in the order of their paths."""
-        return itertools.chain.from_iterable(read(self, path) for path in locate(self.root, name))
+    def each_file(self, name: str, read_file: Callable[["FileReader", Path], Iterator[Example]]) -> Iterator[Example]:
+        """Yields the examples of each file that matches `name`, in the order of the paths."""
+        return itertools.chain.from_iterable(read_file(self, path) for path in locate(self.root, name))
 
 
-def reader(cfg: Config, root: Path | None, bad: BadLines) -> Reader:
-    """The reader of what `cfg.data.source` names."""
-    return Reader(cfg.data, root, KEYS[cfg.model.family], bad)
+def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileReader:
+    """Returns the reader of the file format that `cfg.data.source` names."""
+    return FileReader(cfg.data, root, KEYS[cfg.model.family], bad)
 
 
-def parallel_lines(read: Reader, name: str) -> Iterator[Example]:
-    """Translation pairs in two files, parallel by line number; `{lang}` in the path stands for the language."""
-    languages = (read.cfg.source_language, read.cfg.target_language)
-    sides = [locate(read.root, name.format(lang=language)) for language in languages]
+def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:
+    """Reads translation pairs from two files, aligned by line; `{lang}` in the path is replaced by the language."""
+    languages = (reader.cfg.source_language, reader.cfg.target_language)
+    sides = [locate(reader.root, name.format(lang=language)) for language in languages]
     if len(sides[0]) != len(sides[1]):
-        raise DataError(f"{name} stands for {len(sides[0])} {languages[0]} files, but {len(sides[1])} {languages[1]}")
+        raise DataError(f"{name} matches {len(sides[0])} {languages[0]} files, but {len(sides[1])} {languages[1]}")
     for source, target in zip(*sides, strict=True):
-        yield from _pairs(source, target, read.bad)
+        yield from _pairs(source, target, reader.bad)
 
 
-def tsv(read: Reader, name: str) -> Iterator[Example]:
-    """Tab-separated columns: source and target, or label and text."""
-    columns = [int(field) - 1 for field in _numbers(read.cfg)] or [0, 1]
-    keys = read.keys if read.cfg.fields or "source" in read.keys else tuple(reversed(read.keys))
-    expected = f"{max(columns) + 1} columns" if read.cfg.fields else "<tab>".join(keys)
+def tsv(reader: FileReader, name: str) -> Iterator[Example]:
+    """Reads tab-separated columns: source and target, or label and text."""
+    columns = [int(field) - 1 for field in _numbers(reader.cfg)] or [0, 1]
+    keys = reader.keys if reader.cfg.fields or "source" in reader.keys else tuple(reversed(reader.keys))
+    expected = f"{max(columns) + 1} columns" if reader.cfg.fields else "<tab>".join(keys)
 
-    def read_file(read: Reader, path: Path) -> Iterator[Example]:
-        for number, line in numbered_lines(path, read.bad):
+    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+        for number, line in numbered_lines(path, reader.bad):
             if line is None:
                 continue
             cells = line.split("\t")
-            if len(cells) <= max(columns) or (not read.cfg.fields and len(cells) != len(columns)):
-                read.bad.found(path, number, f"has {len(cells)} columns where {expected} is expected")
+            if len(cells) <= max(columns) or (not reader.cfg.fields and len(cells) != len(columns)):
+                reader.bad.record(path, number, f"has {len(cells)} columns where {expected} is expected")
             else:
                 yield {key: cells[column] for key, column in zip(keys, columns, strict=True)}
 
-    return read.each_file(name, read_file)
+    return reader.each_file(name, read_file)
 
 
-def jsonl(read: Reader, name: str) -> Iterator[Example]:
-    """One JSON object a line."""
-    fields = field_names(read.cfg, read.keys)
+def jsonl(reader: FileReader, name: str) -> Iterator[Example]:
+    """Reads one JSON object per line."""
+    fields = field_names(reader.cfg, reader.keys)
 
-    def read_file(read: Reader, path: Path) -> Iterator[Example]:
-        for number, line in numbered_lines(path, read.bad):
+    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+        for number, line in numbered_lines(path, reader.bad):
             if line is None:
                 continue
             try:
                 yield as_example(json.loads(line), fields)
             except json.JSONDecodeError as error:
-                read.bad.found(path, number, f"is not valid JSON ({error.msg})")
+                reader.bad.record(path, number, f"is not valid JSON ({error.msg})")
             except DataError as error:
-                read.bad.found(path, number, str(error))
+                reader.bad.record(path, number, str(error))
 
-    return read.each_file(name, read_file)
+    return reader.each_file(name, read_file)
 
 
-def columnar(read: Reader, name: str) -> Iterator[Example]:
-    """Rows of a Parquet file, or of an Arrow or Feather file."""
-    fields = field_names(read.cfg, read.keys)
+def columnar(reader: FileReader, name: str) -> Iterator[Example]:
+    """Reads the rows of Parquet, Arrow or Feather files."""
+    fields = field_names(reader.cfg, reader.keys)
 
-    def read_file(read: Reader, path: Path) -> Iterator[Example]:
-        read.bad.start(path)
+    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+        reader.bad.start(path)
         number = 0
         try:
             for batch in _record_batches(path):
@@ -111,31 +111,33 @@ def columnar(read: Reader, name: str) -> Iterator[Example]:
                     try:
                         yield as_example(row, fields)
                     except DataError as error:
-                        read.bad.found(path, number, str(error))
+                        reader.bad.record(path, number, str(error))
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
-            read.bad.found(path, number + 1, f"from here on, this is not a complete Parquet or Arrow file ({reason})")
+            reader.bad.record(
+                path, number + 1, f"from here on, this is not a complete Parquet or Arrow file ({reason})"
+            )
         if not number:
             raise DataError(f"{path} is empty")
 
-    return read.each_file(name, read_file)
+    return reader.each_file(name, read_file)
 
 
-def text(read: Reader, name: str) -> Iterator[Example]:
-    """One document a file."""
-    return read.each_file(name, lambda read, path: iter([{"text": read_text(path, read.bad)}]))
+def text(reader: FileReader, name: str) -> Iterator[Example]:
+    """Reads one document per file."""
+    return reader.each_file(name, lambda reader, path: iter([{"text": read_text(path, reader.bad)}]))
 
 
-def lines(read: Reader, name: str) -> Iterator[Example]:
-    """One document a line; blank lines are none."""
+def lines(reader: FileReader, name: str) -> Iterator[Example]:
+    """Reads one document per line, skipping blank lines."""
 
-    def read_file(read: Reader, path: Path) -> Iterator[Example]:
-        return ({"text": line} for _, line in numbered_lines(path, read.bad) if line and line.strip())
+    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+        return ({"text": line} for _, line in numbered_lines(path, reader.bad) if line and line.strip())
 
-    return read.each_file(name, read_file)
+    return reader.each_file(name, read_file)
 
 
-KINDS: dict[str, Callable[[Reader, str], Iterator[Example]]] = {
+KINDS: dict[str, Callable[[FileReader, str], Iterator[Example]]] = {
     "parallel_lines": parallel_lines,
     "tsv": tsv,
     "jsonl": jsonl,
@@ -146,10 +148,10 @@ KINDS: dict[str, Callable[[Reader, str], Iterator[Example]]] = {
 
 
 def locate(root: Path | None, name: str) -> list[Path]:
-    """The files below the data folder that a path or glob stands for, in the order of their names.
+    """Returns the files in the data folder that match a path or glob, sorted by name.
 
     Raises:
-        DataError: no folder was given, or there is no such file.
+        DataError: no folder is given, or no file matches.
     """
     home = HOMES.get(Path(name).parts[0])
     origin = f" (it comes from {home})" if home else ""
@@ -161,17 +163,17 @@ def locate(root: Path | None, name: str) -> list[Path]:
     path = Path(root or "") / name
     if path.is_file():
         return [path]
-    found = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
-    if not found:
+    files = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
+    if not files:
         raise DataError(f"{path} does not exist{origin}: put it there, or name another folder with --data DIR")
-    return found
+    return files
 
 
 def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
-    """The record's field for each key of an example.
+    """Maps each key of an example to the field of a record.
 
     Raises:
-        ConfigError: `cfg.fields` has another number of names.
+        ConfigError: `cfg.fields` does not name one field per key.
     """
     if cfg.fields and len(cfg.fields) != len(keys):
         raise cfg.error("fields", f"must name {len(keys)} fields, for {' and '.join(keys)}")
@@ -179,13 +181,13 @@ def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
 
 
 def as_example(record: Any, fields: dict[str, str]) -> Example:
-    """The fields of one record, by the example's keys; whole numbers serve as labels.
+    """Builds an example from the fields of a record; a label may be an integer.
 
     Raises:
-        DataError: a field is missing, or is no text.
+        DataError: a field is missing or is not text.
     """
     if not isinstance(record, dict):
-        raise DataError("is no object with named fields")
+        raise DataError("is not an object with named fields")
     for key, field in fields.items():
         if field not in record:
             raise DataError(f"has no field {field!r}, only {', '.join(map(repr, record))}: set data.fields")
@@ -204,11 +206,11 @@ def _pairs(source: Path, target: Path, bad: BadLines) -> Iterator[Example]:
     if counts[0] != counts[1]:
         longer, shorter = (source, target) if counts[0] > counts[1] else (target, source)
         for number in range(min(counts) + 1, max(counts) + 1):
-            bad.found(
+            bad.record(
                 longer,
                 number,
-                f"has no counterpart: {source} has {counts[0]} lines but {target} has {counts[1]}, and parallel files "
-                f"need equal numbers; look for the first pair that does not match above the end of {shorter.name}",
+                f"has no matching line: {source} has {counts[0]} lines but {target} has {counts[1]}, and parallel "
+                f"files need equal numbers; look for the first misaligned pair before the end of {shorter.name}",
             )
 
 

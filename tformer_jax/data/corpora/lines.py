@@ -1,4 +1,4 @@
-"""Lines of text files, plain or compressed, and what becomes of those that cannot be read."""
+"""Reads lines of plain or compressed text files and handles malformed lines."""
 
 import collections
 import contextlib
@@ -15,11 +15,11 @@ import pyarrow as pa
 from tformer_jax.data.corpora.corpus import DataError
 
 DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
-"""What reading a damaged or shortened compressed file raises."""
+"""Exceptions raised by a damaged or truncated compressed file."""
 
 
 class BadLines:
-    """Stops at the first line that cannot be read, or skips and counts such lines."""
+    """Raises at the first malformed line, or with `skip`, counts malformed lines."""
 
     def __init__(self, *, skip: bool = False):
         self._skip = skip
@@ -27,11 +27,11 @@ class BadLines:
         self._first: dict[tuple[Path, str], int] = {}
 
     def start(self, path: Path) -> None:
-        """Forgets what was counted in a file that is read once more."""
+        """Resets the counts of a file before it is read again."""
         self._counts[path] = collections.Counter()
 
-    def found(self, path: Path, line: int, problem: str) -> None:
-        """Takes note of a line that cannot be read.
+    def record(self, path: Path, line: int, problem: str) -> None:
+        """Records a malformed line.
 
         Raises:
             DataError: bad lines are not skipped.
@@ -42,25 +42,25 @@ class BadLines:
         self._first.setdefault((path, problem), line)
 
     def reasons(self) -> dict[str, int]:
-        """How many lines were skipped, by what was wrong with them."""
+        """Returns the number of skipped lines by reason."""
         return dict(sum(self._counts.values(), start=collections.Counter()))
 
     def report(self) -> None:
-        """Logs what was skipped, a line a file and reason."""
+        """Logs the number of skipped lines per file and reason."""
         for path, counts in self._counts.items():
             for problem, count in counts.items():
                 logging.getLogger(__name__).warning(
-                    "%s: skipped %d lines, the first is line %d: %s", path, count, self._first[path, problem], problem
+                    "%s: skipped %d lines, first at line %d: %s", path, count, self._first[path, problem], problem
                 )
 
 
 def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """The lines of a file, from 1, without their line ends unless `keep_ends`; None stands for one that is skipped.
+    """Yields numbered lines of a file, from 1, without line ends unless `keep_ends`; None for skipped lines.
 
     `.gz` and `.zst` files are decompressed as they are read.
 
     Raises:
-        DataError: the file is empty; or, where bad lines are not skipped, it is damaged or not UTF-8.
+        DataError: the file is empty; or it is damaged or not UTF-8, and malformed lines are not skipped.
     """
     blank = True
     with contextlib.closing(open_binary(path)) as file:
@@ -74,25 +74,25 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
 def decoded_lines(
     file: BinaryIO, path: Path, bad: BadLines, *, keep_ends: bool = False
 ) -> Iterator[tuple[int, str | None]]:
-    """As `numbered_lines`, of an open file, which may be empty; `path` is its name in messages."""
+    """Like `numbered_lines`, for an open file, which may be empty; `path` is its name in messages."""
     bad.start(path)
     for number, raw in enumerate(_raw_lines(file, path, bad), start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            bad.found(path, number, "not valid UTF-8; convert the file to UTF-8")
+            bad.record(path, number, "not valid UTF-8; convert the file to UTF-8")
             yield number, None
         else:
             yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
 
 
 def read_text(path: Path, bad: BadLines) -> str:
-    """A whole file as text, without the lines that are skipped."""
+    """Reads a file as one string, without skipped lines."""
     return "".join(line for _, line in numbered_lines(path, bad, keep_ends=True) if line is not None)
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """The bytes of a file; those of `.gz` and `.zst` files are decompressed as they are read."""
+    """Opens a file for reading bytes; `.gz` and `.zst` files are decompressed."""
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path))
     if path.suffix == ".zst":
@@ -107,7 +107,7 @@ def _raw_lines(file: BinaryIO, path: Path, bad: BadLines) -> Iterator[bytes]:
             raw = file.readline()
         except DAMAGED as error:
             kind = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix, "readable")
-            bad.found(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
+            bad.record(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
             return
         if not raw:
             return

@@ -1,8 +1,8 @@
-"""Corpora that `scripts/prepare_data.py` wrote: texts and their token ids in array_record files, read in any order.
+"""Reads the corpora that `scripts/prepare_data.py` writes: texts and token ids in array_record files.
 
 FOLDER/
-  dataset.json             format, family, labels, vocabulary size, and for each split its files and summary
-  tokenizers/              the tokenizers that made the ids
+  dataset.json             format, family, labels, vocabulary size; files and statistics of each split
+  tokenizers/              the tokenizers of the ids
   SPLIT-00000-of-00004.array_record
                            example i is record i // files of file i % files
   SPLIT.tokens             language models: the token stream, little-endian uint16 or uint32
@@ -25,19 +25,19 @@ TOKENIZERS = "tokenizers"
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """How an id is stored."""
+    """Returns the dtype of stored ids."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 def encode_record(texts: Sequence[str], ids: Sequence[np.ndarray], dtype: np.dtype) -> bytes:
-    """One example: the sizes of all ids and of all texts, then the ids, then the texts in UTF-8."""
+    """Encodes an example: the lengths of all ids and texts, then the ids, then the texts in UTF-8."""
     raw = [text.encode("utf-8", "surrogatepass") for text in texts]
     sizes = np.array([*map(len, ids), *map(len, raw)], "<u4")
     return b"".join([sizes.tobytes(), *(part.astype(dtype).tobytes() for part in ids), *raw])
 
 
 def decode_ids(records: Sequence[bytes], count: int, dtype: np.dtype) -> list[Column]:
-    """The ids of each of the `count` fields of some records."""
+    """Decodes the ids of `records`, one column for each of their `count` fields."""
     sizes = np.frombuffer(b"".join([record[: 4 * count] for record in records]), "<u4").reshape(len(records), count)
     start, stops = 8 * count, (8 * count + dtype.itemsize * sizes.sum(axis=1)).tolist()
     raw = b"".join([record[start:stop] for record, stop in zip(records, stops, strict=True)])
@@ -47,7 +47,7 @@ def decode_ids(records: Sequence[bytes], count: int, dtype: np.dtype) -> list[Co
 
 
 def decode_texts(record: bytes, count: int, dtype: np.dtype) -> list[str]:
-    """The texts of the `count` fields of a record."""
+    """Decodes the texts of the `count` fields of a record."""
     sizes = np.frombuffer(record, "<u4", 2 * count)
     start = 8 * count + dtype.itemsize * int(sizes[:count].sum())
     texts = []
@@ -58,7 +58,7 @@ def decode_texts(record: bytes, count: int, dtype: np.dtype) -> list[str]:
 
 
 class Records(Sequence[Example]):
-    """One split: a sequence of texts, and by `read` of ids."""
+    """A split as a sequence of examples of text; `read` returns token ids."""
 
     def __init__(self, folder: Path, split: str, files: list[str], size: int, keys: Sequence[str], dtype: np.dtype):
         self._folder, self._split, self._files, self._size = folder, split, files, size
@@ -68,9 +68,9 @@ class Records(Sequence[Example]):
             expected = len(range(number, size, len(files)))
             if not (folder / name).is_file():
                 raise DataError(f"{folder / name} does not exist: prepare the data again")
-            found = self._attempt(number, lambda reader: reader.num_records())
-            if found != expected:
-                raise DataError(f"{folder / name} holds {found} records instead of {expected}: prepare the data again")
+            actual = self._access(number, lambda reader: reader.num_records())
+            if actual != expected:
+                raise DataError(f"{folder / name} has {actual} records instead of {expected}: prepare the data again")
 
     def __len__(self) -> int:
         return self._size
@@ -84,30 +84,31 @@ class Records(Sequence[Example]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_readers": [None] * len(self._files)}
 
-    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        """The token ids of the examples in some places."""
-        records = self._records([int(place) for place in places])
+    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        """Returns the token ids of the examples at `indices`."""
+        records = self._records([int(index) for index in indices])
         return dict(zip(self._keys, decode_ids(records, len(self._keys), self._dtype), strict=True))
 
     @property
     def stream(self) -> np.ndarray | None:
-        """All documents one after another, with EOS between them, as a memory-mapped array; None for pairs."""
+        """The tokens of all documents, separated by EOS, memory-mapped: int [tokens]; None for pairs."""
         path = self._folder / f"{self._split}.tokens"
         return np.memmap(path, self._dtype, mode="r") if path.exists() else None
 
-    def _records(self, places: list[int]) -> list[bytes]:
+    def _records(self, indices: list[int]) -> list[bytes]:
         files = len(self._files)
-        found: list[bytes] = [b""] * len(places)
+        records: list[bytes] = [b""] * len(indices)
         for number in range(files):
-            wanted = [order for order, place in enumerate(places) if place % files == number]
-            if wanted:
-                inside = [places[order] // files for order in wanted]
-                for order, record in zip(wanted, self._attempt(number, lambda r, i=inside: r.read(i)), strict=True):
-                    found[order] = record
-        return found
+            outputs = [output for output, index in enumerate(indices) if index % files == number]
+            if outputs:
+                offsets = [indices[output] // files for output in outputs]
+                in_file = self._access(number, lambda reader, offsets=offsets: reader.read(offsets))
+                for output, record in zip(outputs, in_file, strict=True):
+                    records[output] = record
+        return records
 
-    def _attempt(self, number: int, action: Any) -> Any:
-        """What `action` gives for a file's reader, which is opened when it is needed first."""
+    def _access(self, number: int, action: Any) -> Any:
+        """Returns `action(reader)` for the reader of a file, which is opened on first use."""
         path = self._folder / self._files[number]
         try:
             reader = self._readers[number] or ArrayRecordReader(str(path), options="readahead_buffer_size:0")
@@ -119,61 +120,61 @@ class Records(Sequence[Example]):
 
 
 class JoinedRecords(Joined):
-    """The same split of several folders, one after another."""
+    """Concatenation of the same split of several folders."""
 
-    def read(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        """The token ids of the examples in some places."""
-        located = [self.locate(int(place)) for place in places]
-        found: list[Tokens] = [{} for _ in located]
+    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        """Returns the token ids of the examples at `indices`."""
+        located = [self.locate(int(index)) for index in indices]
+        examples: list[Tokens] = [{} for _ in located]
         for number, part in enumerate(self.parts):
-            wanted = [order for order, (where, _) in enumerate(located) if where == number]
-            if wanted:
-                block = part.read([located[order][1] for order in wanted])
-                for order, example in zip(wanted, split_examples(block), strict=True):
-                    found[order] = example
-        return join_examples(found)
+            outputs = [output for output, (owner, _) in enumerate(located) if owner == number]
+            if outputs:
+                block = part.read([located[output][1] for output in outputs])
+                for output, example in zip(outputs, split_examples(block), strict=True):
+                    examples[output] = example
+        return join_examples(examples)
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:
-    """The prepared folders that `cfg.data.train` names; held-out splits are those of all of them, one after another.
+    """Loads the prepared folders that `cfg.data.train` names; each split is the concatenation over the folders.
 
     Raises:
-        DataError: a folder holds no prepared data, is damaged, of another family, or differs from the first one in
-            its tokenizers or labels.
+        DataError: a folder has no prepared data, is damaged or of another family, or its tokenizers or labels differ
+            from those of the first.
     """
     folders = [Path(root or "") / name for name in cfg.data.train]
-    facts = [_facts(folder, cfg.model.family) for folder in folders]
-    for folder, fact in zip(folders, facts, strict=True):
-        if (fact["tokenizers"], fact["labels"]) != (facts[0]["tokenizers"], facts[0]["labels"]):
+    metadata = [_metadata(folder, cfg.model.family) for folder in folders]
+    for folder, entry in zip(folders, metadata, strict=True):
+        if (entry["tokenizers"], entry["labels"]) != (metadata[0]["tokenizers"], metadata[0]["labels"]):
             raise DataError(
-                f"{folder} has other tokenizers or labels than {folders[0]}: prepare both with the same tokenizers"
+                f"{folder} differs from {folders[0]} in its tokenizers or labels: prepare both with the same tokenizers"
             )
     keys = KEYS[cfg.model.family]
-    dtype = id_dtype(facts[0]["vocab_size"])
+    dtype = id_dtype(metadata[0]["vocab_size"])
 
     def joined(split: str) -> Records | JoinedRecords:
         parts = []
-        for folder, fact in zip(folders, facts, strict=True):
-            files, size = fact["splits"][split]["files"], fact["splits"][split]["examples"]
+        for folder, entry in zip(folders, metadata, strict=True):
+            files, size = entry["splits"][split]["files"], entry["splits"][split]["examples"]
             parts.append(Records(folder, split, files, size, keys, dtype))
         return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
-    labels = tuple(facts[0]["labels"]) if facts[0]["labels"] is not None else None
+    labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None
     return Corpus(joined("train"), joined("validation"), joined("test"), labels, folders[0] / TOKENIZERS)
 
 
-def _facts(folder: Path, family: str) -> dict[str, Any]:
+def _metadata(folder: Path, family: str) -> dict[str, Any]:
     path = folder / "dataset.json"
     try:
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if facts["format"] != FORMAT:
-            raise DataError(f"{path} has format {facts['format']}, not {FORMAT}: prepare the data again")
+        metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if metadata["format"] != FORMAT:
+            raise DataError(f"{path} has format {metadata['format']}, not {FORMAT}: prepare the data again")
     except FileNotFoundError:
-        raise DataError(f"{folder} is not what scripts/prepare_data.py writes: it has no dataset.json") from None
+        raise DataError(f"{folder} is not the output of scripts/prepare_data.py: it has no dataset.json") from None
     except (ValueError, KeyError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is damaged: {error}") from error
-    if facts["family"] != family:
-        raise DataError(f"{folder} was prepared for a {facts['family']} model, not for model.family={family!r}")
-    return facts
+    if metadata["family"] != family:
+        raise DataError(f"{folder} was prepared for a {metadata['family']} model, not for model.family={family!r}")
+    return metadata

@@ -1,4 +1,4 @@
-"""The splits of a corpus in files: as streams that hold one line in memory, or loaded as lists."""
+"""Splits of a corpus in files, streamed line by line or loaded into memory."""
 
 import dataclasses
 import itertools
@@ -15,47 +15,48 @@ NAMES = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """Three splits that can be iterated over again and again."""
+    """Three splits that can be iterated over repeatedly."""
 
     train: Iterable[Example]
     validation: Iterable[Example]
     test: Iterable[Example]
     labels: tuple[str, ...] | None = None
     bad: dict[str, BadLines] = dataclasses.field(default_factory=dict)
-    """What was skipped in each split that has been read; none for sources without files."""
+    """Skipped lines of each split read so far; empty for sources that are not files."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The examples `start` to `stop` of some entries, read anew in each iteration."""
+    """Examples `start` to `stop` (exclusive) of some entries, read from their files in each iteration."""
 
-    read: files.Reader
+    reader: files.FileReader
     names: tuple[str, ...]
     start: int = 0
     stop: int | None = None
 
     def __iter__(self) -> Iterator[Example]:
-        examples = itertools.chain.from_iterable(map(self.read, self.names))
+        examples = itertools.chain.from_iterable(map(self.reader, self.names))
         return itertools.islice(examples, self.start, self.stop)
 
 
 def stream(cfg: Config, root: Path | None) -> Splits:
-    """The splits that `cfg.data` names, read as they are needed.
+    """Opens the splits that `cfg.data` names as streams.
 
     Raises:
-        DataError: a file is missing, or cannot be read where labels or held-out examples have to be counted.
+        DataError: a file is missing; or it is malformed and has to be read for its labels or its size.
     """
     data = cfg.data
     skip = data.on_bad_line == "skip"
     bad = {name: BadLines(skip=skip) for name in NAMES if getattr(data, name)}
-    found = {name: Stream(files.reader(cfg, root, bad[name]), getattr(data, name)) for name in bad}
-    train, validation = (found["train"], found["validation"]) if data.validation else _hold_out(cfg, found["train"])
-    splits = Splits(train, validation, found.get("test", validation), bad=bad)
+    streams = {name: Stream(files.file_reader(cfg, root, bad[name]), getattr(data, name)) for name in bad}
+    train = streams["train"]
+    train_split, validation = (train, streams["validation"]) if data.validation else _hold_out(cfg, train)
+    splits = Splits(train_split, validation, streams.get("test", validation), bad=bad)
     return dataclasses.replace(splits, labels=_labels(splits)) if cfg.model.family == "classifier" else splits
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:
-    """The same splits, in memory; the entries of a mixture stay apart.
+    """Loads the splits that `cfg.data` names into memory; the entries of a mixture are kept as parts.
 
     Raises:
         DataError: a file is missing, empty or malformed, or a split has no example.
@@ -64,25 +65,25 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     train: Iterable[Example] = splits.train
     if cfg.data.weights:
         assert isinstance(train, Stream)
-        train = Joined([_loaded(Stream(train.read, (name,)), name) for name in train.names])
+        train = Joined([_load_split(Stream(train.reader, (name,)), name) for name in train.names])
     else:
-        train = _loaded(train, "train")
-    validation = _loaded(splits.validation, "validation")
-    test = validation if splits.test is splits.validation else _loaded(splits.test, "test")
+        train = _load_split(train, "train")
+    validation = _load_split(splits.validation, "validation")
+    test = validation if splits.test is splits.validation else _load_split(splits.test, "test")
     for bad in splits.bad.values():
         bad.report()
     return Corpus(train, validation, test, splits.labels)
 
 
-def _loaded(examples: Iterable[Example], name: str) -> list[Example]:
-    found = list(examples)
-    if not found:
-        raise DataError(f"the split {name} has no example that can be read")
-    return found
+def _load_split(examples: Iterable[Example], name: str) -> list[Example]:
+    loaded = list(examples)
+    if not loaded:
+        raise DataError(f"split {name} has no valid example")
+    return loaded
 
 
 def _hold_out(cfg: Config, train: Stream) -> tuple[Iterable[Example], Iterable[Example]]:
-    """The first and the last part of the training examples; of a single document, of its characters."""
+    """Splits the training examples in two; a single document is split by characters."""
     if cfg.data.source == "text":
         documents = list(train)
         if len(documents) == 1:

@@ -1,4 +1,4 @@
-"""A text corpus that every machine has: the source code of the Python standard library that is running."""
+"""A text corpus available on every machine: the source code of the running Python's standard library."""
 
 import sysconfig
 from pathlib import Path
@@ -10,7 +10,7 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to
 
 
 def load() -> Corpus:
-    """One document a module, in the order of their paths; the path decides the split."""
+    """Loads one document per module, sorted by path; a hash of the path determines the split."""
     root = Path(sysconfig.get_path("stdlib"))
     splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
     for path in sorted(root.rglob("*.py")):

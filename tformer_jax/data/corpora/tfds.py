@@ -1,4 +1,4 @@
-"""Datasets of TFDS, read from array_record files without TensorFlow."""
+"""Loads TFDS datasets from array_record files, without TensorFlow."""
 
 import importlib
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Pa
 from tformer_jax.data.corpora.files import field_names
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
-"""Modules that register their datasets when they are imported."""
+"""Modules that register their datasets on import."""
 BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8")
-"""Datasets that TFDS lacks: modules of `tformer_jax.data.builders`."""
+"""Datasets missing from TFDS: modules of `tformer_jax.data.builders`."""
 
 
-class Records(Sequence[Example]):
-    """The records of one split as examples."""
+class TfdsRecords(Sequence[Example]):
+    """The records of a split as examples of text."""
 
     def __init__(self, source: Any, fields: dict[str, str], labels: tuple[str, ...] | None):
         self._source, self._fields, self._labels = source, fields, labels
@@ -37,17 +37,17 @@ class Records(Sequence[Example]):
     def _text(self, key: str, value: Any) -> str:
         if key == "label" and self._labels is not None:
             if int(value) < 0:
-                raise DataError("this split holds examples without label (-1); name another in data.test")
+                raise DataError("this split has examples without a label (-1): name another one in data.test")
             return self._labels[int(value)]
         value = value.item() if isinstance(value, np.ndarray) else value
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:
-    """The dataset `cfg.data.dataset`, prepared below the data folder (None: TFDS's own).
+    """Loads the dataset `cfg.data.dataset` from the data folder `root` (None: TFDS's default folder).
 
     Raises:
-        DataError: TFDS knows no such dataset, it is not prepared, or has no such split, field or label.
+        DataError: the dataset is unknown to TFDS or not prepared, or lacks a split, field or label.
     """
     builder = find(cfg, root)
     fields = _fields(cfg, builder)
@@ -64,10 +64,10 @@ def load(cfg: Config, root: Path | None) -> Corpus:
 
 
 def find(cfg: Config, root: Path | None) -> Any:
-    """TFDS's builder of `cfg.data.dataset`.
+    """Returns TFDS's builder of `cfg.data.dataset`.
 
     Raises:
-        DataError: there is none.
+        DataError: the dataset is unknown to TFDS.
     """
     assert cfg.data.dataset is not None
     name = cfg.data.dataset.partition("/")[0].partition(":")[0]
@@ -81,10 +81,10 @@ def find(cfg: Config, root: Path | None) -> Any:
 
 
 def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None:
-    """Downloads the dataset and prepares it below `root`; files that are in the folder `manual` are not downloaded.
+    """Downloads the dataset and prepares it in `root`; `manual` is TFDS's folder of manually downloaded files.
 
     Raises:
-        DataError: a download fails, or is not what its checksum says.
+        DataError: a download fails or does not match its checksum.
     """
     builder = find(cfg, root)
     try:
@@ -96,7 +96,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None
 
 
 def _fields(cfg: Config, builder: Any) -> dict[str, str]:
-    """The dataset's feature for each key of an example."""
+    """Maps each key of an example to a feature of the dataset."""
     features = builder.info.features
     keys = KEYS[cfg.model.family]
     fields = field_names(cfg.data, keys)
@@ -116,11 +116,11 @@ def _labels(builder: Any, fields: dict[str, str]) -> tuple[str, ...] | None:
         return None
     feature = builder.info.features[fields["label"]]
     if not isinstance(feature, tfds.features.ClassLabel):
-        raise DataError(f"field {fields['label']!r} of {builder.name} holds no class labels: set data.fields")
+        raise DataError(f"field {fields['label']!r} of {builder.name} is not a class label: set data.fields")
     return tuple(feature.names)
 
 
-def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels: tuple[str, ...] | None) -> Records:
+def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels: tuple[str, ...] | None) -> TfdsRecords:
     try:
         source = builder.as_data_source(split="+".join(names))
     except (ValueError, KeyError, AssertionError) as error:
@@ -128,7 +128,7 @@ def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels:
             splits = ", ".join(builder.info.splits)
             raise DataError(f"{builder.name} has no split {'+'.join(names)!r}; it has {splits}") from error
         raise DataError(
-            f"{builder.name} is not prepared as array_record in {builder.data_dir}: python scripts/prepare_data.py "
-            "--download with this config does it, or name the folder that holds it with --data DIR"
+            f"{builder.name} is not prepared as array_record in {builder.data_dir}: run python scripts/prepare_data.py "
+            "--download with this config, or name the folder that contains it with --data DIR"
         ) from error
-    return Records(source, fields, labels)
+    return TfdsRecords(source, fields, labels)

@@ -1,4 +1,4 @@
-"""Between text and token ids."""
+"""Tokenizers: conversion between text and token ids."""
 
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary
 from tformer_jax.data.tokenizers.dropout import BpeDropout

@@ -1,4 +1,4 @@
-"""What a tokenizer is."""
+"""The tokenizer interface."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -6,41 +6,41 @@ from typing import Any, Protocol
 from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS
 
 FIRST = len(SPECIAL_TOKENS)
-"""The id of the first ordinary token."""
+"""Id of the first token that is not special."""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Ids 0 to 3 are the special tokens of `special_tokens.py` in every vocabulary."""
+    """Converts text to token ids and back. In every vocabulary, ids 0 to 3 are those of `special_tokens.py`."""
 
     @property
     def vocab_size(self) -> int:
-        """V: ids are 0 ... V - 1."""
+        """Vocabulary size V: ids are in [0, V)."""
         ...
 
     @property
     def fallback_bytes(self) -> frozenset[int]:
-        """Ids of single bytes in a vocabulary of texts ("byte fallback"): a run of them becomes text as a whole."""
+        """Ids of byte-fallback tokens: single bytes, of which a run is decoded at once."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens; text that looks like a special token is ordinary text."""
+        """Encodes a text, without special tokens; the name of a special token is encoded as ordinary text."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, as `encode` gives them."""
+        """Encodes each text as `encode` does."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids before the first EOS; other special tokens are left out."""
+        """Decodes the ids before the first EOS, skipping other special tokens."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` rebuilds the tokenizer from."""
+        """Returns the JSON from which `from_json` restores the tokenizer."""
         ...
 
 
 def ordinary(ids: Iterable[int]) -> Iterator[int]:
-    """The ids before the first EOS that are no special tokens."""
+    """Yields the ids before the first EOS, without special tokens."""
     for i in ids:
         if i == EOS:
             return

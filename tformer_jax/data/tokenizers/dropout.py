@@ -1,4 +1,4 @@
-"""BPE dropout: merges that are left out at random make the segmentation of each reading another one."""
+"""BPE-dropout: random segmentation by skipping merges."""
 
 import itertools
 import json
@@ -11,10 +11,10 @@ from tformer_jax.data.tokenizers.base import Tokenizer
 
 
 class BpeDropout:
-    """Byte-level BPE whose merges are left out with probability `p` at each step.
+    """Byte-level BPE that skips each merge with probability `p` at each step.
 
     "BPE-Dropout: Simple and Effective Subword Regularization" (2020), algorithm 1. All randomness comes from the
-    generator that is passed, so that a resumed run segments as an uninterrupted one.
+    generator passed to `encode_batch`, so that a resumed run draws the same segmentations as an uninterrupted one.
     """
 
     def __init__(self, tokenizer: Tokenizer, p: float):
@@ -26,19 +26,17 @@ class BpeDropout:
         self._ranks = {tuple(merge): rank for rank, merge in enumerate(merges)}
 
     def encode_batch(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
-        """The ids of each text."""
+        """Encodes each text with a random segmentation."""
         words = ((word for word, _ in self._words.pre_tokenize_str(text)) for text in texts)
-        return [[self._ids[piece] for word in found for piece in self._merged(list(word), rng)] for found in words]
+        return [[self._ids[piece] for word in row for piece in self._merge(list(word), rng)] for row in words]
 
-    def _merged(self, pieces: list[str], rng: np.random.Generator) -> list[str]:
+    def _merge(self, pieces: list[str], rng: np.random.Generator) -> list[str]:
         while len(pieces) > 1:
             kept = rng.random(len(pieces) - 1) >= self._p
             pairs = itertools.pairwise(pieces)
-            found = [
-                (self._ranks[pair], place) for place, pair in enumerate(pairs) if kept[place] and pair in self._ranks
-            ]
-            if not found:
+            candidates = [(self._ranks[pair], i) for i, pair in enumerate(pairs) if kept[i] and pair in self._ranks]
+            if not candidates:
                 break
-            _, place = min(found)
-            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+            _, i = min(candidates)
+            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
         return pieces

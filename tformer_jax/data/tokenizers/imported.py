@@ -1,4 +1,4 @@
-"""Tokenizers that come in a file: SentencePiece models, tiktoken's ranks, and `tokenizer.json`."""
+"""Tokenizers loaded from files: SentencePiece models, tiktoken ranks, and `tokenizer.json`."""
 
 import base64
 import binascii
@@ -14,14 +14,14 @@ from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.special_tokens import UNK
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""How GPT-2 cuts a text into words ("Language Models are Unsupervised Multitask Learners", 2019, section 2.2)."""
+"""GPT-2's pre-tokenization pattern ("Language Models are Unsupervised Multitask Learners", 2019, section 2.2)."""
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model; its ids are moved up past the special tokens, and its unknown piece becomes UNK."""
+    """A SentencePiece model; its ids are shifted past the special tokens, and its unknown piece becomes UNK."""
 
     def __init__(self, model: bytes):
-        sentencepiece = _library("sentencepiece")
+        sentencepiece = _import("sentencepiece")
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._unknown = self._model.unk_id()
         size = self._model.get_piece_size()
@@ -29,34 +29,34 @@ class SentencePieceTokenizer:
         self.fallback_bytes = frozenset(FIRST + i for i in range(size) if self._model.is_byte(i))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the pieces."""
+        """Encodes a text."""
         return [UNK if i == self._unknown else FIRST + i for i in self._model.encode(text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for each text."""
+        """Encodes each text as `encode` does."""
         return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The pieces joined as the model says."""
+        """Decodes ids with the SentencePiece model."""
         return self._model.decode([i - FIRST for i in ordinary(ids) if i < self.vocab_size])
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SentencePieceTokenizer":
-        """What `to_json` described."""
+        """Restores the tokenizer from `to_json`."""
         return cls(base64.b64decode(values["model"]))
 
     def to_json(self) -> dict[str, Any]:
-        """The model file."""
+        """Returns the model file in base 64."""
         return {"kind": "sentencepiece", "model": base64.b64encode(self._model.serialized_model_proto()).decode()}
 
 
 class TiktokenTokenizer:
-    """Byte-level BPE by ranks, with GPT-2's way to cut words; ids are moved up past the special tokens."""
+    """Byte-level BPE with GPT-2's pre-tokenization; ids are shifted past the special tokens."""
 
     fallback_bytes: frozenset[int] = frozenset()
 
     def __init__(self, ranks: dict[bytes, int]):
-        tiktoken = _library("tiktoken")
+        tiktoken = _import("tiktoken")
         self._ranks = ranks
         self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
         self.vocab_size = FIRST + max(ranks.values()) + 1
@@ -65,66 +65,66 @@ class TiktokenTokenizer:
         return TiktokenTokenizer, (self._ranks,)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the merged bytes."""
+        """Encodes a text."""
         return [FIRST + i for i in self._encoding.encode_ordinary(text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` for each text."""
+        """Encodes each text as `encode` does."""
         return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The bytes joined; those that are not UTF-8 become U+FFFD."""
+        """Decodes ids; invalid UTF-8 becomes U+FFFD."""
         return self._encoding.decode([i - FIRST for i in ordinary(ids) if i < self.vocab_size])
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TiktokenTokenizer":
-        """What `to_json` described."""
+        """Restores the tokenizer from `to_json`."""
         return cls({base64.b64decode(token): rank for token, rank in values["ranks"].items()})
 
     def to_json(self) -> dict[str, Any]:
-        """The ranks, by their bytes in base 64."""
+        """Returns the ranks by token in base 64."""
         ranks = {base64.b64encode(token).decode(): rank for token, rank in self._ranks.items()}
         return {"kind": "tiktoken", "ranks": ranks}
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a `.json`, `.model` or `.tiktoken` file.
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Loads a tokenizer from a `.json`, `.model` or `.tiktoken` file.
 
     Raises:
-        ConfigError: the file is of another kind, missing or damaged, or its library is not installed.
+        ConfigError: the file is missing, damaged or of another format, or its library is not installed.
     """
     if not path.is_file():
         raise ConfigError(f"data.tokenizer_file: {path} does not exist")
-    if path.suffix not in READERS:
-        raise ConfigError(f"data.tokenizer_file: {path} must end in {', '.join(READERS)}")
+    if path.suffix not in LOADERS:
+        raise ConfigError(f"data.tokenizer_file: {path} must end in {', '.join(LOADERS)}")
     try:
-        return READERS[path.suffix](path)
+        return LOADERS[path.suffix](path)
     except ConfigError:
         raise
-    except Exception as error:  # the libraries raise their own kinds, bare Exception among them
+    except Exception as error:  # the libraries raise their own types, including bare Exception
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"data.tokenizer_file: {path} is no {path.suffix} tokenizer ({reason})") from error
+        raise ConfigError(f"data.tokenizer_file: {path} is not a valid {path.suffix} tokenizer ({reason})") from error
 
 
-def _read_ranks(path: Path) -> TiktokenTokenizer:
+def _load_ranks(path: Path) -> TiktokenTokenizer:
     ranks = {}
     for number, line in enumerate(path.read_text(encoding="ascii").splitlines(), start=1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
-            raise ConfigError(f"data.tokenizer_file: {path}, line {number}: is not base64<space>rank") from error
+            raise ConfigError(f"data.tokenizer_file: {path}, line {number}: must be base64<space>rank") from error
     return TiktokenTokenizer(ranks)
 
 
-READERS: dict[str, Callable[[Path], Tokenizer]] = {
+LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     ".json": lambda path: SubwordTokenizer("file", hf.Tokenizer.from_file(str(path))),
     ".model": lambda path: SentencePieceTokenizer(path.read_bytes()),
-    ".tiktoken": _read_ranks,
+    ".tiktoken": _load_ranks,
 }
 
 
-def _library(name: str) -> Any:
+def _import(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError:

@@ -1,4 +1,4 @@
-"""The two tokenizers of an experiment, and the files they are kept in."""
+"""The source and target tokenizers of an experiment, and their files."""
 
 import dataclasses
 import json
@@ -18,12 +18,12 @@ KINDS: dict[str, Any] = {
     "sentencepiece": SentencePieceTokenizer,
     "tiktoken": TiktokenTokenizer,
 }
-"""Classes by the `kind` of their JSON; any other kind is a `SubwordTokenizer`."""
+"""Classes by the `kind` in their JSON; other kinds are `SubwordTokenizer`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizer of the source and that of the target; one and the same where the vocabulary is shared."""
+    """The source and target tokenizers; the same object if the vocabulary is shared."""
 
     source: Tokenizer
     target: Tokenizer
@@ -36,7 +36,7 @@ class Tokenizers:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
-        """Reads what `save` wrote.
+        """Loads the files that `save` writes.
 
         Raises:
             ConfigError: a file is missing or damaged.
@@ -44,19 +44,19 @@ class Tokenizers:
         return cls(*(_load(folder / f"{name}.json") for name in ("source", "target")))
 
     def to_json(self) -> dict[str, Any]:
-        """Both descriptions; equal ones turn every text into the same ids."""
+        """Returns the JSON of both; equal JSON means equal tokenizers."""
         return {"source": self.source.to_json(), "target": self.target.to_json()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Tokenizers":
-        """The tokenizers that `to_json` described."""
+        """Restores the tokenizers from `to_json`."""
         return cls(from_json(values["source"]), from_json(values["target"]))
 
 
 def from_json(values: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_json` described."""
-    found: Tokenizer = KINDS.get(values["kind"], SubwordTokenizer).from_json(values)
-    return found
+    """Restores a tokenizer from its `to_json`."""
+    tokenizer: Tokenizer = KINDS.get(values["kind"], SubwordTokenizer).from_json(values)
+    return tokenizer
 
 
 def _load(path: Path) -> Tokenizer:
@@ -66,5 +66,5 @@ def _load(path: Path) -> Tokenizer:
         raise ConfigError(f"{path} does not exist: the run folder has lost its tokenizer") from None
     except ConfigError:
         raise
-    except Exception as error:  # the library raises bare Exception for JSON that is no tokenizer
+    except Exception as error:  # the library raises bare Exception for JSON that is not a tokenizer
         raise ConfigError(f"{path} is damaged: {error}") from None

@@ -1,4 +1,4 @@
-"""Subword vocabularies by Hugging Face's `tokenizers`: trained here, or read from a `tokenizer.json`."""
+"""Subword tokenizers of Hugging Face's `tokenizers` library, trained or loaded from a `tokenizer.json`."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,9 +12,9 @@ from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
 
 
 class SubwordTokenizer:
-    """Byte-level BPE or Unigram, with which every text has a round trip; WordPiece; or any other `tokenizer.json`.
+    """Byte-level BPE or Unigram, which restore every text; WordPiece; or any other `tokenizer.json`.
 
-    Ids of a tokenizer that does not begin with this package's special tokens are moved up past them.
+    Ids of a tokenizer whose first tokens are not this package's special tokens are shifted past them.
     """
 
     def __init__(self, kind: str, tokenizer: hf.Tokenizer):
@@ -25,15 +25,15 @@ class SubwordTokenizer:
         own = [tokenizer.token_to_id(name) for name in SPECIAL_TOKENS] == list(range(FIRST))
         self._shift = 0 if own else FIRST
         self.vocab_size = self._shift + max(tokenizer.get_vocab().values()) + 1
-        found = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-        self.fallback_bytes = frozenset(self._shift + i for i in found if i is not None)
+        byte_ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        self.fallback_bytes = frozenset(self._shift + i for i in byte_ids if i is not None)
 
     @classmethod
     def train(cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool) -> "SubwordTokenizer":
-        """Trains a vocabulary of at most `vocab_size` tokens, the 256 bytes and the special tokens among them.
+        """Trains a vocabulary of at most `vocab_size` tokens, including the 256 bytes and the special tokens.
 
         Raises:
-            ConfigError: `vocab_size` has no room for the bytes.
+            ConfigError: `vocab_size` is too small for the bytes.
         """
         options: dict[str, Any] = {
             "vocab_size": vocab_size,
@@ -67,24 +67,24 @@ class SubwordTokenizer:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SubwordTokenizer":
-        """What `to_json` described."""
+        """Restores the tokenizer from `to_json`."""
         return cls(values["kind"], hf.Tokenizer.from_str(json.dumps(values["model"])))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the subwords."""
+        """Encodes a text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of the subwords of each text."""
+        """Encodes each text, in parallel."""
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         if not self._shift:
             return [encoding.ids for encoding in encoded]
         return [[self._shift + i for i in encoding.ids] for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The subwords joined; bytes that are not UTF-8 become U+FFFD."""
+        """Decodes ids; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode([i - self._shift for i in ordinary(ids)])
 
     def to_json(self) -> dict[str, Any]:
-        """The library's own JSON below `model`."""
+        """Returns the kind, and the library's JSON under `model`."""
         return {"kind": self.kind, "model": json.loads(self._tokenizer.to_str())}
