@@ -28,7 +28,7 @@ def one_by_one(model, params, batches) -> tuple[float, float]:
     return loss / count, 100 * hits / count
 
 
-@pytest.mark.parametrize("count", [1, likelihood.BATCHES_AHEAD, 3 * likelihood.BATCHES_AHEAD])
+@pytest.mark.parametrize("count", [1, likelihood.MAX_PENDING_BATCHES, 3 * likelihood.MAX_PENDING_BATCHES])
 def test_sums_do_not_depend_on_how_many_batches_wait(count):
     model, params = build(tiny("decoder_lm"))
     split = Counted(count)
@@ -37,7 +37,7 @@ def test_sums_do_not_depend_on_how_many_batches_wait(count):
 
 @pytest.mark.parametrize(("room", "made"), [(2**20, 1), (100, 2)])
 def test_a_small_split_is_made_once(monkeypatch, room, made):
-    monkeypatch.setattr(likelihood, "KEPT_BYTES", room)
+    monkeypatch.setattr(likelihood, "CACHED_BYTES", room)
     model, params = build(tiny("decoder_lm"))
     split = Counted(3)
     evaluate = Likelihood(model, split)

@@ -1,1 +1,1 @@
-"""What a model is worth: evaluators that the training loop calls without knowing what they measure."""
+"""Evaluators: metrics of a model on a split, called by the training loop through one interface."""

@@ -1,4 +1,4 @@
-"""Quality of a classifier."""
+"""Evaluation of classifiers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from tformer_jax.inference.text import LabelClassifier
 
 
 class ClassificationEvaluator:
-    """Classifies every text and compares with its label."""
+    """Classifies each text and compares the prediction with its label."""
 
     def __init__(
         self,
@@ -25,16 +25,16 @@ class ClassificationEvaluator:
         examples: Sequence[Example],
         batches: Batches,
     ):
-        self._shown = examples[: cfg.eval.samples]
+        self._sampled = examples[: cfg.eval.samples]
         self._likelihood = Likelihood(model, batches)
         self._classify = LabelClassifier(cfg, model, tokenizers, labels, cut=True)
 
     def __call__(self, params: Any) -> Evaluation:
-        """`loss` in nats a text and `accuracy` in percent, with the first texts as samples."""
+        """Returns `loss` in nats per text and `accuracy` in percent, with the first texts as samples."""
         loss, accuracy = self._likelihood(params)
-        found = self._classify(params, [example["text"] for example in self._shown])
+        predictions = self._classify(params, [example["text"] for example in self._sampled])
         samples = [
             Sample(example["text"], example["label"], label)
-            for example, (label, _) in zip(self._shown, found, strict=True)
+            for example, (label, _) in zip(self._sampled, predictions, strict=True)
         ]
         return Evaluation({"loss": loss, "accuracy": accuracy}, samples)

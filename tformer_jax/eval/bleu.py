@@ -1,4 +1,4 @@
-"""Translation quality, by sacreBLEU."""
+"""Evaluation of translations with sacreBLEU."""
 
 import dataclasses
 import re
@@ -16,12 +16,12 @@ from tformer_jax.inference.text import Translator
 
 
 def bleu_metric(cfg: Config) -> sacrebleu.BLEU:
-    """BLEU with the tokenizer `eval.bleu_tokenize`, or else sacreBLEU's own choice for the target language.
+    """Returns BLEU with the tokenizer `eval.bleu_tokenize`; if None, sacreBLEU's choice for the target language.
 
-    Japanese and Korean are tokenized into characters where MeCab is not installed.
+    Japanese and Korean are tokenized into characters if MeCab is not installed.
 
     Raises:
-        ConfigError: `eval.bleu_tokenize` needs a package or file that this machine lacks.
+        ConfigError: `eval.bleu_tokenize` needs a package or file that is not installed.
     """
     tokenize, language = cfg.eval.bleu_tokenize, re.split("[-_]", cfg.data.target_language)[0]
     try:
@@ -33,7 +33,7 @@ def bleu_metric(cfg: Config) -> sacrebleu.BLEU:
 
 
 def translation_metrics(outputs: Sequence[str], references: Sequence[str], bleu: sacrebleu.BLEU) -> Evaluation:
-    """Corpus BLEU and chrF with sacreBLEU's signatures, and the share of exact copies, all in percent."""
+    """Computes corpus BLEU and chrF, with sacreBLEU's signatures, and the share of exact matches, all in percent."""
     chrf = sacrebleu.CHRF()
     exact = sum(output == reference for output, reference in zip(outputs, references, strict=True))
     metrics = {
@@ -45,14 +45,14 @@ def translation_metrics(outputs: Sequence[str], references: Sequence[str], bleu:
 
 
 class TranslationEvaluator:
-    """Translates every source and compares with the reference."""
+    """Translates each source and compares the output with its reference."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
         self._examples, self._samples, self._bleu = examples, cfg.eval.samples, bleu_metric(cfg)
         self._translate = Translator(cfg, model, tokenizers, cut=True)
 
     def __call__(self, params: Any) -> Evaluation:
-        """`bleu`, `chrf` and `exact_match`, with the first translations as samples."""
+        """Returns `bleu`, `chrf` and `exact_match`, with the first translations as samples."""
         sources = [example["source"] for example in self._examples]
         references = [example["target"] for example in self._examples]
         outputs = self._translate(params, sources)

@@ -1,4 +1,4 @@
-"""What an evaluator is, and what it finds."""
+"""The evaluator interface and its results."""
 
 import dataclasses
 from typing import Any, Protocol
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One example and what the model made of it."""
+    """One example and the model's output for it."""
 
     source: str
     reference: str
@@ -23,8 +23,8 @@ class Evaluation:
 
 
 class Evaluator(Protocol):
-    """Measures one thing on one split."""
+    """Computes metrics of a model on a split."""
 
     def __call__(self, params: Any) -> Evaluation:
-        """The model with these parameters."""
+        """Evaluates the model with the parameters `params`."""
         ...

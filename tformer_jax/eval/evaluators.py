@@ -30,9 +30,11 @@ def evaluators_for(
     *,
     devices: int = 1,
 ) -> list[Evaluator]:
-    """What is measured on `split` ("validation" or "test") for this family, on its first `limit` examples (0: all).
+    """Returns the evaluators of the model's family for `split`, "validation" or "test".
 
-    Batches are rounded up to what `devices` can share.
+    Args:
+        limit: number of examples to evaluate, from the start of the split; 0: all.
+        devices: number of devices that split a batch; the batch size is rounded up to a multiple of it.
     """
     examples = getattr(corpus, split)[: limit or None]
     return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, devices)

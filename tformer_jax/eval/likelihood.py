@@ -1,4 +1,4 @@
-"""Mean loss and accuracy over a whole split."""
+"""Mean loss and accuracy over a split."""
 
 import collections
 import functools
@@ -20,51 +20,51 @@ from tformer_jax.special_tokens import IGNORED
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[], Iterable[Batch]]
 
-BATCHES_AHEAD = 4
-"""Batches that may wait for the device: enough to keep it busy, few enough to fit beside each other."""
-KEPT_BYTES = 2**28
-"""The largest split whose batches are kept for the next evaluation."""
+MAX_PENDING_BATCHES = 4
+"""Maximum number of batches dispatched to the device ahead of their results; bounds memory."""
+CACHED_BYTES = 2**28
+"""Maximum size of a split, in bytes, whose batches are cached for the next evaluation."""
 
 
 class Likelihood:
-    """Sums over all batches, divided once: neither batch size nor padding changes the result."""
+    """Sums over all batches and divides once, so that batch size and padding do not change the result."""
 
     def __init__(self, model: nn.Module, batches: Batches):
         self._model, self._batches = model, batches
-        self._kept: list[Batch] | None = None
+        self._cached: list[Batch] | None = None
 
     def __call__(self, params: Any) -> tuple[float, float]:
-        """Nats a label, and the percentage of labels that are the most probable ones."""
+        """Returns the mean loss in nats per label, and the percentage of labels predicted correctly."""
         totals, mesh = np.zeros(3), mesh_of(params)
-        computing: collections.deque[jax.Array] = collections.deque()
+        pending: collections.deque[jax.Array] = collections.deque()
         with everywhere(mesh):
             for batch in self._all_batches():
-                computing.append(_sums(self._model, params, shard_batch(mesh, batch)))
-                if len(computing) > BATCHES_AHEAD:
-                    totals += np.asarray(computing.popleft())
-            for sums in computing:
+                pending.append(_sums(self._model, params, shard_batch(mesh, batch)))
+                if len(pending) > MAX_PENDING_BATCHES:
+                    totals += np.asarray(pending.popleft())
+            for sums in pending:
                 totals += np.asarray(sums)
         loss, hits, count = totals.tolist()
         return loss / count, 100 * hits / count
 
     def _all_batches(self) -> Iterator[Batch]:
-        """The batches, which are made once if they are small enough to keep."""
-        if self._kept is not None:
-            yield from self._kept
+        """Yields the batches, caching them if they are at most `CACHED_BYTES`."""
+        if self._cached is not None:
+            yield from self._cached
             return
-        kept: list[Batch] = []
-        room = KEPT_BYTES
+        cached: list[Batch] = []
+        room = CACHED_BYTES
         for batch in self._batches():
             room -= sum(array.nbytes for array in batch.values())
             if room >= 0:
-                kept.append(batch)
+                cached.append(batch)
             yield batch
-        self._kept = kept if room >= 0 else None
+        self._cached = cached if room >= 0 else None
 
 
 @functools.partial(jax.jit, static_argnames="model")
 def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Summed loss, number of right predictions and number of labels of one batch: float32 [3], exact to 2^24 labels."""
+    """Returns the summed loss and the numbers of correct predictions and of labels: float32 [3], exact to 2^24."""
     logits, labels, _ = registry.forward(model, params, batch)
     sums = masked_cross_entropy(logits, labels)
     hits = ((most_probable(logits) == labels) & (labels != IGNORED)).sum()

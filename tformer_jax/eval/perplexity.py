@@ -1,4 +1,4 @@
-"""How well a model predicts the tokens of a split."""
+"""Evaluation of next-token prediction."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from tformer_jax.eval.likelihood import Batches, Likelihood
 
 
 class PerplexityEvaluator:
-    """Predicts every token from the true tokens before it."""
+    """Predicts each token from the reference tokens before it (teacher forcing)."""
 
     def __init__(self, model: nn.Module, batches: Batches):
         self._likelihood = Likelihood(model, batches)
 
     def __call__(self, params: Any) -> Evaluation:
-        """`loss` in nats a token, `perplexity` = exp(loss), `token_accuracy` in percent."""
+        """Returns `loss` in nats per token, `perplexity` = exp(loss) and `token_accuracy` in percent."""
         loss, accuracy = self._likelihood(params)
         with np.errstate(over="ignore"):
             perplexity = float(np.exp(loss))

@@ -1,4 +1,4 @@
-"""What a language model writes."""
+"""Sample continuations of a language model."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +11,26 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.evaluation import Evaluation, Sample
 from tformer_jax.inference.text import TextGenerator
 
-PROMPT_SHARE = 4
-"""A prompt takes one in so many of the tokens that the model reads."""
+PROMPT_DIVISOR = 4
+"""A prompt has 1 / PROMPT_DIVISOR of the model's maximum length."""
 
 
 class ContinuationEvaluator:
-    """Continues the beginnings of held-out documents; measures nothing."""
+    """Generates continuations of held-out documents from their first tokens; computes no metrics."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
-        room = cfg.model.max_length
+        max_length = cfg.model.max_length
+        prompt_length = max_length // PROMPT_DIVISOR
         self._texts = []
         for example in examples[: cfg.eval.samples]:
-            ids = tokenizers.target.encode(example["text"][: 8 * room])
-            prompt, rest = ids[: room // PROMPT_SHARE], ids[room // PROMPT_SHARE : room]
+            ids = tokenizers.target.encode(example["text"][: 8 * max_length])
+            prompt, reference = ids[:prompt_length], ids[prompt_length:max_length]
             if prompt:
-                self._texts.append((tokenizers.target.decode(prompt), tokenizers.target.decode(rest)))
+                self._texts.append((tokenizers.target.decode(prompt), tokenizers.target.decode(reference)))
         self._generate = TextGenerator(cfg, model, tokenizers)
 
     def __call__(self, params: Any) -> Evaluation:
-        """No numbers; samples of prompt, true continuation and the model's."""
+        """Returns samples of prompt, reference continuation and generated continuation, without metrics."""
         outputs = self._generate(params, [prompt for prompt, _ in self._texts]) if self._texts else []
-        samples = [Sample(prompt, rest, output) for (prompt, rest), output in zip(self._texts, outputs, strict=True)]
+        samples = [Sample(*texts, output) for texts, output in zip(self._texts, outputs, strict=True)]
         return Evaluation({}, samples)
