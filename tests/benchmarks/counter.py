@@ -1,4 +1,4 @@
-"""What `processes.Remote` serves in a test; without JAX, so that its process starts soon."""
+"""An object for tests of `processes.Remote`. It does not import JAX, so that its process starts quickly."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from tformer_jax.config import ConfigError
 
 
 class Counter:
-    """Adds up."""
+    """A running sum."""
 
     def __init__(self, start: int):
         if start < 0:

@@ -1,4 +1,4 @@
-"""`benchmark.py decode` without the systems that it compares with; tests/parity has those."""
+"""`benchmark.py decode` without the other systems; tests/parity compares with them."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from tformer_jax.train.errors import RunError
 SIZES = {"layers": 1, "dim": 16, "heads": 2, "ffn_dim": 16, "vocab": 64, "batch": 3, "source": 5, "length": 6}
 SIZES |= {"beams": 2, "lines": 4, "rounds": 2}
 FLAGS = [part for name, value in SIZES.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-WORK = decode.Work("a batch", [[4, EOS]] * 20, 1)
+WORK = decode.Workload("a batch", [[4, EOS]] * 20, 1)
 
 
 def options(*more: str) -> Any:
@@ -29,7 +29,7 @@ def options(*more: str) -> Any:
 
 @dataclasses.dataclass
 class Fake:
-    """A system that takes `seconds`, notes when they are over, and always gives the same."""
+    """A system whose calls take `seconds` of simulated time, are recorded in `turns`, and return `output`."""
 
     name: str
     seconds: float
@@ -47,10 +47,10 @@ class Fake:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--batch", "0"], "--batch 0: write a whole number from 1 to 4096"),
-        (["--ffn-dim", "70000"], "--ffn-dim 70000: write a whole number from 1 to 65536"),
-        (["--beams", "1"], "--beams 1: write a whole number from 2 to 16"),
-        (["--dim", "18"], "--dim 18: write a multiple of 4, which is twice --heads"),
+        (["--batch", "0"], "--batch 0: must be an integer from 1 to 4096"),
+        (["--ffn-dim", "70000"], "--ffn-dim 70000: must be an integer from 1 to 65536"),
+        (["--beams", "1"], "--beams 1: must be an integer from 2 to 16"),
+        (["--dim", "18"], "--dim 18: must be a multiple of 4, twice --heads"),
         (["--config.model.dim=8"], "unexpected argument '--config.model.dim=8'"),
         (["--record", "."], "--record .: cannot be written"),
     ],
@@ -63,17 +63,19 @@ def test_mistakes(flags, sentence):
 
 def test_only_the_cpu_is_compared(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ConfigError, match="all systems decode on the CPU, but JAX uses the gpu: JAX_PLATFORMS=cpu"):
+    with pytest.raises(
+        ConfigError, match="this benchmark runs on the CPU, but JAX uses the gpu: set JAX_PLATFORMS=cpu"
+    ):
         benchmark.main(["decode", *FLAGS])
 
 
 def test_alone_it_says_who_is_missing_and_records_itself(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(decode_systems, "missing", lambda modules: list(modules[-1:]))
+    monkeypatch.setattr(decode_systems, "not_installed", lambda modules: list(modules[-1:]))
     monkeypatch.setattr(decode, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
     printed = capsys.readouterr().out
     for name, needed in (("Hugging Face", "transformers"), ("CTranslate2", "ctranslate2")):
-        assert f'{name} is left out, for want of {needed}: pip install -e ".[benchmark]"\n' in printed
+        assert f'skipping {name}: {needed} not installed: pip install -e ".[benchmark]"\n' in printed
     for title in ("a batch of 3, greedy: 18", "a batch of 3, beam 2: 18", "4 lines, greedy: 24", "4 lines, beam 2: 24"):
         assert f"{title} tokens" in printed
     found = json.loads((tmp_path / "decode.json").read_text())
@@ -110,38 +112,38 @@ def test_one_row_of_twenty_may_differ_and_no_more():
     ours = np.random.default_rng(0).integers(4, 60, (20, 6))
     theirs = ours.copy()
     theirs[7, 3] += 1
-    assert decode.agreement(WORK, "b", ours, theirs) == 0.95
+    assert decode.equal_row_share(WORK, "b", ours, theirs) == 0.95
     theirs[8, 5] += 1
-    with pytest.raises(RunError, match="a batch, greedy: b gives other outputs than tformer_jax in 2 of 20 rows"):
-        decode.agreement(WORK, "b", ours, theirs)
+    with pytest.raises(RunError, match="a batch, greedy: the outputs of b and tformer_jax differ in 2 of 20 rows"):
+        decode.equal_row_share(WORK, "b", ours, theirs)
 
 
 def test_outputs_that_end_early_are_not_compared_though_they_are_equal():
     ours = np.full((20, 6), 5)
     ours[:, 5] = PAD
     with pytest.raises(RunError, match="in 20 of 20 rows"):
-        decode.agreement(WORK, "b", ours, ours)
+        decode.equal_row_share(WORK, "b", ours, ours)
 
 
 def test_sources():
-    batch, batch_beam, file, file_beam = decode.works(options("--lines", "300"))
-    assert [work.beams for work in (batch, batch_beam, file, file_beam)] == [1, 2, 1, 2]
+    batch, batch_beam, file, file_beam = decode.workloads(options("--lines", "300"))
+    assert [workload.beams for workload in (batch, batch_beam, file, file_beam)] == [1, 2, 1, 2]
     assert [len(row) for row in batch.rows] == [SIZES["source"]] * SIZES["batch"]
     assert {len(row) for row in file.rows} == set(range(4, 2 * SIZES["source"] + 1))
     for row in (*batch.rows, *file.rows):
         assert row[-1] == EOS
         assert all(4 <= token < SIZES["vocab"] - 1 for token in row[:-1])
-    assert decode.works(options())[0].rows == batch.rows
-    assert decode.works(options("--seed", "1"))[0].rows != batch.rows
-    assert len(decode.works(options("--lines", "0"))) == 2
+    assert decode.workloads(options())[0].rows == batch.rows
+    assert decode.workloads(options("--seed", "1"))[0].rows != batch.rows
+    assert len(decode.workloads(options("--lines", "0"))) == 2
 
 
 @pytest.mark.parametrize("beams", rest_slow([3, 1], 1))
 def test_outputs_are_full_and_varied(beams):
     chosen = options("--vocab", "500", "--dim", "64", "--ffn-dim", "128", "--length", "16", "--batch", "8")
-    cfg, params = decode.network(chosen)
+    cfg, params = decode.random_model(chosen)
     ours = decode_systems.Ours(registry.build(cfg), params, 8, 16)
-    rows = decode.works(chosen)[0].rows
+    rows = decode.workloads(chosen)[0].rows
     output = ours.tokens(ours.prepare(rows, beams)())
     assert output.shape == (8, 16)
     assert not np.isin(output, [PAD, BOS, EOS, 499]).any()

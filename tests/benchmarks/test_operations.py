@@ -1,4 +1,4 @@
-"""`benchmark.py train --operations`: what XLA's program and a trace of it are read as."""
+"""`benchmark.py train --operations`: parsing of XLA programs and traces."""
 
 import pytest
 
@@ -31,7 +31,7 @@ ENTRY %main.9 (x: f32[8,4]) -> f32[8,2] {
 
 
 @pytest.mark.parametrize(
-    ("op_name", "found"),
+    ("op_name", "expected"),
     [
         ("", ("", "")),
         ("jit(step)/mul", ("update", "optimizer")),
@@ -45,8 +45,8 @@ ENTRY %main.9 (x: f32[8,4]) -> f32[8,2] {
         ("jit(s)/jvp(LM)/layers_0/a_residual.enter/norm/while/body/add", ("forward", "layers_*/a_residual/norm")),
     ],
 )
-def test_places(op_name, found):
-    assert operations.place(op_name) == found
+def test_direction_and_module(op_name, expected):
+    assert operations.direction_and_module(op_name) == expected
 
 
 def test_a_program_is_read():

@@ -69,7 +69,7 @@ def test_alone_it_says_what_to_install_and_records_itself(monkeypatch, tmp_path,
     record = tmp_path / "train.json"
     flags = ["--rounds", "2", "--steps", "3", "--dtype", "bfloat16", "--record", str(record)]
     benchmark.main(["train", "--config", f"{tmp_path}/small.py", "--config.model.num_heads=1", *flags])
-    assert 'PyTorch is left out: it is not installed: pip install -e ".[benchmark]"' in capsys.readouterr().out
+    assert 'skipping PyTorch: it is not installed: pip install -e ".[benchmark]"' in capsys.readouterr().out
     found = json.loads(record.read_text())
     (case,) = found["cases"]
     assert found["hardware"]["processor"]
@@ -85,18 +85,18 @@ def test_alone_it_says_what_to_install_and_records_itself(monkeypatch, tmp_path,
 
 def test_what_pytorch_lacks(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if it were installed
-    assert train_cases.inexpressible(lm_case().cfg) == []
+    assert train_cases.unsupported_settings(lm_case().cfg) == []
     cfg = lm_case(ffn="gated", num_kv_heads=2, attention_bias=("query", "output")).cfg
     cfg = dataclasses.replace(cfg, train=TrainConfig(accumulate=3), optim=OptimConfig(optimizer="muon"))
-    assert train_cases.inexpressible(cfg) == [
+    assert train_cases.unsupported_settings(cfg) == [
         "model.attention_bias=('query', 'output')",
         "model.ffn='gated'",
         "model.num_kv_heads=2",
         "optim.optimizer='muon'",
         "train.accumulate=3",
     ]
-    assert "model.ffn='gated'" in str(train.without_peer(lm_case(ffn="gated"), "cpu"))
-    assert "JAX uses the gpu: JAX_PLATFORMS=cpu" in str(train.without_peer(lm_case(), "gpu"))
+    assert "model.ffn='gated'" in str(train.reason_to_skip(lm_case(ffn="gated"), "cpu"))
+    assert "JAX uses the gpu: set JAX_PLATFORMS=cpu" in str(train.reason_to_skip(lm_case(), "gpu"))
 
 
 @pytest.mark.parametrize("name", train_cases.BUILT_IN)
@@ -107,7 +107,7 @@ def test_built_in_cases_follow_the_shipped_configs(name):
     changed = {"vocab_size": shipped.vocab_size} | ({} if shipped.dropout else {"dropout": 0, "attention_dropout": 0})
     changed |= {"source_vocab_size": shipped.vocab_size} if cfg.model.family == "seq2seq" else {}
     assert case.cfg.model == dataclasses.replace(cfg.model, **changed)
-    assert train_cases.inexpressible(case.cfg) == []
+    assert train_cases.unsupported_settings(case.cfg) == []
     first, second = case.batches(2)
     family = registry.FAMILIES[cfg.model.family]
     assert set(first) == {*family.inputs, family.labels}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tformer_jax.benchmarks.data import count_places
+from tformer_jax.benchmarks.data import count_positions
 from tformer_jax.cli.train import read_config
 from tformer_jax.data.corpora import DataError, load_corpus, tfds
 from tformer_jax.data.pipeline import train_batches
@@ -81,5 +81,5 @@ def test_buckets_of_multi30k_waste_little():
     cfg = read_config(str(CONFIGS / "translate_multi30k.py"))
     corpus = load("translate_multi30k.py")
     batches = train_batches(cfg, corpus, train_tokenizers(cfg.data, corpus.train))
-    real, places = np.sum([count_places(cfg, next(batches)) for _ in range(300)], axis=0)
-    assert 1 - real / places < 0.1
+    real, positions = np.sum([count_positions(cfg, next(batches)) for _ in range(300)], axis=0)
+    assert 1 - real / positions < 0.1

@@ -25,7 +25,7 @@ PEERS = [
 @pytest.fixture(scope="module")
 def systems():
     options = benchmark.parser().parse_args(["decode", *FLAGS])
-    return decode.installed_systems(*decode.network(options), options, threads=1)
+    return decode.installed_systems(*decode.random_model(options), options, threads=1)
 
 
 @pytest.mark.parametrize("beams", [1, 3])

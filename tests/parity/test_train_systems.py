@@ -50,7 +50,7 @@ def test_losses_are_equal(name, tmp_path, monkeypatch):
     case = dataclasses.replace(case, cfg=dataclasses.replace(case.cfg, optim=optim, train=train))
     if family == "seq2seq":
         monkeypatch.setattr(train_cases.Case, "batches", padded(train_cases.Case.batches))
-    assert train_cases.inexpressible(case.cfg) == []
+    assert train_cases.unsupported_settings(case.cfg) == []
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     ours = Ours(case)
     ours.state = ours.state.replace(params=randomised(ours.state.params))

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py attention`: time and memory of attention over long sequences."""
+"""`scripts/benchmark.py attention`: time and memory of attention on long sequences."""
 
 import argparse
 import itertools
@@ -21,15 +21,15 @@ GIB = 2**30
 
 
 def attention_cases(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each backend in a process of its own, whose peak is then its own."""
+    """Measures each backend in a separate process, for its own peak memory."""
     cases = []
     for backend in options.backends:
         if backend not in kinds.BACKENDS:
-            raise ConfigError(f"--backends {backend}: write some of {', '.join(kinds.BACKENDS)}")
+            raise ConfigError(f"--backends {backend}: must be one or more of {', '.join(kinds.BACKENDS)}")
     for length, backend in itertools.product(options.length, options.backends):
         shape = (options.batch, length, options.heads, options.head_dim)
-        found = _in_own_process(measure_attention, backend, shape, options.forward, options.repeat)
-        case = {"backend": backend, "shape": shape, "forward_only": options.forward, **found}
+        result = _run_in_process(measure_attention, backend, shape, options.forward, options.repeat)
+        case = {"backend": backend, "shape": shape, "forward_only": options.forward, **result}
         peak, planned = case["peak_bytes_beyond_inputs"], case["planned_bytes"]
         measured = (
             "killed, out of memory"
@@ -41,27 +41,27 @@ def attention_cases(options: argparse.Namespace) -> list[dict[str, Any]]:
     return cases
 
 
-def _in_own_process(measure: Callable[..., None], *arguments: Any) -> dict[str, Any]:
-    """What `measure(pipe, *arguments)` sends through the pipe, all of it together, also if it is killed on the way."""
+def _run_in_process(measure: Callable[..., None], *arguments: Any) -> dict[str, Any]:
+    """Runs `measure(pipe, *arguments)` in a process and merges what it sends, even if it is killed before its end."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=measure, args=(sender, *arguments))
     process.start()
     sender.close()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
         while True:
-            found |= receiver.recv()
+            result |= receiver.recv()
     except EOFError:
         process.join()
-    return found
+    return result
 
 
 def measure_attention(pipe: Any, backend: str, shape: tuple[int, int, int, int], forward: bool, repeat: int) -> None:
-    """Memory and median seconds of causal forward (and, unless `forward`, backward) passes, sent through `pipe`.
+    """Measures causal forward passes and, unless `forward`, backward passes; sends the results through `pipe`.
 
-    First what XLA plans for intermediate results, then the peak of the process beyond its inputs (host memory: on
-    another device it says nothing), or None where the process does not live to tell.
+    Sends the bytes that XLA plans for intermediate results, then the median seconds and the peak memory of the process
+    beyond its inputs. That is host memory, meaningful on a CPU only. Both are None if the process is killed.
     """
     q, k, v, weights = (jax.random.normal(jax.random.key(seed), shape) for seed in range(4))
 
@@ -78,13 +78,13 @@ def measure_attention(pipe: Any, backend: str, shape: tuple[int, int, int, int],
     seconds = []
     for _ in range(repeat):
         start = time.perf_counter()
-        found = jax.block_until_ready(compiled(q, k, v))
+        outputs = jax.block_until_ready(compiled(q, k, v))
         seconds.append(time.perf_counter() - start)
     pipe.send({"seconds": statistics.median(seconds), "peak_bytes_beyond_inputs": _peak_bytes() - before})
-    pipe.send({"finite": all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(found))})
+    pipe.send({"finite": all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(outputs))})
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has held so far."""
+    """Returns the peak memory of this process, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py data`: how fast the data pipeline alone gives batches, and how much of them is padding."""
+"""`scripts/benchmark.py data`: throughput of the data pipeline alone, and the share of padding in its batches."""
 
 import argparse
 import dataclasses
@@ -23,7 +23,7 @@ WARM_UP_BATCHES = 8
 
 
 def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The corpus of a config from its text and prepared, by a thread and by `options.workers` processes."""
+    """Measures the corpus of a config, from text and prepared, with a thread and with `options.workers` processes."""
     corpus = load_corpus(cfg, options.data)
     tokenizers = train_tokenizers(cfg.data, corpus.train, options.data)
     cases = []
@@ -36,34 +36,34 @@ def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]
             )
         for (source, data), workers in itertools.product(sources.items(), dict.fromkeys((0, options.workers))):
             case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
-            found = measure(case, load_corpus(case, options.data), tokenizers, options.seconds)
-            speed, padding = found["tokens_per_second"], found["padding_percent"]
+            result = measure(case, load_corpus(case, options.data), tokenizers, options.seconds)
+            speed, padding = result["tokens_per_second"], result["padding_percent"]
             print(f"{source}, {workers} workers: {speed:,.0f} tokens/s, {padding:.2f} % padding", flush=True)
-            cases.append({"source": source, "workers": workers, "batching": cfg.data.batching, **found})
+            cases.append({"source": source, "workers": workers, "batching": cfg.data.batching, **result})
     return cases
 
 
 def measure(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, seconds: float) -> dict[str, float]:
-    """Real tokens a second and the share of padding in all places of the batches of some seconds."""
+    """Measures real tokens per second, and the share of padding, over `seconds` of batches."""
     batches = train_batches(cfg, corpus, tokenizers)
     for _ in itertools.islice(batches, WARM_UP_BATCHES):
         pass
-    real = places = count = 0
+    real = positions = count = 0
     start = time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         batch = next(batches)
-        found, size = count_places(cfg, batch)
-        real, places, count = real + found, places + size, count + 1
+        real_in_batch, size = count_positions(cfg, batch)
+        real, positions, count = real + real_in_batch, positions + size, count + 1
     batches.close()
     return {
         "tokens_per_second": real / elapsed,
-        "padding_percent": 100 * (1 - real / places),
+        "padding_percent": 100 * (1 - real / positions),
         "batches": count,
         "seconds": elapsed,
     }
 
 
-def count_places(cfg: Config, batch: Batch) -> tuple[int, int]:
-    """Real tokens and places for tokens in what the model reads of a batch."""
+def count_positions(cfg: Config, batch: Batch) -> tuple[int, int]:
+    """Returns the number of real tokens and of all positions in the model's inputs."""
     inputs = [batch[key] for key in FAMILIES[cfg.model.family].inputs]
     return sum(int(np.count_nonzero(array != PAD)) for array in inputs), sum(array.size for array in inputs)

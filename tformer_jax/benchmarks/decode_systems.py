@@ -1,7 +1,6 @@
 """The systems that `scripts/benchmark.py decode` compares: this library, Hugging Face on PyTorch, CTranslate2.
 
-Each decodes the same rows with the same weights. What a system wants its input to be is made before the clock runs,
-and what it gives is read after it has stopped.
+Each decodes the same rows with the same weights. The measured time excludes the conversion of inputs and outputs.
 """
 
 import dataclasses
@@ -29,20 +28,20 @@ Rows = Sequence[Sequence[int]]
 
 
 class System(Protocol):
-    """Something that decodes."""
+    """A system that decodes rows of token ids."""
 
     packages: tuple[str, ...]
-    """What its speed depends on, as pip names it."""
+    """Names of the packages whose versions are recorded."""
 
     def prepare(self, rows: Rows, beams: int) -> Callable[[], Any]:
-        """What the clock measures: decodes rows of token ids, each ended by EOS; greedy where `beams` is 1."""
+        """Returns the function to measure: decodes rows that end in EOS, greedily if `beams` is 1."""
 
     def tokens(self, output: Any) -> np.ndarray:
-        """What the prepared call gave, as int [rows, length]."""
+        """Converts the output of the prepared function to int [rows, length]."""
 
 
 class Ours:
-    """This library, by what `scripts/translate.py` calls."""
+    """This library, through the decoder of `scripts/translate.py`."""
 
     packages: tuple[str, ...] = ("jax", "jaxlib")
 
@@ -54,15 +53,15 @@ class Ours:
         strategy = "beam" if beams > 1 else "greedy"
         decode = DecodeConfig(strategy=strategy, beams=beams, max_new_tokens=self._length)
         cfg = dataclasses.replace(self._cfg, decode=decode)
-        decoder = RowDecoder(cfg, self._model, self._params, Tokenizers(Numbers(), Numbers()))
+        decoder = RowDecoder(cfg, self._model, self._params, Tokenizers(NumberTokenizer(), NumberTokenizer()))
         return lambda: decoder(rows, 0)
 
     def tokens(self, output: list[list[Output]]) -> np.ndarray:
-        return pad_rows([Numbers().encode(best.text) for best, *_ in output], len(output), self._length)
+        return pad_rows([NumberTokenizer().encode(best.text) for best, *_ in output], len(output), self._length)
 
 
 class JittedLoop:
-    """This library without its engine: one compiled loop makes the whole outputs of a batch, rows sorted by length."""
+    """This library without its engine: one compiled loop per batch, over rows sorted by length."""
 
     packages: tuple[str, ...] = ("jax", "jaxlib")
 
@@ -86,8 +85,8 @@ class JittedLoop:
         return np.stack(output)
 
 
-class Numbers:
-    """A tokenizer whose tokens are written as numbers."""
+class NumberTokenizer:
+    """A tokenizer whose texts are token ids in decimal."""
 
     vocab_size = 2**31 - 1
     fallback_bytes: frozenset[int] = frozenset()
@@ -106,7 +105,7 @@ class Numbers:
 
 
 class HuggingFace:
-    """`MarianMTModel.generate` with PyTorch, over rows sorted by length."""
+    """`MarianMTModel.generate` in PyTorch, over rows sorted by length."""
 
     packages: tuple[str, ...] = ("torch", "transformers")
 
@@ -120,30 +119,32 @@ class HuggingFace:
     def prepare(self, rows: Rows, beams: int) -> Callable[[], list[tuple[list[int], Any]]]:
         import torch
 
-        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         batches = []
         for start in range(0, len(order), self._batch):
-            places = order[start : start + self._batch]
-            padded = pad_rows([rows[place] for place in places], len(places), len(rows[places[-1]]))
-            batches.append((places, torch.tensor(padded, dtype=torch.long)))
+            indices = order[start : start + self._batch]
+            padded = pad_rows([rows[index] for index in indices], len(indices), len(rows[indices[-1]]))
+            batches.append((indices, torch.tensor(padded, dtype=torch.long)))
         settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": self._length, "use_cache": True}
         generate = functools.partial(self._model.generate, **settings, forced_eos_token_id=None)
 
         def run() -> list[tuple[list[int], Any]]:
             return [
-                (places, generate(input_ids=source, attention_mask=(source != PAD).long()))
-                for places, source in batches
+                (indices, generate(input_ids=source, attention_mask=(source != PAD).long()))
+                for indices, source in batches
             ]
 
         return run
 
     def tokens(self, output: list[tuple[list[int], Any]]) -> np.ndarray:
-        found = {place: row[1:] for places, rows in output for place, row in zip(places, rows.numpy(), strict=True)}
-        return pad_rows([found[place] for place in range(len(found))], len(found), self._length)
+        by_index = {
+            index: row[1:] for indices, rows in output for index, row in zip(indices, rows.numpy(), strict=True)
+        }
+        return pad_rows([by_index[index] for index in range(len(by_index))], len(by_index), self._length)
 
 
 class CTranslate2:
-    """`ctranslate2.Translator` on the CPU in float32, which sorts rows by length itself."""
+    """`ctranslate2.Translator` on the CPU in float32; it sorts rows by length."""
 
     packages: tuple[str, ...] = ("ctranslate2",)
 
@@ -160,7 +161,7 @@ class CTranslate2:
                 inter_threads=1,
                 intra_threads=threads,
             )
-        self._ids = {name: place for place, name in enumerate(self._names)}
+        self._ids = {name: index for index, name in enumerate(self._names)}
 
     def prepare(self, rows: Rows, beams: int) -> Callable[[], list[Any]]:
         named = [[self._names[token] for token in row] for row in rows]
@@ -181,9 +182,9 @@ def _marian(folder: Path) -> Any:
 
 
 def _convert(folder: Path, output: Path) -> list[str]:
-    """Writes a Marian checkpoint of Hugging Face's in CTranslate2's format; the names of its tokens.
+    """Converts a Hugging Face Marian checkpoint to CTranslate2's format and returns the names of its tokens.
 
-    Marian's last token is padding, which the converter takes out.
+    Marian's last token is padding, which the converter removes.
     """
     import torch
     from ctranslate2.converters.transformers import MarianMTLoader
@@ -201,7 +202,7 @@ def _convert(folder: Path, output: Path) -> list[str]:
 
 
 class _Vocabulary:
-    """What the converter asks a tokenizer for."""
+    """The part of a Hugging Face tokenizer that the converter uses."""
 
     eos_token, unk_token = SPECIAL_TOKENS[EOS], SPECIAL_TOKENS[UNK]
 
@@ -209,21 +210,21 @@ class _Vocabulary:
         self._names = names
 
     def get_vocab(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self._names)}
+        return {name: index for index, name in enumerate(self._names)}
 
 
 PEERS: dict[str, tuple[type[HuggingFace] | type[CTranslate2], tuple[str, ...]]] = {
     "Hugging Face": (HuggingFace, ("safetensors", "torch", "transformers")),
     "CTranslate2": (CTranslate2, ("safetensors", "torch", "transformers", "ctranslate2")),
 }
-"""Each with the modules that it needs."""
+"""Systems to compare with, and the modules that each requires."""
 
 
-def missing(modules: Sequence[str]) -> list[str]:
-    """Those that are not installed."""
+def not_installed(modules: Sequence[str]) -> list[str]:
+    """Returns the modules that are not installed."""
     return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
 def versions(system: System) -> dict[str, str]:
-    """Of the packages that a system's speed depends on."""
+    """Returns the versions of a system's packages."""
     return {name: metadata.version(name) for name in system.packages}

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py growth`: speed and memory of a training step as context, depth, vocabulary or experts grow."""
+"""`scripts/benchmark.py growth`: training speed and memory by context length, depth, vocabulary or experts."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,24 +23,25 @@ MODEL: dict[str, Any] = {
     "position": "rotary",
     "dropout": 0.0,
 }
-"""What is not changed."""
+"""Common settings of all cases."""
 DATA = DataConfig(source="stdlib_text", batching="windows")
 MIB = 2**20
 
 
 class Growth(NamedTuple):
-    """One size that grows."""
+    """A series of cases in which one size grows."""
 
     values: tuple[int, ...]
     setting: str | None
-    """Of the model; None: the number of tokens in a row."""
+    """Setting of the model that grows; None: the row length."""
     tokens: int
-    """Of a step."""
+    """Tokens per step."""
     length: int
+    """Tokens per row; unused if the row length grows."""
     model: dict[str, Any]
 
     def cases(self, name: str) -> Iterator[tuple[int, Case]]:
-        """The case of each value."""
+        """Yields each value with its case."""
         for value in self.values:
             changed = {} if self.setting is None else {self.setting: value}
             length = self.length if self.setting else value
@@ -58,16 +59,16 @@ GROWTHS = {
 
 
 def measure_growth(names: Sequence[str], steps: int) -> dict[str, Any]:
-    """Measures each size in a process of its own, prints a table for each growth, and gives what `--record` writes."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Measures each case in a separate process, prints a table per series, and returns the record for `--record`."""
+    rows: dict[str, list[dict[str, Any]]] = {}
     for name in names:
-        found[name] = [{name: value} | measure(case, steps) for value, case in GROWTHS[name].cases(name)]
-        show(name, found[name])
-    return {"growths": found}
+        rows[name] = [{name: value} | measure(case, steps) for value, case in GROWTHS[name].cases(name)]
+        show(name, rows[name])
+    return {"growths": rows}
 
 
 def measure(case: Case, steps: int) -> dict[str, Any]:
-    """Milliseconds, tokens/s and peak memory of a step; the first one is not measured."""
+    """Measures milliseconds, tokens/s and peak memory of a step, after one warm-up step."""
     with Remote("tformer_jax.benchmarks.train_systems:Ours", case) as ours:
         ours.call("steps", 1)
         seconds, _ = ours.call("steps", steps)
@@ -87,7 +88,7 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
 
 
 def show(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table with a row for each value."""
+    """Prints a table with one row per value."""
     table = Table(name, "rows x tokens", "ms/step", "ms/layer", "tokens/s", "GFLOP/s", "memory")
     for column in table.columns:
         column.justify = "right"

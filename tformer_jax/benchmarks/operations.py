@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py train --operations`: where the time of a training step goes, by operation and module."""
+"""`scripts/benchmark.py train --operations`: profile of a training step by operation and module."""
 
 import collections
 import dataclasses
@@ -19,13 +19,13 @@ from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.benchmarks.train_systems import Ours
 
 WARM_UP_STEPS = 2
-SHOWN = 25
-"""Rows of the table; the JSON has all."""
-CONTAINERS = {"while", "call", "conditional"}
-"""Opcodes whose time is that of the operations inside, which are traced themselves."""
+MAX_ROWS = 25
+"""Maximum number of rows in the printed table; the JSON has all."""
+CONTROL_FLOW = {"while", "call", "conditional"}
+"""Opcodes to exclude: their time is that of the operations inside, which are traced separately."""
 PRODUCTS = {"dot", "convolution", "ragged-dot"}
 LOOPS = {"while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
-"""Names that loops and recomputation put into the paths of operations."""
+"""Components that loops and rematerialisation add to the paths of operations."""
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.-]+) .*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = .*?\s(?P<opcode>[a-z][a-z0-9-]*)\(")
 
@@ -34,25 +34,25 @@ class Operation(NamedTuple):
     """An operation of the compiled step."""
 
     kind: str
-    """`product`, alone or fused with others; else what XLA calls it, without its number."""
+    """`product` for matrix products, also fused ones; otherwise XLA's name without its number."""
     direction: str
-    """forward, backward, or update: what comes after the gradients."""
+    """forward, backward or update (the optimizer step)."""
     module: str
-    """Path in the model, `layers_*` for all layers of a stack; or loss, or optimizer."""
+    """Path in the model, with `layers_*` for all layers of a stack; or loss, or optimizer."""
 
 
 UNKNOWN = Operation("other", "", "")
 
 
 class Traced(Ours):
-    """Training whose steps can be traced."""
+    """Training with profiled steps."""
 
     def __init__(self, case: Case):
         super().__init__(case)
         self.step = self.step.lower(self.state, self.batch()).compile()
 
     def operations(self, steps: int) -> dict[str, Any]:
-        """Milliseconds a step of each `Operation`, summed over threads, and of the step itself, traced and not."""
+        """Returns milliseconds per step, by `Operation` (summed over threads) and total, with and without tracing."""
         self.steps(WARM_UP_STEPS)
         wall, _ = self.steps(steps)
         options = jax.profiler.ProfileOptions()
@@ -61,7 +61,7 @@ class Traced(Ours):
             with jax.profiler.trace(folder, profiler_options=options):
                 traced, _ = self.steps(steps)
             (path,) = Path(folder).rglob("*.xplane.pb")
-            events = list(read_events(path))
+            events = list(iterate_events(path))
         rows = table_rows(parse(self.step.as_text()), events, steps)
         return {
             "milliseconds": 1000 * statistics.median(wall),
@@ -72,18 +72,18 @@ class Traced(Ours):
 
 
 def measure_operations(cases: Sequence[Case], steps: int) -> dict[str, Any]:
-    """Traces each case in a process of its own, prints a table, and gives what `--record` writes."""
-    found = []
+    """Traces each case in a separate process, prints a table, and returns the record for `--record`."""
+    results = []
     for case in cases:
         with Remote("tformer_jax.benchmarks.operations:Traced", case) as traced:
             shape = {"case": case.name, "rows": case.rows, "length": case.length, "dtype": case.cfg.model.dtype}
-            found.append(shape | traced.call("operations", steps))
-        show(found[-1])
-    return {"cases": found}
+            results.append(shape | traced.call("operations", steps))
+        show(results[-1])
+    return {"cases": results}
 
 
-def read_events(path: Path) -> Iterator[tuple[str, float]]:
-    """Name and milliseconds of each operation in a trace, by whatever thread or device it was done."""
+def iterate_events(path: Path) -> Iterator[tuple[str, float]]:
+    """Yields name and milliseconds of each operation in a trace, of all threads and devices."""
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
         for line in plane.lines:
             for event in line.events:
@@ -92,12 +92,12 @@ def read_events(path: Path) -> Iterator[tuple[str, float]]:
 
 
 def table_rows(known: Mapping[str, Operation], events: Iterable[tuple[str, float]], steps: int) -> list[dict[str, Any]]:
-    """Events by operation, the most time first; names that `known` has not are those of other programs."""
+    """Groups events by operation, longest first; names missing from `known` belong to other programs."""
     spent: dict[Operation, float] = collections.defaultdict(float)
     count: collections.Counter[Operation] = collections.Counter()
     for name, milliseconds in events:
         operation = known.get(name, UNKNOWN)
-        if operation.kind not in CONTAINERS:
+        if operation.kind not in CONTROL_FLOW:
             spent[operation] += milliseconds / steps
             count[operation] += 1
     total = sum(spent.values())
@@ -109,7 +109,7 @@ def table_rows(known: Mapping[str, Operation], events: Iterable[tuple[str, float
 
 @dataclasses.dataclass
 class Instruction:
-    """A line of HLO."""
+    """One HLO instruction."""
 
     opcode: str
     op_name: str
@@ -117,15 +117,15 @@ class Instruction:
 
 
 def parse(hlo: str) -> dict[str, Operation]:
-    """The operations of a compiled program, `compiled.as_text()`, by the names that traces have."""
+    """Parses a compiled program, `compiled.as_text()`, into operations by their names in traces."""
     computations: dict[str, dict[str, Instruction]] = {}
-    inside: dict[str, Instruction] = {}
+    current: dict[str, Instruction] = {}
     for line in hlo.splitlines():
-        if begins := COMPUTATION.match(line):
-            inside = computations.setdefault(begins["name"], {})
-        elif found := INSTRUCTION.match(line):
+        if header := COMPUTATION.match(line):
+            current = computations.setdefault(header["name"], {})
+        elif match := INSTRUCTION.match(line):
             op_name, calls = re.search(r'op_name="(.*?)"', line), re.search(r"calls=%?([\w.-]+)", line)
-            inside[found["name"]] = Instruction(found["opcode"], op_name[1] if op_name else "", calls and calls[1])
+            current[match["name"]] = Instruction(match["opcode"], op_name[1] if op_name else "", calls and calls[1])
     return {
         name: describe(name, instruction, list(computations.get(instruction.calls or "", {}).values()))
         for instructions in computations.values()
@@ -134,20 +134,20 @@ def parse(hlo: str) -> dict[str, Operation]:
 
 
 def describe(name: str, instruction: Instruction, fused: Sequence[Instruction]) -> Operation:
-    """What an instruction is; the place of a fusion is that of its product, else its own, else one inside."""
+    """Classifies an instruction; the path of a fusion is that of its product, or else its own or that of a part."""
     products = [part for part in (instruction, *fused) if part.opcode in PRODUCTS]
-    if instruction.opcode in CONTAINERS:
+    if instruction.opcode in CONTROL_FLOW:
         kind = instruction.opcode
     else:
         kind = "product" if products else re.sub(r"(\.\d+|\.clone)+$", "", name)
     op_name = next((part.op_name for part in (*products, instruction, *fused) if part.op_name), "")
-    return Operation(kind, *place(op_name))
+    return Operation(kind, *direction_and_module(op_name))
 
 
-def place(op_name: str) -> tuple[str, str]:
-    """Direction and module of a path such as `jit(step)/transpose(jvp(Model))/decoder/layers_0/ffn/expand/dot_general`.
+def direction_and_module(op_name: str) -> tuple[str, str]:
+    """Parses a path such as `jit(step)/transpose(jvp(Model))/decoder/layers_0/ffn/expand/dot_general`.
 
-    Names in parentheses are transformations; `module.method` stands for its module; the last one is a primitive.
+    Components with parentheses are transformations, `module.method` belongs to `module`, and the last is a primitive.
     """
     if not op_name:
         return "", ""
@@ -161,16 +161,14 @@ def place(op_name: str) -> tuple[str, str]:
 
 
 def show(case: Mapping[str, Any]) -> None:
-    """The operations that take the most time, and their sum beside the time of the step."""
+    """Prints the longest operations, and their sum next to the time of the step."""
     wall, traced, total = (case[f"{kind}milliseconds"] for kind in ("", "traced_", "summed_"))
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
-    caption = (
-        f"{wall:.1f} ms a step, {traced:.1f} while it is traced; all operations, summed over threads: {total:.1f} ms"
-    )
+    caption = f"{wall:.1f} ms per step, {traced:.1f} with tracing; all operations, summed over threads: {total:.1f} ms"
     table = Table("ms/step", "share", "count", "operation", "pass", "module", title=title, caption=caption)
     for column in table.columns[:3]:
         column.justify = "right"
-    for row in case["operations"][:SHOWN]:
+    for row in case["operations"][:MAX_ROWS]:
         numbers = f"{row['milliseconds']:.2f}", f"{row['share']:.1%}", f"{row['count']:.0f}"
         table.add_row(*numbers, row["kind"], row["direction"], row["module"])
     Console(width=120).print(table)

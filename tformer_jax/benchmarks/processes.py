@@ -1,4 +1,4 @@
-"""Objects in processes of their own, so that neither memory nor threads of one are those of another."""
+"""Objects in separate processes, to isolate their memory and threads."""
 
 import contextlib
 import multiprocessing
@@ -15,17 +15,20 @@ from tformer_jax.train.errors import RunError
 
 
 class Remote:
-    """An object in a spawned process, whose methods are called from here, one at a time.
+    """Proxy of an object in a spawned process; calls its methods synchronously.
 
-    The process imports only the module of the object, and is idle between two calls.
+    The process imports only the module of the object, and is idle between calls.
     """
 
     def __init__(self, target: str, *arguments: Any):
-        """Makes `target`, written `module:attribute`, from `arguments`; `seconds` is how long that took.
+        """Constructs `target` in the process; `self.seconds` is the time that takes.
+
+        Args:
+            target: the class, written `module:attribute`.
 
         Raises:
-            ConfigError: as `target` raises it.
-            RunError: `target` fails otherwise, or the process is killed.
+            ConfigError: `target` raises it.
+            RunError: `target` raises another exception, or the process is killed.
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -45,7 +48,7 @@ class Remote:
         self._process.join()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What the object's method returns. Raises as `__init__` does."""
+        """Calls a method of the object and returns its result. Raises like `__init__`."""
         self._pipe.send((method, arguments))
         return self._receive()
 
@@ -60,7 +63,7 @@ class Remote:
 
 
 def _serve(pipe: Any, target: str, arguments: tuple[Any, ...]) -> None:
-    """The loop of the spawned process: ends when the pipe is closed."""
+    """Serves calls in the spawned process until the pipe is closed."""
     served = None
     with contextlib.suppress(EOFError):
         while True:
@@ -81,9 +84,9 @@ def _serve(pipe: Any, target: str, arguments: tuple[Any, ...]) -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held so far.
+    """Returns the peak memory of this process, in bytes.
 
-    Linux counts what the parent held into `ru_maxrss`, but not into `VmHWM`.
+    On Linux, `ru_maxrss` includes the peak of the parent process; `VmHWM` does not.
     """
     status = Path("/proc/self/status")
     if status.exists():

@@ -1,7 +1,7 @@
-"""The models of `scripts/benchmark.py train` as a user of PyTorch writes them.
+"""The models of `scripts/benchmark.py train` in idiomatic PyTorch.
 
-Fused projections, `scaled_dot_product_attention`, and a forward pass that ends with the loss, so that
-`torch.compile` sees all of it. `train_cases.inexpressible` says which settings are left out.
+They use fused projections and `scaled_dot_product_attention`; the forward pass includes the loss, so that
+`torch.compile` optimises all of it. `train_cases.unsupported_settings` lists the settings that they do not support.
 """
 
 import collections
@@ -36,11 +36,11 @@ NAMES = {
     r"^(source|target)_embedding/": r"\1_input/embedding/",
     r"/(kernel|scale|embedding)$": "/weight",
 }
-"""Patterns in paths of our parameters, and what stands there in PyTorch's; applied in turn."""
+"""Regular expressions that map paths of our parameters to PyTorch's, applied in order."""
 
 
 class Attention(nn.Module):
-    """Self-attention with one projection for queries, keys and values, or cross-attention with one for the last two."""
+    """Multi-head attention: self-attention with fused QKV projections, or cross-attention with fused KV projections."""
 
     def __init__(self, cfg: ModelConfig, *, cross: bool = False):
         super().__init__()
@@ -52,7 +52,7 @@ class Attention(nn.Module):
         self.dropout, self.scale = cfg.attention_dropout, cfg.attention_scale
 
     def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """x [B, T, D], memory [B, S, D] (None: x), mask bool [B, 1, T or 1, S] (None: causal) -> [B, T, D]."""
+        """Maps x [B, T, D], memory [B, S, D] (None: x) and mask bool [B, 1, T or 1, S] (None: causal) to [B, T, D]."""
         fused = self.fused(x if memory is None else memory)
         count = fused.shape[-1] // math.prod(self.shape)
         parts = [part.unflatten(-1, self.shape).transpose(1, 2) for part in fused.chunk(count, -1)]
@@ -70,14 +70,14 @@ class Attention(nn.Module):
 
 
 def make_norm(cfg: ModelConfig) -> nn.Module:
-    """LayerNorm or RMSNorm."""
+    """Builds LayerNorm or RMSNorm."""
     if cfg.norm == "rmsnorm":
         return nn.RMSNorm(cfg.dim, eps=cfg.norm_eps)
     return nn.LayerNorm(cfg.dim, eps=cfg.norm_eps, bias=cfg.norm_bias)
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention where `cross`, and an FFN, each in a residual connection."""
+    """Self-attention, cross-attention if `cross`, and an FFN, each with a residual connection."""
 
     def __init__(self, cfg: ModelConfig, *, cross: bool = False):
         super().__init__()
@@ -96,7 +96,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
+        """Maps [B, T, D] to [B, T, D]."""
         x = self._join(x, self.self_attention_norm, lambda h: self.self_attention(h, mask=mask))
         if self.cross_attention is not None:
             attend = self.cross_attention
@@ -109,22 +109,22 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers, and the norm that closes them."""
+    """Layers and the final norm."""
 
     def __init__(self, cfg: ModelConfig, depth: int, *, cross: bool = False):
         super().__init__()
         self.layers = nn.ModuleList(Layer(cfg, cross=cross) for _ in range(depth))
         self.norm = make_norm(cfg) if cfg.norms_output else nn.Identity()
 
-    def forward(self, x: Tensor, *around: Tensor | None) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        """Maps [B, T, D] to [B, T, D]."""
         for layer in self.layers:
-            x = layer(x, *around)
+            x = layer(x, *context)
         return self.norm(x)
 
 
 class Input(nn.Module):
-    """Token embeddings with positions."""
+    """Token embeddings with position embeddings."""
 
     def __init__(self, cfg: ModelConfig, embedding: nn.Embedding):
         super().__init__()
@@ -137,20 +137,20 @@ class Input(nn.Module):
             self.fixed = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int [B, T] -> [B, T, D]."""
+        """Maps tokens int [B, T] to [B, T, D]."""
         x = self.embedding(tokens) * self.factor
         table = self.fixed if self.positions is None else self.positions.weight
         return self.dropout(x if table is None else x + table[: tokens.shape[1]])
 
 
 def sinusoidal(length: int, dim: int) -> Tensor:
-    """Sines at even, cosines at odd features ("Attention Is All You Need", 2017, section 3.5): float32 [T, D]."""
+    """Returns sines at even and cosines at odd features, float32 [T, D] ("Attention Is All You Need", section 3.5)."""
     angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(0, dim, 2) / dim)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).float()
 
 
 class Model(nn.Module):
-    """What both families share: the output head and the loss."""
+    """Base class with the output head and the loss."""
 
     def __init__(self, cfg: Config, tied: nn.Embedding | None):
         super().__init__()
@@ -160,7 +160,7 @@ class Model(nn.Module):
             self.head.weight = tied.weight
 
     def loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Features [B, T, D], labels int [B, T] -> the mean cross-entropy in nats."""
+        """Returns the mean cross-entropy, in nats, of features [B, T, D] for labels int [B, T]."""
         logits = self.head(x).float()
         return functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=self.smoothing
@@ -168,7 +168,7 @@ class Model(nn.Module):
 
 
 class DecoderLM(Model):
-    """A language model whose rows have no padding before their end."""
+    """A decoder-only language model, without a padding mask."""
 
     def __init__(self, cfg: Config):
         embedding = nn.Embedding(cfg.model.known("vocab_size"), cfg.model.dim)
@@ -177,25 +177,24 @@ class DecoderLM(Model):
         self.decoder = Stack(cfg.model, cfg.model.decoder_layers)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch."""
+        """Returns the loss of a batch."""
         return self.loss(self.decoder(self.input(batch["tokens"]), None), batch["targets"])
 
 
 class Seq2Seq(Model):
-    """An encoder and a decoder."""
+    """An encoder-decoder model."""
 
     def __init__(self, cfg: Config):
         model, tied = cfg.model, cfg.model.tie_embeddings
         target = nn.Embedding(model.known("vocab_size"), model.dim)
         super().__init__(cfg, target if tied in ("output", "all") else None)
-        one = tied in ("inputs", "all")
-        source = target if one else nn.Embedding(model.known("source_vocab_size"), model.dim)
+        source = target if tied in ("inputs", "all") else nn.Embedding(model.known("source_vocab_size"), model.dim)
         self.source_input, self.target_input = Input(model, source), Input(model, target)
         self.encoder = Stack(model, model.encoder_layers)
         self.decoder = Stack(model, model.decoder_layers, cross=True)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of a batch."""
+        """Returns the loss of a batch."""
         source, target = batch["source"], batch["target_in"]
         T = target.shape[1]
         source_mask, target_mask = ((tokens != PAD)[:, None, None] for tokens in (source, target))
@@ -206,35 +205,35 @@ class Seq2Seq(Model):
 
 
 def build(cfg: Config) -> Model:
-    """The model of a config that `train_cases.inexpressible` finds nothing in."""
+    """Builds the model of a config without `train_cases.unsupported_settings`."""
     return {"decoder_lm": DecoderLM, "seq2seq": Seq2Seq}[cfg.model.family](cfg)
 
 
-def read_weights(model: Model, params: Mapping[str, np.ndarray]) -> None:
-    """Our parameters, with separate projections, by their paths, into PyTorch's model.
+def load_params(model: Model, params: Mapping[str, np.ndarray]) -> None:
+    """Loads our parameters, by path and with separate projections, into a PyTorch model.
 
     Raises:
-        ValueError: the two do not have the same parameters.
+        ValueError: the parameters of the two do not match.
     """
     parts = collections.defaultdict(list)
     for path in sorted(params, key=lambda path: next((i for i, role in enumerate(ROLES) if f"/{role}/" in path), 0)):
         parts[torch_name(path)].append(torch_layout(path, params[path]))
     state = {name: torch.cat(tensors) for name, tensors in parts.items()}
     unknown = model.load_state_dict(state, strict=False).unexpected_keys
-    given, needed = (sum(tensor.numel() for tensor in found) for found in (state.values(), model.parameters()))
+    given, needed = (sum(tensor.numel() for tensor in tensors) for tensors in (state.values(), model.parameters()))
     if unknown or given != needed:
-        raise ValueError(f"{given:,} parameters given, {needed:,} needed; without a place: {unknown}")
+        raise ValueError(f"{given:,} parameters given, {needed:,} needed; unknown: {unknown}")
 
 
 def torch_name(path: str) -> str:
-    """The name in PyTorch's model of what `path` is a part of."""
+    """Returns the name of the PyTorch parameter that contains our parameter `path`."""
     for pattern, name in NAMES.items():
         path = re.sub(pattern, name, path)
     return path.replace("/", ".")
 
 
 def torch_layout(path: str, array: np.ndarray) -> Tensor:
-    """Kernels as [outputs, inputs], biases as [outputs], all else as it is."""
+    """Reshapes kernels to [outputs, inputs] and biases to [outputs]; other arrays are unchanged."""
     if path.endswith("/kernel"):
         inputs = array.ndim - 1 if path.endswith("/output/kernel") else 1
         array = array.reshape(math.prod(array.shape[:inputs]), -1).T

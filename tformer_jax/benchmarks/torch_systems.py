@@ -1,4 +1,4 @@
-"""PyTorch in `scripts/benchmark.py train`: `torch.compile`, fused AdamW, gradients clipped by `foreach`."""
+"""PyTorch in `scripts/benchmark.py train`: `torch.compile`, fused AdamW, and `foreach` gradient clipping."""
 
 import os
 import time
@@ -15,10 +15,10 @@ from tformer_jax.config import Config, OptimConfig
 
 
 class PyTorch:
-    """Training on the CPU with the parameters and batches that `train_systems.Ours.save` wrote."""
+    """Training on the CPU with the parameters and batches that `train_systems.Ours.save` writes."""
 
     def __init__(self, cfg: Config, path: Path, threads: int, compiled: bool):
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path.parent)  # so that nothing is cached
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path.parent)  # a new folder: nothing is cached
         torch.set_num_threads(threads)
         torch.manual_seed(cfg.seed)
         self._clip, self._dtype = cfg.optim.clip_norm, getattr(torch, cfg.model.dtype)
@@ -26,21 +26,21 @@ class PyTorch:
         model, params = torch_models.build(cfg), {}
         with np.load(path) as arrays:
             for name, array in arrays.items():
-                kind, _, rest = name.partition("/")
+                kind, _, key = name.partition("/")
                 if kind == "params":
-                    params[rest] = array
+                    params[key] = array
                     continue
-                number, _, key = rest.partition("/")
+                number, _, key = key.partition("/")
                 self._batches += [{}] * (int(number) == len(self._batches))
                 self._batches[-1] = self._batches[-1] | {key: torch.from_numpy(array).long()}
-        torch_models.read_weights(model, params)
+        torch_models.load_params(model, params)
         self._parameters = list(model.parameters())
         self._optimizer = adamw(self._parameters, cfg.optim)
         self._loss = torch.compile(model) if compiled else model
         self._done = 0
 
     def steps(self, count: int) -> tuple[list[float], list[float]]:
-        """Seconds and loss of each of the next `count` steps."""
+        """Runs `count` steps and returns the seconds and the loss of each."""
         seconds, losses = [], []
         for _ in range(count):
             start = time.perf_counter()
@@ -60,11 +60,11 @@ class PyTorch:
         return loss.detach()
 
     def facts(self) -> dict[str, Any]:
-        """What the process has needed so far, and on what it depends."""
+        """Returns the peak memory and the versions of packages."""
         return {"peak_bytes": peak_bytes(), "versions": {"torch": metadata.version("torch")}}
 
     def product_rates(self, shapes: list[tuple[int, int, int]], repetitions: int) -> list[float]:
-        """As `train_systems.Ours.product_rates`."""
+        """Same as `train_systems.Ours.product_rates`."""
         rates = []
         for rows, inner, columns in shapes:
             left, right = torch.ones(rows, inner, dtype=self._dtype), torch.ones(inner, columns, dtype=self._dtype)
@@ -78,7 +78,7 @@ class PyTorch:
 
 
 def adamw(parameters: list[torch.nn.Parameter], optim: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW whose weight decay works on matrices only, as `optim.decayed` does by default."""
+    """Builds AdamW with weight decay of matrices only, the default of `optim.decayed`."""
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": optim.weight_decay},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py train`: how fast a step of training is, beside PyTorch's with the same weights and batches."""
+"""`scripts/benchmark.py train`: training speed compared with PyTorch, with the same weights and batches."""
 
 import contextlib
 import importlib.util
@@ -20,49 +20,49 @@ from tformer_jax.train.errors import RunError
 
 OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
 PEERS = (COMPILED, EAGER)
-"""Both, since neither is the faster one in all cases."""
+"""Both, because neither is faster in all cases."""
 CHECKED_STEPS = 20
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
-"""By how much losses may differ, relative to PyTorch's."""
+"""Maximum difference of losses, relative to PyTorch's, by dtype."""
 SQUARES = (1024, 2048)
-"""Sizes of the square products by which the machine's rate of products is measured."""
+"""Sizes of the square matrix products that measure the machine's peak FLOP/s."""
 PAUSE = 0.3
-"""Seconds before each measurement: threads of the system before it may spin so long."""
-UNCOUNTED = 1
+"""Seconds before each measurement; idle threads of the previous system may spin this long."""
+WARM_UP_STEPS = 1
 """Steps at the start of each turn that are not measured."""
-PRODUCTS = 10
-"""Repetitions of each product, of which the best counts."""
+PRODUCT_REPETITIONS = 10
+"""Repetitions of each product; the fastest counts."""
 MIB = 2**20
 
 
 def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str, Any]:
-    """Measures the cases in turn, prints a table for each, and gives what `--record` writes.
+    """Measures the cases, prints a table for each, and returns the record for `--record`.
 
     Raises:
-        RunError: PyTorch's losses are not ours.
+        RunError: PyTorch's losses differ from ours.
     """
-    found = []
+    results = []
     for case in cases:
-        found.append(measure(case, rounds, steps))
-        show(found[-1])
-    return {"cases": found}
+        results.append(measure(case, rounds, steps))
+        show(results[-1])
+    return {"cases": results}
 
 
 def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
-    """One case: its losses are compared, then the systems take turns."""
+    """Compares the losses of the systems on a case and measures their steps in turns."""
     compared = train_cases.without_dropout(case)
     losses: dict[str, list[float]] = {}
-    with started(case, PEERS) as systems:
+    with start_systems(case, PEERS) as systems:
         first = {name: first_step(system) for name, system in systems.items()}
         if compared == case:
-            losses = {name: [first[name][0], *more_losses(system)] for name, system in systems.items()}
+            losses = {name: [first[name][0], *remaining_losses(system)] for name, system in systems.items()}
         seconds = alternate(systems, rounds, steps)
         facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
         work = systems[OURS].call("work")
         shapes = [(size, size, size) for size in SQUARES] + [case.product]
-        rates = {name: system.call("product_rates", shapes, PRODUCTS) for name, system in systems.items()}
+        rates = {name: system.call("product_rates", shapes, PRODUCT_REPETITIONS) for name, system in systems.items()}
     if compared != case and len(facts) > 1:
-        with started(compared, (EAGER,)) as systems:
+        with start_systems(compared, (EAGER,)) as systems:
             losses = {name: system.call("steps", CHECKED_STEPS)[1] for name, system in systems.items()}
     return {
         "case": case.name,
@@ -78,14 +78,14 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def started(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote]]:
-    """This library and, where PyTorch can do the same, these peers, each in a process of its own."""
+def start_systems(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote]]:
+    """Starts this library and, if PyTorch supports the case, `peers`, each in a separate process."""
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         ours = stack.enter_context(Remote("tformer_jax.benchmarks.train_systems:Ours", case))
         hardware = ours.call("hardware")
         systems = {OURS: ours}
-        if reason := without_peer(case, hardware["backend"]):
-            print(f"{case.name}: PyTorch is left out: {reason}", flush=True)
+        if reason := reason_to_skip(case, hardware["backend"]):
+            print(f"{case.name}: skipping PyTorch: {reason}", flush=True)
             peers = ()
         else:
             ours.call("save", Path(scratch) / "start.npz")
@@ -96,7 +96,7 @@ def started(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote]]:
 
 
 def first_step(system: Remote) -> tuple[float, dict[str, Any]]:
-    """The first step: its loss; seconds since the process was started, and what was compiled until then, if known."""
+    """Runs the first step; returns its loss, the seconds since the process started, and the number of compilations."""
     start = time.perf_counter()
     _, (loss,) = system.call("steps", 1)
     seconds = system.seconds + time.perf_counter() - start
@@ -104,61 +104,65 @@ def first_step(system: Remote) -> tuple[float, dict[str, Any]]:
     return loss, {"first_step_seconds": seconds, "compilations_at_first_step": compilations}
 
 
-def more_losses(system: Remote) -> list[float]:
-    """Those of the steps after the first one."""
+def remaining_losses(system: Remote) -> list[float]:
+    """Returns the losses of the next `CHECKED_STEPS - 1` steps."""
     losses: list[float] = system.call("steps", CHECKED_STEPS - 1)[1]
     return losses
 
 
-def without_peer(case: Case, backend: str) -> str | None:
-    """Why PyTorch cannot be compared; None: it can."""
+def reason_to_skip(case: Case, backend: str) -> str | None:
+    """Returns why PyTorch cannot be compared, or None."""
     if importlib.util.find_spec("torch") is None:
         return 'it is not installed: pip install -e ".[benchmark]"'
     if backend != "cpu":
-        return f"it is measured on the CPU, but JAX uses the {backend}: JAX_PLATFORMS=cpu"
-    if settings := train_cases.inexpressible(case.cfg):
-        return f"its model here has no {', '.join(settings)}"
+        return f"the comparison runs on the CPU, but JAX uses the {backend}: set JAX_PLATFORMS=cpu"
+    if settings := train_cases.unsupported_settings(case.cfg):
+        return f"its model does not support {', '.join(settings)}"
     return None
 
 
 def alternate(systems: Mapping[str, Remote], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of each system's steps; every round begins with another system."""
+    """Returns the seconds of each system's steps; the system that starts a round rotates."""
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     names = list(systems)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             time.sleep(PAUSE)
-            seconds[name] += systems[name].call("steps", UNCOUNTED + steps)[0][UNCOUNTED:]
+            seconds[name] += systems[name].call("steps", WARM_UP_STEPS + steps)[0][WARM_UP_STEPS:]
     return seconds
 
 
 def speeds(
     work: Mapping[str, int], seconds: Mapping[str, Sequence[float]], rates: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """What follows from a step's tokens and FLOPs, the seconds of steps, and FLOP/s of products, squares first.
+    """Computes speeds and ratios, from medians.
 
-    The rate of products is that of the best square product of any system.
+    Args:
+        work: tokens and FLOPs of a step.
+        seconds: seconds of the steps of each system.
+        rates: FLOP/s of matrix products of each system, the square ones first. The fastest square product of any system
+            is the peak.
     """
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    rate = max(max(found[: len(SQUARES)]) for found in rates.values())
+    peak = max(max(of_system[: len(SQUARES)]) for of_system in rates.values())
     return {
         **work,
         "milliseconds": {name: 1000 * time for name, time in median.items()},
         "tokens_per_second": {name: work["tokens"] / time for name, time in median.items()},
         "flops_per_second": {name: work["flops"] / time for name, time in median.items()},
-        "share_of_product_rate": {name: work["flops"] / time / rate for name, time in median.items()},
+        "share_of_product_rate": {name: work["flops"] / time / peak for name, time in median.items()},
         "times_as_fast": {name: time / median[OURS] for name, time in median.items() if name != OURS},
     }
 
 
 def loss_differences(case: Case, losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The largest difference of two losses of one step, relative to PyTorch's, for each peer.
+    """Returns the largest difference of the losses of a step, relative to PyTorch's, for each peer.
 
     Raises:
-        RunError: it is too large for a comparison of speed.
+        RunError: a difference exceeds the tolerance of the dtype.
     """
-    found, tolerance = {}, TOLERANCES[case.cfg.model.dtype]
+    differences, tolerance = {}, TOLERANCES[case.cfg.model.dtype]
     for name in [name for name in losses if name != OURS]:
         ours, theirs = np.array(losses[OURS]), np.array(losses[name])
         difference = np.abs(ours - theirs) / np.abs(theirs)
@@ -166,16 +170,16 @@ def loss_differences(case: Case, losses: Mapping[str, Sequence[float]]) -> dict[
         if not difference[worst] <= tolerance:
             raise RunError(
                 f"{case.name}: the loss of step {worst + 1} is {ours[worst]:.6g}, that of {name} {theirs[worst]:.6g}: "
-                f"they differ by more than {tolerance:g} of it, so that the speeds are not compared"
+                f"their relative difference exceeds {tolerance:g}, so their speeds cannot be compared"
             )
-        found[name] = float(difference[worst])
-    return found
+        differences[name] = float(difference[worst])
+    return differences
 
 
 def show(case: Mapping[str, Any]) -> None:
-    """A table with a row for each system."""
+    """Prints a table with one row per system."""
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
-    caption = "of peak: of the rate of square products; first step: from the start of the process, nothing cached"
+    caption = "of peak: of the FLOP/s of square products; first step: since the start of the process, without caches"
     columns = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
     table = Table(*columns, title=title, caption=caption)
     for column in table.columns[1:]:

@@ -1,4 +1,4 @@
-"""What `scripts/benchmark.py train` trains: a config with all sizes known, and the shape of its batches."""
+"""Cases of `scripts/benchmark.py train`: configs with known sizes, and the shapes of their batches."""
 
 import dataclasses
 from pathlib import Path
@@ -12,11 +12,11 @@ from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LEARNING_RATE = 1e-4
-"""Small enough that rounding errors do not grow within the steps whose losses are compared."""
+"""Small enough that rounding errors do not grow within the steps with compared losses."""
 
 
 class BuiltIn(NamedTuple):
-    """A shipped config in batches of one size."""
+    """A shipped config with batches of a fixed size."""
 
     config: str
     rows: int
@@ -36,7 +36,7 @@ BUILT_IN = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, an optimizer, and `rows` rows of `length` made-up tokens on each side."""
+    """A config, with batches of `rows` rows of `length` random tokens, on each side for translation."""
 
     name: str
     cfg: Config
@@ -45,12 +45,12 @@ class Case:
 
     @property
     def product(self) -> tuple[int, int, int]:
-        """Rows, inner size and columns of the largest product with a kernel."""
+        """Rows, inner size and columns of the largest matrix product."""
         model = self.cfg.model
         return self.rows * self.length, model.dim, max(model.ffn_dim, model.known("vocab_size"))
 
     def batches(self, count: int) -> list[dict[str, np.ndarray]]:
-        """Full rows of random tokens, the same for each call, as the model's family reads them."""
+        """Returns batches of full rows of random tokens; the same in each call."""
         rng = np.random.default_rng(self.cfg.seed)
         return [self._batch(rng) for _ in range(count)]
 
@@ -70,14 +70,14 @@ class Case:
 
 
 def built_in(name: str, cfg: Config) -> Case:
-    """One of `BUILT_IN`, whose config is `cfg`."""
+    """Builds the case `name` of `BUILT_IN` from its config."""
     _, rows, length, vocab_size, dropout = BUILT_IN[name]
     case = Case(name, resolved(cfg, vocab_size), rows, length)
     return case if dropout else without_dropout(case)
 
 
 def of_config(cfg: Config) -> Case:
-    """Any config, in batches of its own size: those of its middle bucket, where it has several."""
+    """Builds the case of a config with its batch size; with buckets, that of the middle one."""
     data = cfg.data
     rows, length = data.batch_size, data.window
     if data.batching == "buckets":
@@ -87,7 +87,7 @@ def of_config(cfg: Config) -> Case:
 
 
 def resolved(cfg: Config, vocab_size: int) -> Config:
-    """Sizes that the data would fill in, and a constant learning rate."""
+    """Fills in the sizes that the data would determine, and sets a constant learning rate."""
     model = cfg.model
     sizes: dict[str, Any] = {"vocab_size": model.vocab_size or vocab_size}
     if model.family == "seq2seq":
@@ -104,49 +104,54 @@ def resolved(cfg: Config, vocab_size: int) -> Config:
 
 
 def with_model(case: Case, **changes: Any) -> Case:
-    """The same case with other settings of the model."""
+    """Returns the case with changed settings of the model."""
     cfg = dataclasses.replace(case.cfg, model=dataclasses.replace(case.cfg.model, **changes))
     return dataclasses.replace(case, cfg=cfg)
 
 
 def without_dropout(case: Case) -> Case:
-    """The same case, in which nothing is random."""
+    """Returns the case without dropout."""
     return with_model(case, dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0)
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
+SUPPORTED_VALUES: dict[str, tuple[str, ...]] = {
     "family": ("seq2seq", "decoder_lm"),
     "position": ("none", "sinusoidal", "learned"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),
     "norm": ("layernorm", "rmsnorm"),
     "norm_placement": ("pre", "post"),
 }
-"""Settings of the model of which PyTorch's has some values."""
-FREE = {
+"""Settings of the model of which the PyTorch model supports some values."""
+SUPPORTED_SETTINGS = {
     *("vocab_size", "source_vocab_size", "num_classes", "max_length", "dim", "encoder_layers", "decoder_layers"),
     *("remat", "attention_backend", "attention_projections", "attention_scale", "num_heads", "head_dim"),
     *("ffn_dim", "ffn_bias", "norm_eps", "norm_bias", "final_norm", "tie_embeddings", "scale_embeddings"),
     *("dropout", "attention_dropout", "ffn_dropout", "initializer", "init_std", "scale_residual_init", "dtype"),
 }
-"""Settings of which it has all values; of all others, only the default."""
-OTHERS = {
+"""Settings of the model that it supports with any value; others must have their default."""
+UNSUPPORTED_SETTINGS = {
     "optim": ("optimizer", "learning_rates", "decayed", "adaptive_clip"),
     "train": ("accumulate", "z_loss", "ema_decay", "layer_norms", "noise_scale"),
 }
-"""Settings elsewhere of which it has only the default."""
+"""Settings outside the model that must have their default."""
 
 
-def inexpressible(cfg: Config) -> list[str]:
-    """The settings, such as `model.ffn='moe'`, that PyTorch's model or optimizer has not."""
+def unsupported_settings(cfg: Config) -> list[str]:
+    """Returns the settings, such as `model.ffn='moe'`, that the PyTorch model or optimizer does not support."""
     model = cfg.model
     biased = {"query", "key", "value"} & set(model.attention_bias)
-    names = {field.name for field in dataclasses.fields(model)} - FREE - set(CHOICES) - {"attention_bias"}
-    found = [("model", name) for name, known in CHOICES.items() if getattr(model, name) not in known]
-    found += [("model", name) for name in names if not _is_default(model, name)]
-    found += [("model", "attention_bias")] if len(biased) in (1, 2) else []
-    for section, settings in OTHERS.items():
-        found += [(section, name) for name in settings if not _is_default(getattr(cfg, section), name)]
-    return sorted(f"{section}.{name}={getattr(getattr(cfg, section), name)!r}" for section, name in found)
+    names = (
+        {field.name for field in dataclasses.fields(model)}
+        - SUPPORTED_SETTINGS
+        - set(SUPPORTED_VALUES)
+        - {"attention_bias"}
+    )
+    unsupported = [("model", name) for name, values in SUPPORTED_VALUES.items() if getattr(model, name) not in values]
+    unsupported += [("model", name) for name in names if not _is_default(model, name)]
+    unsupported += [("model", "attention_bias")] if len(biased) in (1, 2) else []
+    for section, settings in UNSUPPORTED_SETTINGS.items():
+        unsupported += [(section, name) for name in settings if not _is_default(getattr(cfg, section), name)]
+    return sorted(f"{section}.{name}={getattr(getattr(cfg, section), name)!r}" for section, name in unsupported)
 
 
 def _is_default(section: Section, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""This library in `scripts/benchmark.py train`: the step that training compiles, in a process of its own."""
+"""This library in `scripts/benchmark.py train`: the compiled training step, in a separate process."""
 
 import time
 from importlib import metadata
@@ -20,13 +20,13 @@ from tformer_jax.train import optimizers, provenance, state
 from tformer_jax.train.step import compiled, make_train_step
 
 BATCHES = 4
-"""Batches that take turns."""
+"""Number of distinct batches; steps cycle through them."""
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""The event that JAX records for each compilation."""
+"""Event that JAX records for each compilation."""
 
 
 class Ours:
-    """Training as `train/loop.py` does it, step by step."""
+    """The training step of `train/loop.py`."""
 
     def __init__(self, case: Case):
         self._compilations = 0
@@ -43,20 +43,20 @@ class Ours:
         self._done = 0
 
     def batch(self) -> Any:
-        """The next batch, on the devices."""
+        """Returns the next batch, sharded over the devices."""
         return placement.shard_batch(self.mesh, self._batches[self._done % BATCHES])
 
     def save(self, path: Path) -> None:
-        """Writes the parameters, with separate projections, and the batches as arrays that NumPy reads."""
+        """Saves the parameters, with separate projections, and the batches to an `.npz` file."""
         params = projections.convert(self.state.params, self._case.cfg.model, "separate")
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        arrays = {"params/" + "/".join(str(key.key) for key in at): np.asarray(leaf) for at, leaf in leaves}
+        arrays = {"params/" + "/".join(str(key.key) for key in path): np.asarray(leaf) for path, leaf in leaves}
         for number, batch in enumerate(self._batches):
             arrays |= {f"batches/{number}/{key}": array for key, array in batch.items()}
         np.savez(path, **arrays)  # type: ignore[arg-type]
 
     def steps(self, count: int) -> tuple[list[float], list[float]]:
-        """Seconds and loss of each of the next `count` steps."""
+        """Runs `count` steps and returns the seconds and the loss of each."""
         seconds, losses = [], []
         for _ in range(count):
             start = time.perf_counter()
@@ -68,11 +68,11 @@ class Ours:
         return seconds, losses
 
     def hardware(self) -> dict[str, Any]:
-        """Of this process, with the name of JAX's backend."""
+        """Returns the hardware of this process and JAX's backend."""
         return provenance.hardware() | {"backend": jax.default_backend()}
 
     def facts(self) -> dict[str, Any]:
-        """What the process has needed so far, and on what it depends."""
+        """Returns the peak memory, the number of compilations and the versions of packages."""
         return {
             "peak_bytes": peak_bytes(),
             "compilations": self._compilations,
@@ -80,13 +80,13 @@ class Ours:
         }
 
     def work(self) -> dict[str, int]:
-        """Tokens that a step reads, and FLOPs of its matrix products."""
+        """Returns the number of tokens of a step, and the FLOPs of its matrix products."""
         model, batch = self._case.cfg.model, self._batches[0]
         flops = 3 * cost.forward_flops(model, batch)
         return {"tokens": registry.count_tokens(model, batch), "flops": flops}
 
     def product_rates(self, shapes: list[tuple[int, int, int]], repetitions: int) -> list[float]:
-        """FLOP/s of products [rows, inner] @ [inner, columns] in the case's dtype: the best of `repetitions`."""
+        """Returns the best FLOP/s of products [rows, inner] @ [inner, columns] in the case's dtype."""
         multiply = jax.jit(jnp.matmul)
         rates = []
         for rows, inner, columns in shapes:
