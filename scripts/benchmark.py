@@ -1,6 +1,9 @@
 """Measures speed and memory: python scripts/benchmark.py attention --length 16384"""
 
 if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
     from tformer_jax.cli.benchmark import (
         main,
     )  # not at the top: spawned processes import this file and must not import JAX

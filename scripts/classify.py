@@ -1,7 +1,10 @@
 """Classifies texts: python scripts/classify.py --run DIR 'some text'"""
 
-from tformer_jax.cli.classify import main
-from tformer_jax.cli.common import run_main
-
 if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.classify import main
+    from tformer_jax.cli.common import run_main
+
     run_main(main)

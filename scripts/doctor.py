@@ -1,7 +1,10 @@
 """Reports the hardware, the placement of a config on it, and problems: python scripts/doctor.py --config FILE"""
 
-from tformer_jax.cli.common import run_main
-from tformer_jax.cli.doctor import main
-
 if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.common import run_main
+    from tformer_jax.cli.doctor import main
+
     run_main(main)

@@ -1,7 +1,10 @@
 """Continues prompts: python scripts/generate.py --run DIR --prompt 'def '"""
 
-from tformer_jax.cli.common import run_main
-from tformer_jax.cli.generate import main
-
 if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.common import run_main
+    from tformer_jax.cli.generate import main
+
     run_main(main)

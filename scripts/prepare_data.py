@@ -1,7 +1,10 @@
 """Prepares a tokenized corpus: python scripts/prepare_data.py --config FILE --data DIR --output prepared/NAME"""
 
-from tformer_jax.cli.common import run_main
-from tformer_jax.cli.prepare_data import main
-
 if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.common import run_main
+    from tformer_jax.cli.prepare_data import main
+
     run_main(main)

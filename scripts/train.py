@@ -1,7 +1,10 @@
 """Trains a model: python scripts/train.py --config configs/translate_cldr.py"""
 
-from tformer_jax.cli.common import run_main
-from tformer_jax.cli.train import main
-
 if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.common import run_main
+    from tformer_jax.cli.train import main
+
     run_main(main)

@@ -1,6 +1,10 @@
 """Prints recommended XLA flags: export XLA_FLAGS="$(python scripts/xla_flags.py gpu fsdp)" """
 
-from tformer_jax.cli.xla_flags import main
-
 if __name__ == "__main__":
-    main()
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.common import run_main
+    from tformer_jax.cli.xla_flags import main
+
+    run_main(main)

@@ -30,7 +30,10 @@ def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
 
         return in_chunks(found, lambda _, line: line.texts[0], compute, skip=skip, size=4)
 
-    work = lines.Work({"--field": "text"}, {}, results, lambda _, text: [text] * 2, lambda _, text: {"out": text}, 2)
+    def plain(_: Line, text: str) -> list[str]:
+        return [text] * 2
+
+    work = lines.Work({"--field": "text"}, {}, results, plain, lambda _, text: {"out": text}, ("out",), 2)
     lines.process(options, Source([], source), work)
 
 

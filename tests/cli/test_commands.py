@@ -345,7 +345,7 @@ def test_score_each_token_of_a_text(runs, capsys):
         (translate, "seq2seq", ["a" * 16], "the source has 16 tokens, but the model takes at most 15: shorten it"),
         (generate, "decoder_lm", ["--prompt", "a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
         (generate, "decoder_lm", ["--prompt", ""], "the prompt is empty"),
-        (generate, "decoder_lm", ["--prompt", "a", "--temperature", "0"], "decode.temperature=0.0: must be at least"),
+        (generate, "decoder_lm", ["--prompt", "a", "--temperature", "-1"], "decode.temperature=-1.0: must be at least"),
         (translate, "seq2seq", ["x", "--beams", "2", "--n-best", "3"], "--n-best 3 needs at least as many beams"),
         (translate, "seq2seq", ["--input", "nowhere.txt"], "nowhere.txt does not exist"),
         (translate, "seq2seq", ["x", "--output", "nowhere/out.txt"], "folder nowhere does not exist"),

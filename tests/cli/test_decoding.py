@@ -20,15 +20,14 @@ def chosen(*flags: str, saved: DecodeConfig | None = None, several: str = "beam"
     return decoding.decode_config(saved or DecodeConfig(), parse(*flags, several=several), several)
 
 
-def test_every_setting_but_the_strategy_has_a_flag_with_its_meaning(capsys, monkeypatch):
+def test_every_setting_has_a_flag_with_its_meaning(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")  # no word is broken
     with pytest.raises(SystemExit):
         parse("--help")
     shown = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(DecodeConfig):
-        if field.name != "strategy":
-            assert decoding.flag(field.name) in shown
-            assert field.metadata["meaning"] in shown
+        assert decoding.flag(field.name) in shown
+        assert field.metadata["meaning"] in shown
 
 
 def test_without_flags_the_run_decides():
@@ -47,6 +46,10 @@ def test_without_flags_the_run_decides():
         (["--n-best", "5"], {"strategy": "beam", "beams": 5}),
         (["--n-best", "5", "--beams", "6"], {"strategy": "beam", "beams": 6}),
         (["--n-best", "5", "--temperature", "2"], {"strategy": "sample", "temperature": 2.0}),
+        (["--strategy", "beam"], {"strategy": "beam", "beams": 4}),
+        (["--strategy", "sample", "--n-best", "5"], {"strategy": "sample"}),
+        (["--temperature", "0"], {"strategy": "greedy", "temperature": 1.0}),
+        (["--temperature", "0", "--top-p", "0.5"], {"strategy": "greedy"}),
     ],
 )
 def test_flags_choose_the_strategy(flags, settings):
@@ -65,6 +68,12 @@ def test_several_samples_are_sampled_unless_beams_are_asked_for():
         (["--top-k", "3", "--beams", "2"], "--top-k is for sampling and --beams for beam search: write one of them"),
         (["--n-best", "3", "--beams", "2"], "--n-best 3 needs at least as many beams: write --beams 3"),
         (["--length-penalty", "gnm"], r"decode.length_penalty='gnm': is not a known value; did you mean 'gnmt'"),
+        (["--strategy", "greedy", "--top-k", "2"], "--top-k needs --strategy sample, and it is greedy"),
+        (["--strategy", "sample", "--beams", "2"], "--beams needs --strategy beam, and it is sample"),
+        (["--strategy", "beem"], r"decode.strategy='beem': is not a known value; did you mean 'beam'"),
+        (["--n-best", "2", "--temperature", "0"], "--n-best 2: greedy decoding has one output"),
+        (["--temperature", "inf"], r"decode.temperature=inf: must be a finite number"),
+        (["--length-alpha", "nan"], r"decode.length_alpha=nan: must be a finite number"),
         (["--top-p", "2"], r"decode.top_p=2.0: must be at most 1"),
     ],
 )

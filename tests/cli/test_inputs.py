@@ -52,6 +52,9 @@ def test_pairs_between_tabs_and_in_two_fields(tmp_path):
         ("in.jsonl", b"[1]\n", TEXT, r"line 1: is no object"),
         ("in.jsonl.gz", b'{"text": "a"}\n{"text": "a"\n', TEXT, r"line 2: is not valid JSON \("),
         ("in.jsonl", b"[" * 100_000, TEXT, r"line 1: is not valid JSON"),
+        ("in.jsonl", b'{"text": "a", "x": 1e400}\n', TEXT, r"line 1: is not valid JSON \(1e400 is not a finite number"),
+        ("in.jsonl", b'{"text": "a", "x": [-Infinity]}\n', TEXT, r"line 1: is not valid JSON \(-Infinity is not a"),
+        ("in.jsonl", b'{"text": "a", "x": NaN}\n', TEXT, r"line 1: is not valid JSON \(NaN is not a finite"),
         ("in.jsonl", b"1" * 5000, TEXT, r"line 1: is not valid JSON"),
         ("in.jsonl", b"", TEXT, r"is empty"),
         ("in.tsv", b"a\tb\na\n", PAIR, r"line 2: has 1 columns where source<tab>target is expected"),
@@ -63,6 +66,31 @@ def test_what_cannot_be_read(tmp_path, name, content, fields, problem):
         read(tmp_path / name, content, fields)
     assert "\n" not in str(caught.value)
     assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_field_that_the_output_adds_is_refused(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b", "out": 1}\n')
+    found = Source([], path).lines(TEXT, ("out",))
+    assert next(found).texts == ("a",)
+    with pytest.raises(ConfigError, match="line 2: has a field 'out', which the output adds: rename it"):
+        next(found)
+    assert len(list(Source([], path).lines(TEXT))) == 2
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path, monkeypatch):
+    path = tmp_path / "in.txt"
+    path.write_text("a\n")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(inputs, "open_binary", refuse)
+    with pytest.raises(ConfigError, match="in.txt cannot be read: Permission denied"):
+        list(Source([], path).lines(TEXT))
+    monkeypatch.setattr(type(path), "open", refuse)
+    with pytest.raises(ConfigError, match="in.txt cannot be read: Permission denied"):
+        Source([], path).identity()
 
 
 def test_a_shortened_gzip_file_gives_what_is_there(tmp_path):

@@ -1,5 +1,6 @@
 """A file is whole or not there, and what was interrupted at any byte goes on as if nothing had happened."""
 
+import argparse
 import errno
 import fcntl
 import gzip
@@ -7,12 +8,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.cli.kill_lines import echo
-from tformer_jax.cli import outputs
+from tformer_jax.cli import lines, outputs
 from tformer_jax.config import ConfigError
 from tformer_jax.train.errors import RunError
 
@@ -192,3 +194,61 @@ def test_lines_and_records():
     assert outputs.as_line("a\r\n\nb\u2028c") == "a b\u2028c"
     assert outputs.as_json({"x": "ü"}) == '{"x": "ü"}'
     assert json.loads(outputs.as_json({"x": "ü", "y": "\ud800"})) == {"x": "ü", "y": "\ud800"}
+
+
+def test_the_input_is_not_written_to(source):
+    for path in (source, source.with_name("link.txt"), source.parent / "run" / ".." / "in.txt"):
+        if not path.exists():
+            path.symlink_to(source)
+        with pytest.raises(ConfigError, match=r"is both --input and --output: name another --output"):
+            outputs.check(path, source)
+    outputs.check(source.with_name("new.txt"), source)
+
+
+def test_a_link_stays_and_its_file_is_written(source):
+    target = source.parent / "run" / "real.txt"
+    target.write_text("old")
+    link = source.with_name("out.txt")
+    link.symlink_to(target)
+    echo(source, link, resume=False, sleep=0)
+    assert link.is_symlink()
+    assert target.read_text(encoding="utf-8") == whole_text("out.txt")
+
+
+def test_a_pipe_is_written_to_and_stays(source):
+    pipe = source.with_name("pipe")
+    os.mkfifo(pipe)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    echo(source, pipe, resume=False, sleep=0)
+    assert pipe.is_fifo()
+    reader.join(20)
+    assert found == [whole_text("pipe")]
+    assert left(source.parent) == ["pipe"]
+
+
+def test_a_pipe_whose_reader_leaves_is_told(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: pipe.open().close(), daemon=True)
+    reader.start()
+    with (
+        pytest.raises(RunError, match=r"pipe cannot be written \(Broken pipe\)"),
+        outputs.opened(pipe, FACTS, lines_a_text=1, resume=False) as output,
+    ):
+        reader.join(20)
+        output.write(["a"])
+
+
+def test_a_finished_output_is_not_made_again(source, capsys):
+    output = source.with_name("out.txt")
+    options = argparse.Namespace(output=output, input=source, resume=True)
+    assert lines.opened(options, []).is_file
+    output.write_text("whole")
+    with pytest.raises(SystemExit) as ended:
+        lines.opened(options, [])
+    assert ended.value.code == 0
+    assert f"{output} is complete: leave out --resume to write it again" in capsys.readouterr().err
+    source.with_name("out.txt.partial").write_text("")
+    assert lines.opened(options, []).is_file

@@ -8,6 +8,8 @@ from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ConfigError
 
 Found = tuple[str, float]
+NAMES = ("label", "probability")
+"""The fields that a record gains."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return classify.stream(trained.params, (line.texts[0] for line in found), skip=skip)
 
     settings = {"command": {"field": options.field}}
-    lines.process(options, source, lines.Work({"--field": options.field}, settings, results, plain, added))
+    lines.process(options, source, lines.Work({"--field": options.field}, settings, results, plain, added, NAMES))
 
 
 def plain(line: Line, found: Found) -> list[str]:
@@ -39,4 +41,4 @@ def plain(line: Line, found: Found) -> list[str]:
 
 def added(line: Line, found: Found) -> dict[str, Any]:
     """What a record gains; a blank text has no label."""
-    return dict(zip(("label", "probability"), found if line.texts[0].strip() else (None, None), strict=True))
+    return dict(zip(NAMES, found if line.texts[0].strip() else (None, None), strict=True))

@@ -1,6 +1,7 @@
 """What the commands share: how they begin and end, and flags."""
 
 import argparse
+import errno
 import gc
 import io
 import logging
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from tformer_jax.allocator import keep_memory
-from tformer_jax.cli import compilation_cache
+from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.train.errors import RunError
 
-FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
+FAILED, MISTAKE, INTERRUPTED = 1, 2, interrupt.STATUS
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 
 
@@ -24,6 +26,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
 
     2 for a user's mistake, 1 for a run that cannot go on, 130 for Ctrl-C.
     """
+    interrupt.install_gently()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
@@ -34,7 +37,8 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that stay
     try:
         main()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         gc.freeze()  # the interpreter ends without looking at every object once more
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -43,10 +47,22 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        interrupt.end()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_output()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        forget_output()
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(FAILED)
     sys.exit(0)
+
+
+def forget_output() -> None:
+    """Drops what standard output has not taken, so that the interpreter does not try again as it ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_parser(prog: str, description: str) -> argparse.ArgumentParser:

@@ -40,8 +40,7 @@ def add_flags(parser: argparse.ArgumentParser, several: str) -> None:
     group = parser.add_argument_group("generation", "Without a flag, the run's own setting counts.")
     annotations = typing.get_type_hints(DecodeConfig)
     for field in dataclasses.fields(DecodeConfig):
-        if field.name != "strategy":
-            _add_flag(group, field, annotations[field.name])
+        _add_flag(group, field, annotations[field.name])
     parser.add_argument(
         SEVERAL[several], dest="outputs", type=whole(1), default=1, metavar="N", help="outputs for each text"
     )
@@ -58,8 +57,11 @@ def decode_config(saved: DecodeConfig, options: argparse.Namespace, several: str
     named = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(DecodeConfig)}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     result = saved.changed(given, flag)
-    if options.outputs > 1 and result.strategy == "greedy":
+    greedy = given.get("strategy") == "greedy" or given.get("temperature") == 0
+    if options.outputs > 1 and result.strategy == "greedy" and not greedy:
         result = result.changed({"beams": options.outputs} if several == "beam" else {"strategy": several})
+    if result.strategy == "greedy" and options.outputs > 1:
+        raise ConfigError(f"{SEVERAL[several]} {options.outputs}: greedy decoding has one output")
     if result.strategy == "beam" and options.outputs > result.beams:
         wanted = f"{SEVERAL[several]} {options.outputs}"
         raise ConfigError(f"{wanted} needs at least as many beams: write --beams {options.outputs}")

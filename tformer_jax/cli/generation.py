@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tformer_jax.cli import decoding, interactive, lines, loading
+from tformer_jax.cli import decoding, interactive, interrupt, lines, loading
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.inference.outputs import Output
@@ -34,7 +34,8 @@ class Generation:
 
     def answer(self) -> None:
         """Answers at a prompt, each time with another seed."""
-        interactive.ask(lambda text, n: self.model.stream_pieces(self.params, text, seed=self.options.seed + n))
+        with interrupt.raised():
+            interactive.ask(lambda text, n: self.model.stream_pieces(self.params, text, seed=self.options.seed + n))
 
     def process(self, source: Source, shown: Callable[[str, Output], str]) -> None:
         """Writes the outputs of each line; `shown` makes plain text of an input and an output."""
@@ -55,7 +56,8 @@ class Generation:
         if options.draft:
             settings["draft"] = lines.run_identity(options.draft)
         fields = {"--field": options.field}
-        lines.process(options, source, lines.Work(fields, settings, results, plain, added, options.outputs))
+        names = ("outputs", "scores") if options.scores else ("outputs",)
+        lines.process(options, source, lines.Work(fields, settings, results, plain, added, names, options.outputs))
 
     def report(self) -> None:
         """Tells how the draft did, where there is one."""

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -41,6 +42,8 @@ class Source:
             raise ConfigError(f"{path} does not exist")
         if path is not None and path.is_dir():
             raise ConfigError(f"{path} is a folder: name a file with --input")
+        if not texts and path is None and sys.stdin is None:
+            raise ConfigError("standard input is closed: give texts or --input FILE")
         self._texts, self._path = [checked_argument(text) for text in texts], path
         self._file: BinaryIO | None = None
 
@@ -65,20 +68,29 @@ class Source:
         """What tells this file from others."""
         if self._path is None or not self.is_file:
             return {}
-        with self._path.open("rb") as file:
-            beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+        try:
+            with self._path.open("rb") as file:
+                beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be read: {error.strerror}") from error
         return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": beginning}
 
-    def lines(self, fields: Fields) -> Iterator[Line]:
+    def lines(self, fields: Fields, reserved: Collection[str] = ()) -> Iterator[Line]:
         """Reads a line of text, or a JSON object, or texts between tabs where there are several `fields`.
 
+        Args:
+            reserved: fields that no object may have.
+
         Raises:
-            ConfigError: the file is empty or damaged, or a line is not UTF-8 or not what is expected.
+            ConfigError: the file cannot be opened, is empty or damaged, or a line is not UTF-8 or not what is expected.
         """
         read = record_of if self._path is not None and self._path.name.endswith(JSONL) else columns_of
         for number, text in self._numbered():
             try:
-                yield read(text, fields)
+                line = read(text, fields)
+                if taken := [name for name in reserved if name in line.record]:
+                    raise ValueError(f"has a field {taken[0]!r}, which the output adds: rename it")
+                yield line
             except ValueError as error:
                 place = f"text {number}" if self._texts else f"{self._name}, line {number}"
                 raise ConfigError(f"{place}: {error}") from None
@@ -91,7 +103,10 @@ class Source:
         if self._texts:
             yield from enumerate(self._texts, start=1)
             return
-        self._file = sys.stdin.buffer if self._path is None else open_binary(self._path)
+        try:
+            self._file = sys.stdin.buffer if self._path is None else open_binary(self._path)
+        except OSError as error:
+            raise ConfigError(f"{self._name} cannot be read: {error.strerror}") from error
         number = 0
         for number, line in decoded_lines(self._file, Path(self._name), BadLines()):
             assert line is not None
@@ -119,12 +134,19 @@ def record_of(text: str, fields: Fields) -> Line:
         ValueError: it is something else.
     """
     try:
-        record = json.loads(text)
+        record = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not valid JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(record, dict):
         raise ValueError("is no object with named fields")
     return Line(tuple(_text_in(record, flag, field) for flag, field in fields.items()), record)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number of 64 bits")
+    return number
 
 
 def _text_in(record: dict[str, Any], flag: str, field: str) -> str:

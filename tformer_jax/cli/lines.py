@@ -31,6 +31,8 @@ class Work(NamedTuple, Generic[Result]):
     """What is written of a result: always as many lines."""
     added: Callable[[Line, Result], dict[str, Any]]
     """What is added to the line's record where the output is .jsonl."""
+    names: Sequence[str] = ()
+    """The fields that `added` may return."""
     lines_a_text: int = 1
     """Of `plain`."""
 
@@ -62,10 +64,13 @@ def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
     Raises:
         ConfigError: the input or the output cannot be what the flags say.
     """
-    outputs.check(options.output)
     source = Source(texts, options.input)
-    if options.resume and not (options.output and source.is_file):
+    outputs.check(options.output, options.input)
+    if options.resume and not (options.output and source.is_file and not outputs.is_stream(options.output)):
         raise ConfigError("--resume needs --output FILE and --input FILE, which is read again")
+    if options.resume and options.output.exists() and not outputs.partial_of(options.output.resolve()).exists():
+        print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
+        sys.exit(0)
     return source
 
 
@@ -82,13 +87,15 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
     as_json = outputs.is_json(options.output)
     lines_a_text = 1 if as_json else work.lines_a_text
     facts = {**work.settings, "input": source.identity(), "run": run_identity(options.run)}
+    shown = bool(options.output) or sys.stdout is None or not sys.stdout.isatty()
     with (
         outputs.opened(options.output, facts, lines_a_text=lines_a_text, resume=options.resume) as output,
-        LinesProgress(source, done=output.done, shown=bool(options.output) or not sys.stdout.isatty()) as progress,
+        LinesProgress(source, done=output.done, shown=shown) as progress,
     ):
         before = output.done
         waiting: collections.deque[Line] = collections.deque()
-        results = work.results(_kept(source.lines(work.fields), waiting, before), before)
+        found = source.lines(work.fields, work.names if as_json else ())
+        results = work.results(_kept(found, waiting, before), before)
         for result in results:
             line = waiting.popleft()
             if as_json:

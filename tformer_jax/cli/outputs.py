@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from tformer_jax.config import ConfigError
 from tformer_jax.train.errors import RunError
@@ -28,10 +28,12 @@ class Output(Protocol):
         """Lets everyone see the lines of the next text."""
 
 
-def check(path: Path | None) -> None:
+def check(path: Path | None, source: Path | None = None) -> None:
     """Raises `ConfigError` unless a file can be made at `path`, as far as that is known before."""
     if path is None:
         return
+    if source is not None and path.exists() and path.samefile(source):
+        raise ConfigError(f"{path} is both --input and --output: name another --output")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"folder {path.parent} does not exist: make it, or name another --output")
     if path.is_dir():
@@ -70,27 +72,48 @@ def opened(path: Path | None, facts: Facts, *, lines_a_text: int, resume: bool) 
         RunError: it cannot be written any more.
     """
     if path is None:
-        yield Printed()
+        yield Printed(sys.stdout)
         return
-    with open_partial(path, facts, lines_a_text, resume) as file:
+    if is_stream(path):
+        try:
+            with path.open("w", encoding="utf-8") as stream:
+                yield Printed(stream)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written ({error.strerror})") from error
+        return
+    with open_partial(path.resolve(), facts, lines_a_text, resume) as file:
         yield file
         file.finish()
 
 
+def is_stream(path: Path) -> bool:
+    """Whether `path` is a device, a pipe or a socket, which is written to and never replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 class Printed:
-    """Standard output."""
+    """A stream."""
 
     done = 0
 
+    def __init__(self, stream: TextIO | None):
+        self._stream = stream
+
     def write(self, lines: Sequence[str]) -> None:
-        """Prints them at once."""
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+        """Prints them at once; a closed stream takes none."""
+        if self._stream is not None:
+            self._stream.write("".join(f"{line}\n" for line in lines))
+            self._stream.flush()
+
+
+def partial_of(path: Path) -> Path:
+    """The file that holds the lines until there are no more to come."""
+    return path.with_name(f"{path.name}.partial")
 
 
 def open_partial(path: Path, facts: Facts, lines_a_text: int, resume: bool) -> "PartialFile":
     """The file beside `path`, with what is there already where `resume`; raises as `opened` does."""
-    partial = path.with_name(f"{path.name}.partial")
+    partial = partial_of(path)
     try:
         file = partial.open("a+b")
     except OSError as error:

@@ -61,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[-1]}"]
 
     fields = fields_of(options, trained.cfg.model.family)
+    names = ("log_probability", "tokens", "log_probabilities")
     settings = {"command": {"per_token": options.per_token, **fields}}
-    before = lines.process(options, source, lines.Work(fields, settings, results, plain, added))
+    before = lines.process(options, source, lines.Work(fields, settings, results, plain, added, names))
     print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
 
 

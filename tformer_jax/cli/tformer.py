@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tformer_jax.cli import interrupt
 from tformer_jax.cli.common import run_main
 from tformer_jax.config import ConfigError
 
@@ -42,4 +43,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run() -> None:
     """The entry point of the installed command."""
+    interrupt.install()
     run_main(main)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Collection, Iterable
@@ -94,6 +95,8 @@ class Section:
             if choices is not None and part not in choices:
                 hint = nearest(part, choices) if isinstance(part, str) else f"; known: {choices}"
                 raise self.error(field.name, f"is not a known value{hint}")
+            if isinstance(part, float) and not math.isfinite(part):
+                raise self.error(field.name, "must be a finite number")
             if low is not None and part < low:
                 raise self.error(field.name, f"must be at least {low}")
             if high is not None and part > high:

@@ -175,7 +175,7 @@ class DecodeConfig(Section):
         "impossible (never)",
         choices=("first", "heuristic", "never"),
     )
-    temperature: float = setting(1.0, "sample: divisor of the logits", low=1e-4)
+    temperature: float = setting(1.0, "sample: divisor of the logits; a flag or a request of 0 is greedy", low=1e-4)
     top_k: int | None = setting(None, "sample: keep the k most probable tokens", low=1)
     top_p: float | None = setting(
         None, "sample: keep the most probable tokens up to this total probability", low=0.0, high=1.0
@@ -220,8 +220,10 @@ class DecodeConfig(Section):
             name: how messages write a setting, such as a flag.
 
         Raises:
-            ConfigError: a setting is unknown or out of range, or settings of two strategies are given.
+            ConfigError: a setting is unknown or out of range, or belongs to another strategy than the one given.
         """
+        if changes.get("temperature") == 0:
+            changes = {key: value for key, value in changes.items() if key not in SAMPLING} | {"strategy": "greedy"}
         known = {field.name for field in dataclasses.fields(self)}
         for unknown in changes.keys() - known:
             raise ConfigError(f"unknown setting {qualified(self.path, unknown)!r}{nearest(unknown, known)}")
@@ -230,8 +232,11 @@ class DecodeConfig(Section):
             raise ConfigError(
                 f"{name(sampling[0])} is for sampling and {name(search[0])} for beam search: write one of them"
             )
-        strategy = "sample" if sampling else "beam" if search else self.strategy
-        return dataclasses.replace(self, **{"strategy": strategy, **changes})
+        strategy = changes.get("strategy") or ("sample" if sampling else "beam" if search else self.strategy)
+        for other, found in (("sample", sampling), ("beam", search)):
+            if found and strategy != other:
+                raise ConfigError(f"{name(found[0])} needs {name('strategy')} {other}, and it is {strategy}")
+        return dataclasses.replace(self, **{**changes, "strategy": strategy})
 
 
 @dataclasses.dataclass(frozen=True)

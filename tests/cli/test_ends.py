@@ -1,0 +1,104 @@
+"""How commands end: with a status and at most one line, whatever happens to their input and output."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START = """
+from tformer_jax.cli import interrupt
+interrupt.install()
+import sys, time
+from tformer_jax.cli.common import run_main
+def say(text):
+    print(text, flush=True)
+"""
+
+
+def started(program: str, **options) -> subprocess.Popen:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", START + program], cwd=ROOT, env=environment, text=True, **pipes)
+
+
+def shell(command: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "signals"),
+    [
+        ("def main():\n say('on'); time.sleep(60)\nrun_main(main)", 1),
+        ("say('on'); time.sleep(60)", 1),
+        (
+            "def main():\n say('on')\n while True:\n  try: time.sleep(60)\n  except KeyboardInterrupt: say('lost')\n"
+            "run_main(main)",
+            1,
+        ),
+        (
+            "def main():\n say('on')\n try: time.sleep(60)\n finally: time.sleep(60)\nrun_main(main)",
+            2,
+        ),
+    ],
+    ids=["at work", "in imports", "where the exception is lost", "while it ends"],
+)
+def test_ctrl_c_ends_with_130_and_one_line(program, signals):
+    with started(program) as process:
+        assert process.stdout.readline() == "on\n"
+        begun = time.monotonic()
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == "interrupted\n"
+    assert time.monotonic() - begun < 10
+
+
+def test_nothing_of_the_interpreters_end_happens_after_ctrl_c():
+    program = (
+        "import atexit\natexit.register(say, 'taken down')\ndef main():\n say('on'); time.sleep(60)\nrun_main(main)"
+    )
+    with started(program) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=30)
+    assert (process.returncode, out, said) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)
+def test_scripts_handle_ctrl_c_before_they_import(path):
+    imports = [line.strip() for line in path.read_text().splitlines() if "import" in line and "tformer" in line]
+    assert imports[0] == "from tformer_jax.cli import interrupt"
+    before, _, after = path.read_text().partition("interrupt.install()\n")
+    assert before.count("import ") == 1
+    assert "run_main" in after
+
+
+PRINTS = "from tformer_jax.cli.common import run_main; run_main(lambda: [print(n) for n in range(100_000)])"
+
+
+def test_a_full_device_is_told():
+    status, _, said = shell(f'$PYTHON -c "{PRINTS}" > /dev/full')
+    assert status == 1
+    assert said == "error: the output cannot be written: No space left on device\n"
+
+
+def test_a_reader_that_leaves_ends_the_command_silently():
+    status, out, said = shell(f'$PYTHON -c "{PRINTS}" | head -1; exit ${{PIPESTATUS[0]}}')
+    assert (status, out, said) == (0, "0\n", "")
+
+
+def test_closed_standard_streams():
+    assert shell(f'$PYTHON -c "{PRINTS}" >&-') == (0, "", "")
+    status, _, said = shell("$PYTHON scripts/translate.py --run nowhere <&-")
+    assert (status, said) == (2, "error: standard input is closed: give texts or --input FILE\n")
