@@ -9,6 +9,7 @@ import sacrebleu
 
 from tests import oracles
 from tests.helpers import apply, build, tiny
+from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.tokenizers import Tokenizers
@@ -139,6 +140,11 @@ class TestTranslationMetrics:
         # matched n-grams of "a b c d e f g X" against "a b c d e f g h": 7/8, 6/7, 5/6, 4/5; equal lengths
         metrics = scores(["a b c d e f g X"], ["a b c d e f g h"], bleu_tokenize="none")
         assert metrics["bleu"] == pytest.approx(100 * (7 / 8 * 6 / 7 * 5 / 6 * 4 / 5) ** 0.25)
+
+    def test_the_config_of_two_locales_takes_the_tokenizer_of_the_second(self):
+        for variant, tokenizer in (("en-zh", "zh"), ("zh-en", "13a")):
+            cfg = read_config(f"configs/translate_cldr.py:{variant}")
+            assert f"tok:{tokenizer}|" in translation_metrics(["a"], ["a"], bleu_metric(cfg)).signatures["bleu"]
 
     def test_one_wrong_character_of_twelve_in_chinese(self):
         """n-grams of 12 characters, the last of which is wrong: 11/12, 10/11, 9/10, 8/9."""
