@@ -4,9 +4,8 @@ if __name__ == "__main__":
     from tformer_jax.cli import interrupt
 
     interrupt.install()
-    from tformer_jax.cli.benchmark import (
-        main,
-    )  # not at the top: spawned processes import this file and must not import JAX
+    # not at the top: spawned processes import this file and must not import JAX
+    from tformer_jax.cli.benchmark import main
     from tformer_jax.cli.common import run_main
 
     run_main(main)

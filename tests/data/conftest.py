@@ -1,4 +1,4 @@
-"""Tests on real corpora run where the variable TFORMER_DATA names their folder."""
+"""Tests on real corpora run if the environment variable TFORMER_DATA is set to their folder."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The made corpora: deterministic, held out by text, and the same source never with two targets."""
+"""Generated corpora: deterministic, held out by text, and without two targets for the same source."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Corpora in files: every kind is read as it stands, and everything that can be wrong gets one sentence."""
+"""Corpora in files: every format is read unchanged, and every error gives a one-sentence message."""
 
 import gzip
 import json

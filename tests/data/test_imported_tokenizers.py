@@ -1,4 +1,4 @@
-"""Tokenizers from files, and BPE dropout."""
+"""Tokenizers from files, and BPE-dropout."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ RANKS = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"the": 257,
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A tokenizer.json, a SentencePiece model and ranks."""
+    """Returns a folder with a tokenizer.json, a SentencePiece model and tiktoken ranks."""
     folder = tmp_path_factory.mktemp("tokenizers")
     other = hf.Tokenizer(hf.models.BPE())
     other.pre_tokenizer, other.decoder = hf.pre_tokenizers.ByteLevel(add_prefix_space=False), hf.decoders.ByteLevel()

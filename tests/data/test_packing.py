@@ -1,4 +1,4 @@
-"""Packing: every token once and in order, documents apart, little padding, a position restored exactly."""
+"""Packing: each token once and in order, separate documents, little padding, exact restoration of states."""
 
 import itertools
 
@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
 
 
 def documents(lengths, carry: bool, window: int = 8):
-    """Documents of numbers that occur once, as the examples of a language model."""
+    """Returns documents of distinct numbers, as examples of a language model."""
     fresh = itertools.count(10)
     texts = [np.array(list(itertools.islice(fresh, length)), np.int32) for length in lengths]
     framed = Framer(window, window, carry=carry)({"text": Column.of(texts)})
@@ -24,7 +24,7 @@ def documents(lengths, carry: bool, window: int = 8):
 
 
 def segments_of(batches, tokens: str, segments: str):
-    """The ids of every segment of every row."""
+    """Returns the ids of each segment of each row."""
     for batch in batches:
         for row, numbers in zip(batch[tokens], batch[segments], strict=True):
             assert (numbers[row == PAD] == 0).all()

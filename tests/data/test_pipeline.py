@@ -1,4 +1,4 @@
-"""Batches: nothing lost, nothing repeated, fixed shapes, and a saved position restored to the example."""
+"""Batches: no example is lost or repeated, shapes are fixed, and a saved state is restored exactly."""
 
 import collections
 import dataclasses
@@ -112,7 +112,7 @@ def assert_restored_exactly(arguments, batches: int, points: int) -> None:
 
 
 def first_epochs(seed: int, sources: int = 2, size: int = 50, epochs: int = 3) -> list[tuple[int, ...]]:
-    """The order of each source in each of its first epochs, counted from the first example of the source."""
+    """Returns the order of each source in its first epochs, as indices within the source."""
     data = DataConfig(source="tsv", train=("-",) * sources, validation="-", weights=(1.0,) * sources)
     mixed = pipeline._shuffled([size] * sources, Config(seed=seed, data=data), 1)
     places = [int(mixed[number][0]) for number in range(sources * size * epochs)]

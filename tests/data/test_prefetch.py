@@ -1,4 +1,4 @@
-"""Batches made ahead: in order, with the state of those given, and with the time that was really waited."""
+"""Prefetched batches: their order, the state of the batches returned, and the measured waiting time."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from tformer_jax.data.prefetch import Prefetched
 
 
 class Numbers:
-    """Counts up; each number may take its time or fail."""
+    """Counts up; each number may take time or fail."""
 
     def __init__(self, stop: int = 100, pause: float = 0.0, broken_at: int | None = None):
         self.next, self.stop, self.pause, self.broken_at, self.closed = 0, stop, pause, broken_at, False

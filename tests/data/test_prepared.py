@@ -1,4 +1,4 @@
-"""Prepared data gives the very batches of the corpus itself, and says what is wrong with its files."""
+"""Prepared data gives the same batches as its corpus; damaged files are reported."""
 
 import dataclasses
 import itertools

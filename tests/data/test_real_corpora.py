@@ -1,4 +1,4 @@
-"""The corpora that the shipped configs read, in the folder that TFORMER_DATA names."""
+"""The corpora of the shipped configs, in the folder TFORMER_DATA."""
 
 import dataclasses
 import os

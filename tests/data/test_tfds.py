@@ -1,4 +1,4 @@
-"""Datasets of TFDS, offline: the named ones on mock data, one that TFDS prepares itself, and the project's own."""
+"""TFDS datasets, offline: existing ones on mock data, one prepared by TFDS, and the builders of this project."""
 
 import gzip
 import zipfile
@@ -18,7 +18,7 @@ PAIRS = [("one", "eins"), ("two", "zwei"), ("three ü", "drei"), ("four", "vier"
 
 
 class TinyPairs(tfds.core.GeneratorBasedBuilder):
-    """A dataset that TFDS prepares by itself."""
+    """A dataset that TFDS prepares in the test."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -110,7 +110,7 @@ def test_mistakes(cfg, sentence, data_dir):
 
 
 class Files:
-    """Stands in for TFDS's download manager: a file below a folder for each address."""
+    """A fake download manager that returns a file in a folder for each URL."""
 
     def __init__(self, folder: Path):
         self.folder = self.manual_dir = folder
@@ -122,7 +122,7 @@ class Files:
 
 
 def generated(builder, folder: Path) -> dict:
-    """The records of each split, as the builder makes them."""
+    """Returns the records that a builder generates for each split."""
     return {name: [record for _, record in split] for name, split in builder._split_generators(Files(folder)).items()}
 
 

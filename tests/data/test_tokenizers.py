@@ -1,4 +1,4 @@
-"""Tokenizers: round trips, special tokens, and that they see the training split only."""
+"""Tokenizers: round trips, special tokens, and training on the training split only."""
 
 import pytest
 from hypothesis import given

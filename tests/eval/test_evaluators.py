@@ -1,4 +1,4 @@
-"""Evaluators against numbers worked out by hand or in NumPy."""
+"""Evaluators against results computed by hand or in NumPy."""
 
 import math
 from importlib import metadata
@@ -123,7 +123,7 @@ def signatures_of(language: str, **settings) -> dict[str, str]:
 
 
 class TestTranslationMetrics:
-    """sacreBLEU's numbers where they can be told by hand."""
+    """sacreBLEU's scores against hand arithmetic."""
 
     TEXTS: tuple[str, ...] = ("the cat sat on the mat today", "a dog ran after the big red ball")
 

@@ -1,4 +1,4 @@
-"""A split's likelihood: sums of all batches, however many of them wait for the device, and batches made once."""
+"""Likelihood of a split: sums over all batches, for any number of pending batches, and caching of batches."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from tformer_jax.eval.likelihood import Likelihood
 
 
 class Counted:
-    """Batches of a split, and how often they were made."""
+    """Batches of a split, with the number of times they were built."""
 
     def __init__(self, count: int):
         draw = np.random.default_rng(0)

@@ -51,7 +51,7 @@ def test_low_precision_logits_are_summed_in_float32():
 
 
 def test_smoothing_is_the_divergence_of_the_annotated_transformer():
-    """KLDiv(smoothed || model), as there, differs from the cross-entropy by the entropy of the smoothed labels."""
+    """Its loss, KLDiv(smoothed || model), differs from the cross-entropy by the entropy of the smoothed labels."""
     smoothing, counted = 0.1, LABELS != IGNORED
     target = (1 - smoothing) * np.eye(7)[LABELS[counted]] + smoothing / 7
 

@@ -82,7 +82,7 @@ class BucketIterator(grain.DatasetIterator):
                 return pad_batch(bucket, len(bucket), length)
 
     def get_state(self) -> dict[str, Any]:
-        """Call it between two batches; `pending.jsonable` converts it to JSON."""
+        """Returns the state between two batches; `pending.jsonable` converts it to JSON."""
         buckets = {str(length): PendingExamples(bucket) for length, bucket in self._buckets.items()}
         return {"parent": self._parent.get_state(), "buckets": buckets, "unsorted": PendingExamples(self._unsorted)}
 

@@ -19,8 +19,8 @@ OWNER = {"target_out": "target_in", "targets": "tokens"}
 """Keys of tokens by keys of their labels."""
 POOL = 512
 """Number of pending examples to choose from."""
-CAREFUL = 2
-"""The end of a row, this many examples of mean length long, is filled by search instead of in order."""
+SEARCH_SPAN = 2
+"""Length of the end of a row that is filled by search instead of in order, in examples of mean length."""
 
 
 def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
@@ -37,15 +37,15 @@ def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
         Indices of the examples, in their order in the row.
     """
     ordered = np.cumsum(lengths, axis=1)
-    careful_below = capacity - CAREFUL * ordered[:, -1] / lengths.shape[1]
-    in_order = (int(side.searchsorted(limit, "right")) for side, limit in zip(ordered, careful_below, strict=True))
+    in_order_below = capacity - SEARCH_SPAN * ordered[:, -1] / lengths.shape[1]
+    in_order = (int(side.searchsorted(limit, "right")) for side, limit in zip(ordered, in_order_below, strict=True))
     count = max(min(in_order), 1)
     search = _Search(lengths, count)
     room = capacity - ordered[:, count - 1]
     chosen = list(range(count))
-    while (found := search.best(room)) is not None:
-        chosen.append(found)
-        room = room - lengths[:, found]
+    while (index := search.best(room)) is not None:
+        chosen.append(index)
+        room = room - lengths[:, index]
     return chosen
 
 
@@ -75,15 +75,15 @@ class _Search:
         """Takes the best example for a room, int [sides], and returns its index; None if none fits."""
         if all(map(operator.le, room.tolist(), self._largest_sum.tolist())):
             missing = self._weights @ room - self._numbers
-            found = self._take(missing == 0)
-            if found is None:
-                found = self._take(self._exists.take(missing, mode="clip"))
-            if found is not None:
-                return found
+            index = self._take(missing == 0)
+            if index is None:
+                index = self._take(self._exists.take(missing, mode="clip"))
+            if index is not None:
+                return index
         return self._take((self._lengths <= room[:, None]).all(axis=0))
 
-    def _take(self, wanted: "np.ndarray | np.bool") -> int | None:
-        free = self._free & wanted
+    def _take(self, candidates: "np.ndarray | np.bool") -> int | None:
+        free = self._free & candidates
         first = int(free.argmax())
         if not free[first]:
             return None
@@ -177,7 +177,7 @@ class PackedIterator(grain.DatasetIterator):
         return pack_rows(rows, self._rows, self._capacity)
 
     def get_state(self) -> dict[str, Any]:
-        """Call it between two batches; `pending.jsonable` converts it to JSON."""
+        """Returns the state between two batches; `pending.jsonable` converts it to JSON."""
         return {"parent": self._parent.get_state(), "pending": PendingExamples(self._pool.examples)}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def evaluators_for(
 
 
 def check_installed(cfg: Config) -> None:
-    """Raises `ConfigError` where a metric of this family needs a package that is not installed."""
+    """Raises `ConfigError` if a metric of this family needs a package that is not installed."""
     if cfg.model.family == "seq2seq":
         bleu_metric(cfg)
 
