@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import commands
+from tests import commands, process_batches
 from tformer_jax.train.trained import load_trained
 
 CONFIG = "tests/processes_config.py"
@@ -160,6 +160,32 @@ def resumed_by_others(bench: Bench) -> list[Outcome]:
     return found
 
 
+def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
+    """What each of `count` processes prints of its first batches of prepared data (see `process_batches`)."""
+    if not (bench.folder / "prepared").exists():
+        process_batches.write(bench.folder)
+    coordinator = f"localhost:{free_port()}"
+    started = [
+        bench.start(
+            [sys.executable, "-m", "tests.process_batches", str(bench.folder), coordinator, str(count), str(index)],
+            4 // count,
+        )
+        for index in range(count)
+    ]
+    printed = [process.communicate(timeout=280) for process in started]
+    return [json.loads(output.splitlines()[-1]) if output else {"errors": errors} for output, errors in printed]
+
+
+def rows_read(bench: Bench) -> list[Outcome]:
+    """The bytes that each of 1, 2 and 4 processes reads for the same batches."""
+    found = {count: batches(bench, count) for count in (1, 2, 4)}
+    expected = found[1][0]["sums"]
+    return [
+        {"bytes": [each["bytes"] for each in all_], "same": all(each["sums"] == expected for each in all_)}
+        for all_ in found.values()
+    ]
+
+
 def lost(bench: Bench, count: int, victim: int) -> list[Outcome]:
     """SIGKILL for one; then all go on."""
     run = bench.folder / f"lost_{victim}_of_{count}"
@@ -237,6 +263,7 @@ def port_in_use(bench: Bench) -> list[Outcome]:
 
 STORIES: dict[str, Callable[[Bench], list[Outcome]]] = {
     "the same losses and parameters by 1, 2 and 4 processes": equal_whatever_their_number,
+    "bytes that each of 1, 2 and 4 processes reads for the same batches": rows_read,
     "half by 2 processes, the rest by 1 and by 4": resumed_by_others,
     "SIGKILL for process 1 of 2": lambda bench: lost(bench, 2, 1),
     "SIGKILL for process 0 of 2": lambda bench: lost(bench, 2, 0),

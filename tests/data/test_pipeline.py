@@ -14,6 +14,7 @@ from tformer_jax.data import pipeline
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
+from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.transforms import Tokenised
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
@@ -261,7 +262,32 @@ def test_covering_windows_predict_each_token_but_the_first_once(length):
 )
 def test_batches_that_do_not_divide(kind, devices, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        train_batches(*setup(kind), devices=devices)
+        train_batches(*setup(kind), shards=Shards(devices))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_prepare_the_rows_of_the_same_batches(kind):
+    """Two processes with shards that are not neighbours; the state of one goes on in the other, and in one alone."""
+    sizes = {"batch_size": 4} if "batch_size" in KINDS[kind][1] else {"batch_multiple": 4, "batch_tokens": 80}
+    whole = take(train_batches(*setup(kind, **sizes)), 12)
+    assert_shards_of(setup(kind, **sizes), whole)
+
+
+def assert_shards_of(arguments, whole) -> None:
+    """Batches of four shards, prepared by two processes, are those of one."""
+    first, second = (train_batches(*arguments, shards=Shards(4, own)) for own in ((0, 3), (1, 2)))
+    for batch in whole[:6]:
+        for own, found in (((0, 3), next(first)), ((1, 2), next(second))):
+            assert found.keys() == batch.keys()
+            for key, rows in batch.items():
+                np.testing.assert_array_equal(found[key], np.concatenate([np.split(rows, 4)[shard] for shard in own]))
+    states = [json.dumps(jsonable(part.get_state())) for part in (first, second)]
+    assert states[0] == states[1]
+    alone = train_batches(*arguments)
+    alone.set_state(json.loads(states[0]))
+    assert_same(take(alone, len(whole) - 6), whole[6:])
+    for batches in (first, second, alone):
+        batches.close()
 
 
 def test_a_text_shorter_than_a_window():

@@ -1,5 +1,6 @@
 """Prepared data gives the same batches as its corpus; damaged files are reported."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -7,13 +8,14 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.test_pipeline import assert_restored_exactly, assert_same
+from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of
 from tformer_jax.cli import benchmark, prepare_data
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
-from tformer_jax.data.corpora.prepared import decode_ids, decode_texts, encode_record, id_dtype
+from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
+from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 
 WORDS = [f"word{number} zwölf {'x' * (number % 7)}" for number in range(90)]
@@ -70,16 +72,51 @@ def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path, m
     assert_same(list(found), list(expected))
 
 
-@pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in KINDS), ("decoder_lm packed", 2)])
-def test_restored_exactly(kind, workers, corpus_folder, tmp_path):
-    cfg = config(kind, workers=workers)
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_exactly(kind, corpus_folder, tmp_path):
+    cfg = config(kind)
     prepare(cfg, corpus_folder, tmp_path / "p")
     cfg = prepared(cfg, tmp_path / "p")
     corpus = load_corpus(cfg, None)
-    assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=1 if workers else 20)
+    assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=20)
 
 
-@pytest.mark.parametrize("kind", ["seq2seq", "decoder_lm"])
+@pytest.mark.parametrize("overlong", ["carry", "cut"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_reads_its_own_rows_only(kind, overlong, corpus_folder, tmp_path, monkeypatch):
+    """Two processes prepare the batches of one, and read as many ids together: each record is read by one of them."""
+    sizes = {"batch_multiple": 4} if "bucket_lengths" in KINDS[kind][1] else {"batch_size": 4}
+    cfg = config(kind, **sizes, overlong=overlong)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    corpus = load_corpus(prepared(cfg, tmp_path / "p"), None)
+    arguments = cfg, corpus, Tokenizers.load(corpus.tokenizers)
+    batches = train_batches(*arguments)
+    assert_shards_of(arguments, list(itertools.islice(batches, 12)))
+    batches.close()
+    read = collections.Counter()
+
+    def count(name):
+        original = getattr(Records, name)
+
+        def counted(self, *given):
+            found = original(self, *given)
+            ids = sum(column.lengths.sum() for column in found.values()) if name == "read" else len(found) - 1
+            read[own] += int(ids)
+            return found
+
+        monkeypatch.setattr(Records, name, counted)
+
+    for name in ("read", "span"):
+        count(name)
+    for own in ((0, 1, 2, 3), (0, 3), (1, 2)):
+        batches = train_batches(*arguments, shards=Shards(4, own))._batches  # without the thread that runs ahead
+        for _ in range(6):
+            next(batches)
+    windows = cfg.data.batching == "windows"  # are read from the stream, which is mapped into memory
+    assert (read[0, 3] + read[1, 2] == read[0, 1, 2, 3]) and (windows or min(read.values()) > 0)
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "decoder_lm", "decoder_lm packed"])
 def test_a_mixture_of_folders(kind, corpus_folder, tmp_path):
     cfg = config(kind, weights=())
     for name in "ab":
@@ -151,7 +188,7 @@ def damage(path) -> None:
 MISTAKES = {
     "no dataset.json": (lambda p: (p / "dataset.json").unlink(), "is not the output of scripts/prepare_data.py"),
     "a damaged dataset.json": (lambda p: (p / "dataset.json").write_text("{"), "dataset.json is damaged"),
-    "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 1"),
+    "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 2"),
     "a lost shard": (lambda p: next(p.glob("train*")).unlink(), "does not exist: prepare the data again"),
     "a cut shard": (
         lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]),

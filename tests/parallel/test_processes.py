@@ -1,41 +1,18 @@
 """Processes of their own, with CPU devices, that train one model together."""
 
-import json
-import subprocess
-import sys
+import dataclasses
 import zlib
 from pathlib import Path
 
 import pytest
 
-from tests import processes
-from tests.commands import ROOT
-from tests.processes import Bench, environment, free_port
+from tests import process_batches, processes
+from tests.processes import Bench
+from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.pipeline import train_batches
+from tformer_jax.data.tokenizers import Tokenizers
 
 SAME = 1e-5
-PROGRAM = """
-import json, sys, zlib
-from pathlib import Path
-import jax, numpy as np
-from tests.processes_config import get_config
-from tformer_jax.config import from_config_dict
-from tformer_jax.parallel import multihost, placement
-from tformer_jax.train import experiment
-folder, run, coordinator, count, number = sys.argv[1:]
-cfg = from_config_dict(get_config())
-group = multihost.start(cfg.parallel, Path(run), coordinator, int(count), int(number))
-texts = group.all_gather("\u00e9" * (group.index + 1)), group.broadcast(lambda: f"from {group.index}")
-built = experiment.build(cfg, Path(run), data_root=Path(folder), group=group)
-sums, local = [], True
-for _ in range(6):
-    batch = next(built.batches)
-    sums.append(zlib.crc32(b"".join(batch[name].tobytes() for name in sorted(batch))))
-    for name, array in placement.shard_batch(built.mesh, batch).items():
-        local &= array.shape == batch[name].shape and len(array.addressable_shards) == 4 // int(count)
-        local &= all(np.array_equal(part.data, batch[name][part.index]) for part in array.addressable_shards)
-built.close()
-print(json.dumps([group.index, group.count, texts, jax.device_count(), local, sums]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -43,41 +20,31 @@ def bench(tmp_path_factory) -> Bench:
     return Bench(tmp_path_factory.mktemp("processes"))
 
 
-def batches(bench: Bench, count: int) -> list[list]:
-    """What each of so many processes says of its first batches."""
-    coordinator, run = f"localhost:{free_port()}", bench.folder / f"batches_{count}"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(bench.folder), str(run), coordinator, str(count), str(number)],
-            cwd=ROOT,
-            env=environment(bench.cache, 4 // count),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(count)
-    ]
-    return [json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in started]
-
-
-def test_two_processes_meet_and_make_the_batches_of_one(bench):
-    """The global batches are those of the pipeline alone; each device has the rows that the mesh gives it."""
-    from tests.processes_config import get_config
-    from tformer_jax.config import from_config_dict
-    from tformer_jax.train import experiment
-
-    cfg = from_config_dict(get_config())
-    built = experiment.build(cfg, bench.folder / "alone", data_root=bench.folder)
-    made = [next(built.batches) for _ in range(6)]
-    built.close()
+def assert_batches_of_one(bench: Bench, count: int) -> None:
+    """The global batches are those of the pipeline alone, and each process reads its share of them."""
+    found = processes.batches(bench, count)
+    texts = [["\u00e9" * (index + 1) for index in range(count)], "from 0"]
+    assert [(each["index"], each["texts"], each["devices"]) for each in found] == [(i, texts, 4) for i in range(count)]
+    cfg = process_batches.config()
+    data = dataclasses.replace(cfg.data, source="prepared", train=(str(bench.folder / "prepared"),))
+    cfg = dataclasses.replace(cfg, data=data)
+    corpus = load_corpus(cfg, None)
+    alone = train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers))._batches
+    before = process_batches.bytes_read()
+    made = [next(alone) for _ in range(process_batches.BATCHES)]
+    whole = process_batches.bytes_read() - before
     sums = [zlib.crc32(b"".join(batch[name].tobytes() for name in sorted(batch))) for batch in made]
-    texts = [["\u00e9", "\u00e9\u00e9"], "from 0"]
-    assert batches(bench, 2) == [[number, 2, texts, 4, True, sums] for number in range(2)]
+    assert all(each["sums"] == sums for each in found)
+    assert all(each["bytes"] < 1.2 * whole / count for each in found)
+
+
+def test_two_processes_make_the_batches_of_one(bench):
+    assert_batches_of_one(bench, 2)
 
 
 @pytest.mark.slow
 def test_four_processes_make_the_batches_of_one(bench):
-    texts = [["\u00e9" * length for length in (1, 2, 3, 4)], "from 0"]
-    assert batches(bench, 4)[3] == [3, 4, texts, 4, True, batches(bench, 1)[0][-1]]
+    assert_batches_of_one(bench, 4)
 
 
 @pytest.fixture(scope="module")

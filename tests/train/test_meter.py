@@ -28,16 +28,16 @@ def clock(monkeypatch) -> Clock:
     return found
 
 
-def step(loss: float, labels: float, skipped: float = 0.0, **more: float) -> StepMetrics:
-    values = {"loss": loss, "labels": labels, "grad_norm": 2.0, "skipped": skipped, **more}
+def step(loss: float, labels: float, tokens: float = 1.0, skipped: float = 0.0, **more: float) -> StepMetrics:
+    values = {"loss": loss, "labels": labels, "tokens": tokens, "grad_norm": 2.0, "skipped": skipped, **more}
     return pack({name: jnp.float32(value) for name, value in values.items()})
 
 
 def test_means_are_by_label_and_shares_by_time(clock):
     found = Meter(tokens=1000, flops=7.0, seconds=50.0, data_wait_seconds=1.0)
     clock.now += 4
-    found.add(step(1.0, 30, nll=0.5), tokens=40, flops=6.0, waited=0.75)
-    found.add(step(2.0, 10, nll=1.5), tokens=20, flops=2.0, waited=0.25)
+    found.add(step(1.0, 30, nll=0.5, tokens=40), flops=6.0, waited=0.75)
+    found.add(step(2.0, 10, nll=1.5, tokens=20), flops=2.0, waited=0.25)
     found.fetch_all()
     assert found.read() == {
         "loss": 1.25,
@@ -60,22 +60,22 @@ def test_means_are_by_label_and_shares_by_time(clock):
 def test_what_lies_before_a_restart_does_not_count(clock):
     found = Meter()
     clock.now += 5
-    found.add(step(1.0, 1), tokens=10, waited=5.0)
+    found.add(step(1.0, 1, tokens=10), waited=5.0)
     found.restart()
     clock.now += 2
-    found.add(step(1.0, 1), tokens=10, waited=0.5)
+    found.add(step(1.0, 1, tokens=10), waited=0.5)
     found.fetch_all()
     assert found.read()["data_wait_percent"] == 25.0
 
 
 def test_skipped_steps_are_counted_and_left_out():
     found = Meter()
-    found.add(step(1.0, 30), tokens=1, waited=0)
-    found.add(step(math.nan, 10, skipped=1), tokens=1, waited=0)
+    found.add(step(1.0, 30), waited=0)
+    found.add(step(math.nan, 10, skipped=1), waited=0)
     found.fetch_all()
     read = found.read()
     assert (read["loss"], read["skipped_steps"]) == (1.0, 1.0)
-    found.add(step(math.inf, 10, skipped=2), tokens=1, waited=0)
+    found.add(step(math.inf, 10, skipped=2), waited=0)
     found.fetch_all()
     read = found.read()
     assert math.isnan(read["loss"])
@@ -86,11 +86,11 @@ def test_skipped_steps_are_counted_and_left_out():
 def test_steps_before_a_checkpoint_count_after_it():
     whole, first = Meter(), Meter()
     for meter_ in (whole, first):
-        meter_.add(step(1.0, 30), tokens=1, waited=0)
+        meter_.add(step(1.0, 30), waited=0)
     first.fetch_all()
     resumed = Meter(**json.loads(json.dumps(first.state())))
     for meter_ in (whole, resumed):
-        meter_.add(step(2.0, 10), tokens=1, waited=0)
+        meter_.add(step(2.0, 10), waited=0)
         meter_.fetch_all()
     assert resumed.read()["loss"] == whole.read()["loss"] == 1.25
 
@@ -98,7 +98,7 @@ def test_steps_before_a_checkpoint_count_after_it():
 def test_the_noise_scale_is_a_ratio_of_means():
     found = Meter()
     for squared, variance in ((1.0, 10.0), (3.0, 50.0)):
-        found.add(step(1.0, 1, gradient_squared=squared, gradient_variance=variance), tokens=1, waited=0)
+        found.add(step(1.0, 1, gradient_squared=squared, gradient_variance=variance), waited=0)
     found.fetch_all()
     read = found.read()
     assert read["noise_scale"] == 15.0

@@ -35,6 +35,8 @@ def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]
                 cfg.data, source="prepared", train=(scratch,), validation=(), test=(), weights=()
             )
         for (source, data), workers in itertools.product(sources.items(), dict.fromkeys((0, options.workers))):
+            if workers and source == "prepared" and data.batching != "windows":
+                continue  # one thread reads them
             case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
             result = measure(case, load_corpus(case, options.data), tokenizers, options.seconds)
             speed, padding = result["tokens_per_second"], result["padding_percent"]

@@ -99,7 +99,7 @@ class DataConfig(Section):
         "packed language models: carry the rest of a document that is longer than a row over to other rows, or cut it",
         choices=("carry", "cut"),
     )
-    workers: int = setting(0, "loader processes; 0: threads of the training process", low=0)
+    workers: int = setting(0, "loader processes that tokenize text or cut windows; 0: a thread does it", low=0)
 
     def check(self) -> None:
         self._check_source()
@@ -133,6 +133,8 @@ class DataConfig(Section):
             raise self.error("bpe_dropout", f"needs data.tokenizer='bpe', not {self.tokenizer!r}; write 0.0")
 
     def _check_batching(self) -> None:
+        if self.workers and self.source == "prepared" and self.batching != "windows" and not self.bpe_dropout:
+            raise self.error("workers", "must be 0 with data.source='prepared', whose tokens one thread reads")
         if list(self.bucket_lengths) != sorted(set(self.bucket_lengths)) or not self.bucket_lengths:
             raise self.error("bucket_lengths", "must be lengths in rising order, such as (16, 32, 64)")
         needed = self.bucket_lengths[-1] * self.batch_multiple

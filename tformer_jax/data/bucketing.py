@@ -8,8 +8,9 @@ import grain
 import numpy as np
 
 from tformer_jax.config import DataConfig
-from tformer_jax.data.columns import Tokens, split_examples
-from tformer_jax.data.pending import PendingExamples
+from tformer_jax.data.columns import Tokens
+from tformer_jax.data.pending import PendingExample, PendingExamples
+from tformer_jax.data.rows import RowReader
 from tformer_jax.special_tokens import IGNORED, PAD
 
 LABELS = ("target_out", "targets", "label")
@@ -45,41 +46,42 @@ def pad_batch(examples: Sequence[Tokens], rows: int, length: int) -> dict[str, n
 
 
 class BucketBatches(grain.IterDataset):
-    """Sorts the examples of a parent's blocks into buckets and yields a batch when a bucket is full.
+    """Sorts a parent's pending examples into buckets and yields the own rows of a batch when a bucket is full.
 
     No example is dropped: pending ones are part of the iterator's state.
     """
 
-    def __init__(self, parent: grain.IterDataset, sizes: dict[int, int]):
+    def __init__(self, parent: grain.IterDataset, sizes: dict[int, int], reader: RowReader):
         super().__init__(parent)
-        self._sizes = sizes
+        self._sizes, self._reader = sizes, reader
 
     def __iter__(self) -> "BucketIterator":
-        return BucketIterator(self._parent.__iter__(), self._sizes)
+        return BucketIterator(self._parent.__iter__(), self._sizes, self._reader)
 
 
 class BucketIterator(grain.DatasetIterator):
     """Iterator of `BucketBatches`; its state is the parent's state and the pending examples."""
 
-    def __init__(self, parent: grain.DatasetIterator, sizes: dict[int, int]):
+    def __init__(self, parent: grain.DatasetIterator, sizes: dict[int, int], reader: RowReader):
         super().__init__(parent)
-        self._sizes = sizes
+        self._sizes, self._reader = sizes, reader
         self._lengths = sorted(sizes)
-        self._buckets: dict[int, list[Tokens]] = {length: [] for length in self._lengths}
-        self._unsorted: collections.deque[Tokens] = collections.deque()
+        self._buckets: dict[int, list[PendingExample]] = {length: [] for length in self._lengths}
+        self._unsorted: collections.deque[PendingExample] = collections.deque()
 
     def __next__(self) -> dict[str, np.ndarray]:
         while True:
             if not self._unsorted:
-                self._unsorted.extend(split_examples(next(self._parent)))
+                self._unsorted.extend(next(self._parent))
                 continue
             example = self._unsorted.popleft()
-            length = smallest_fitting(self._lengths, length_of(example))
+            length = smallest_fitting(self._lengths, max(example.lengths.values()))
             bucket = self._buckets[length]
             bucket.append(example)
             if len(bucket) == self._sizes[length]:
                 self._buckets[length] = []
-                return pad_batch(bucket, len(bucket), length)
+                own = self._reader.own(bucket)
+                return pad_batch(self._reader.ids(own), len(own), length)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state between two batches; `pending.jsonable` converts it to JSON."""

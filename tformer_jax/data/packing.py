@@ -9,8 +9,9 @@ import grain
 import numpy as np
 
 from tformer_jax.data.bucketing import LABELS
-from tformer_jax.data.columns import Column, Tokens, split_examples
-from tformer_jax.data.pending import PendingExamples
+from tformer_jax.data.columns import Column, Tokens
+from tformer_jax.data.pending import PendingExample, PendingExamples, with_ids
+from tformer_jax.data.rows import RowReader
 from tformer_jax.special_tokens import IGNORED, PAD
 
 SEGMENTS = {"source": "source_segments", "target_in": "target_segments", "tokens": "segments"}
@@ -119,21 +120,21 @@ def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, 
 class Pool:
     """Pending examples, oldest first."""
 
-    def __init__(self, capacity: dict[str, int], examples: Iterable[Tokens] = ()):
+    def __init__(self, capacity: dict[str, int], examples: Iterable[PendingExample] = ()):
         self._sides = list(capacity)
         self._capacity = np.array(list(capacity.values()), np.int32)
-        self.examples: list[Tokens] = []
+        self.examples: list[PendingExample] = []
         self._lengths = np.zeros((len(self._sides), 0), np.int32)
         self.add(examples)
 
-    def add(self, examples: Iterable[Tokens]) -> None:
+    def add(self, examples: Iterable[PendingExample]) -> None:
         """Appends examples."""
         new = list(examples)
-        lengths = np.array([[len(example[side]) for example in new] for side in self._sides], np.int32)
+        lengths = np.array([[example.lengths[side] for example in new] for side in self._sides], np.int32)
         self._lengths = np.concatenate([self._lengths, lengths], axis=1)
         self.examples += new
 
-    def take_row(self) -> list[Tokens]:
+    def take_row(self) -> list[PendingExample]:
         """Removes and returns the examples of one row."""
         if (self._lengths[:, 0] == self._capacity).all():
             self._lengths = self._lengths[:, 1:]
@@ -147,34 +148,36 @@ class Pool:
 
 
 class PackedBatches(grain.IterDataset):
-    """Packs the examples of a parent's blocks into batches of `rows` rows; no example is dropped.
+    """Packs a parent's pending examples into batches of `rows` rows and yields the own rows; no example is dropped.
 
     Each side of `capacity` (tokens by key) must hold every single example.
     """
 
-    def __init__(self, parent: grain.IterDataset, rows: int, capacity: dict[str, int]):
+    def __init__(self, parent: grain.IterDataset, rows: int, capacity: dict[str, int], reader: RowReader):
         super().__init__(parent)
-        self._rows, self._capacity = rows, capacity
+        self._rows, self._capacity, self._reader = rows, capacity, reader
 
     def __iter__(self) -> "PackedIterator":
-        return PackedIterator(self._parent.__iter__(), self._rows, self._capacity)
+        return PackedIterator(self._parent.__iter__(), self._rows, self._capacity, self._reader)
 
 
 class PackedIterator(grain.DatasetIterator):
     """Iterator of `PackedBatches`; its state is the parent's state and the pending examples."""
 
-    def __init__(self, parent: grain.DatasetIterator, rows: int, capacity: dict[str, int]):
+    def __init__(self, parent: grain.DatasetIterator, rows: int, capacity: dict[str, int], reader: RowReader):
         super().__init__(parent)
-        self._rows, self._capacity = rows, capacity
+        self._rows, self._capacity, self._reader = rows, capacity, reader
         self._pool = Pool(capacity)
 
     def __next__(self) -> dict[str, np.ndarray]:
         rows = []
         for _ in range(self._rows):
             while len(self._pool.examples) < POOL:
-                self._pool.add(split_examples(next(self._parent)))
+                self._pool.add(next(self._parent))
             rows.append(self._pool.take_row())
-        return pack_rows(rows, self._rows, self._capacity)
+        own = self._reader.own(rows)
+        ids = iter(self._reader.ids(list(itertools.chain.from_iterable(own))))
+        return pack_rows([list(itertools.islice(ids, len(row))) for row in own], len(own), self._capacity)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state between two batches; `pending.jsonable` converts it to JSON."""
@@ -188,9 +191,9 @@ class PackedIterator(grain.DatasetIterator):
 
 def packed_once(examples: Iterable[Tokens], rows: int, capacity: dict[str, int]) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches that hold every example once; the last rows may be padding."""
-    pool, ready = Pool(capacity, examples), []
+    pool, ready = Pool(capacity, with_ids(examples)), []
     while pool.examples:
-        ready.append(pool.take_row())
+        ready.append([example.ids for example in pool.take_row() if example.ids is not None])
         if len(ready) == rows or not pool.examples:
             yield pack_rows(ready, rows, capacity)
             ready = []

@@ -1,23 +1,50 @@
-"""Examples that an iterator has read but not yet emitted, as a part of its state."""
+"""Examples that are assigned to batches but not yet yielded, as a part of an iterator's state."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import Block, Tokens, split_examples
 
 
-class PendingExamples(tuple[Tokens, ...]):
+class PendingExample(NamedTuple):
+    """An example that waits for its batch: its lengths, and its ids or where to read them."""
+
+    lengths: dict[str, int]
+    """Number of ids by key."""
+    ids: Tokens | None
+    """None: read when the batch is made."""
+    position: int = 0
+    """Its index in the split."""
+    piece: int = 0
+    """Which piece of the document it is."""
+
+
+class PendingExamples(tuple[PendingExample, ...]):
     """An immutable snapshot of examples, which copies of a state share."""
 
     def __deepcopy__(self, memo: Any) -> "PendingExamples":
         return self
 
     @classmethod
-    def restored(cls, examples: Iterable[dict[str, Any]]) -> "PendingExamples":
+    def restored(cls, examples: Iterable[Sequence[Any]]) -> "PendingExamples":
         """Restores a snapshot, or the output of `jsonable` for one."""
-        return cls({key: np.asarray(ids, np.int32) for key, ids in example.items()} for example in examples)
+        return cls(PendingExample(lengths, _arrays(ids), *rest) for lengths, ids, *rest in examples)
+
+
+def with_ids(examples: Iterable[Tokens]) -> list[PendingExample]:
+    """Examples whose ids are known."""
+    return [PendingExample({key: len(ids) for key, ids in example.items()}, example) for example in examples]
+
+
+def of_block(block: Block) -> list[PendingExample]:
+    """The examples of a block."""
+    return with_ids(split_examples(block))
+
+
+def _arrays(ids: Any) -> Any:
+    return ids and {key: np.asarray(values, np.int32) for key, values in ids.items()}
 
 
 def jsonable(state: Any) -> Any:

@@ -18,7 +18,9 @@ from tformer_jax.data.columns import Block, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.packing import PackedBatches, packed_once
+from tformer_jax.data.pending import of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
+from tformer_jax.data.rows import IndexedReader, Outline, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import Framer, IdReader, Tokenised, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
@@ -29,23 +31,25 @@ DOCUMENTS = 8
 """Documents that are read together; they may be long."""
 PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 8
+WHOLE_BATCH = Shards()
 
 
-def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, devices: int = 1) -> Prefetched:
+def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards: Shards = WHOLE_BATCH) -> Prefetched:
     """Endless training batches in an order that `cfg.seed` fixes, reshuffled in each epoch.
 
     The iterator's `get_state` and `set_state` are exact: a restored one continues with the very next batch. The
-    sequence of batches depends on the config alone: each of several processes makes the same, and gives its devices
-    their rows.
+    sequence of global batches depends on the config alone. Which examples a batch has follows from their lengths, so
+    that only the rows of `shards.own` are read where lengths are known beforehand: in prepared data. Text has to be
+    tokenized for that, in every process.
 
     Args:
-        devices: how many share a batch.
+        shards: the parts of a global batch, and those that the batches given here consist of.
 
     Raises:
-        ConfigError: a batch cannot be divided among the devices, or the data has not one window.
+        ConfigError: a batch cannot be divided into the shards, or the data has not one window.
     """
-    check_divisible(cfg, devices)
-    dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers)
+    check_divisible(cfg, shards.count)
+    dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers, shards)
     return Prefetched(iter(dataset), PREFETCHED_BATCHES)
 
 
@@ -99,24 +103,28 @@ class _Read:
         return self._frame(self._reader.read(places, rng))
 
 
-def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:
-    reader = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout)
+def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
+    reader, frame = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout), framer(cfg)
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
     blocks = _shuffled(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
-    read = _Read(reader, framer(cfg))
-    blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
-    loaded = _loaded(blocks, cfg.data.workers)
+    if isinstance(reader, Tokenised):
+        read = _Read(reader, frame)
+        blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
+        examples = _loaded(blocks, cfg.data.workers).map(of_block)
+    else:
+        examples = _loaded(blocks.map(Outline(reader, frame)), workers=0)
+    rows = RowReader(reader, frame, shards)
     if cfg.data.batching == "packed":
-        return PackedBatches(loaded, cfg.data.batch_size, _capacity(cfg))
-    return BucketBatches(loaded, bucket_sizes(cfg.data))
+        return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
+    return BucketBatches(examples, bucket_sizes(cfg.data), rows)
 
 
-def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> grain.IterDataset:
+def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
     streams = [token_stream(_reader(part, tokenizers)) for part in parts]
     windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
     joined = Joined(windows)
-    batches = _shuffled(joined.sizes, cfg, cfg.data.batch_size)
+    batches = _shuffled(joined.sizes, cfg, cfg.data.batch_size).map(shards.select)
     if len(windows) == 1:
         batches = batches.map(windows[0].batch)
     else:
@@ -185,7 +193,7 @@ def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapData
 
 def _reader(
     examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
-) -> IdReader:
+) -> IndexedReader | Tokenised:
     """Ids as they were prepared, where they were and nothing is to be dropped; else tokenized as they are read."""
     if isinstance(examples, Records | JoinedRecords) and not dropout:
         return examples

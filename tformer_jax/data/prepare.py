@@ -17,7 +17,7 @@ from tformer_jax.config import Config, to_dict
 from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.corpora import KEYS, DataError, Example, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
-from tformer_jax.data.corpora.prepared import FORMAT, TOKENIZERS, encode_record, id_dtype
+from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.transforms import tokenise
 from tformer_jax.special_tokens import EOS
@@ -127,6 +127,7 @@ class _SplitWriter:
             writers = [ArrayRecordWriter(str(self._folder / name), WRITER_OPTIONS) for name in names]
             for writer in writers:
                 files.callback(writer.close)
+            lengths = files.enter_context((self._folder / f"{self._split}.lengths").open("wb"))
             stream = files.enter_context((self._folder / f"{self._split}.tokens").open("wb")) if self._streams else None
             for chunk in itertools.chain([first], chunks):
                 block = tokenise(chunk, self._tokenizers, self._labels)
@@ -137,6 +138,7 @@ class _SplitWriter:
                     texts = [example[key] for key in self._keys]
                     record = encode_record(texts, [ids[key] for key in self._keys], self._dtype)
                     writers[summary.examples % count].write(record)
+                    lengths.write(np.array([len(ids[key]) for key in self._keys], LENGTH).tobytes())
                     summary.count(ids)
                 progress(self._split, len(chunk))
         return summary

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -94,6 +94,13 @@ class Framer:
             "target_in": target.begun_by(BOS),
             "target_out": target.ended_by(EOS),
         }
+
+    def pieces(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the number of examples made of each text, given the numbers of its ids by key: int64 [texts]."""
+        if "text" not in lengths or "label" in lengths:
+            return np.ones(len(next(iter(lengths.values()))), np.int64)
+        pieces = -(-lengths["text"] // self.length)
+        return pieces if self.carry else np.minimum(pieces, 1)
 
     def _truncate(self, column: Column, limit: int) -> Column:
         truncated = column.cut(limit)

@@ -1,7 +1,7 @@
 """Computing where parameters live: on their mesh, with rows split over it, and results that every process can read."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,16 +33,39 @@ def everywhere(mesh: Mesh | None) -> Iterator[None]:
             yield
 
 
-def shard_batch(mesh: Mesh | None, batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-    """A batch that every process has, with its rows on the mesh: split over it, or everywhere if that is not even."""
+def own_shards(mesh: Mesh) -> tuple[int, ...]:
+    """Which of the `data_parallelism(mesh)` equal runs of rows of a global batch the devices of this process hold."""
+    count = data_parallelism(mesh)
+    held = rules.batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
+    return tuple(sorted(set(map(_first_row, held))))
+
+
+def _first_row(index: tuple[slice, ...] | None) -> int:
+    return (index[0].start or 0) if index else 0
+
+
+def shard_batch(
+    mesh: Mesh | None, batch: Mapping[str, np.ndarray], own: Sequence[int] | None = None
+) -> Mapping[str, Any]:
+    """A global batch with its rows split over a mesh, or replicated if their number does not divide.
+
+    Args:
+        batch: all rows in every process; or with `own` (see `own_shards`), only those of this process.
+    """
     if mesh is None:
         return batch
+    count = data_parallelism(mesh)
 
     def place(rows: np.ndarray) -> jax.Array:
-        even = len(rows) % data_parallelism(mesh) == 0
-        where = rules.batch_sharding(mesh) if even else rules.replicated(mesh)
+        if own is not None:
+            size = len(rows) // len(own)
+            parts = {shard * size: rows[number * size :][:size] for number, shard in enumerate(own)}
+            shape = count * size, *rows.shape[1:]
+            return jax.make_array_from_callback(shape, split, lambda index: parts[_first_row(index)])
+        where = rules.replicated(mesh) if len(rows) % count else split
         return jax.make_array_from_callback(rows.shape, where, rows.__getitem__)
 
+    split = rules.batch_sharding(mesh)
     return {name: place(rows) for name, rows in batch.items()}
 
 

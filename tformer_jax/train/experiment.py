@@ -16,12 +16,14 @@ from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.prefetch import Prefetched
+from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.eval import evaluators
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
+from tformer_jax.parallel.placement import own_shards
 from tformer_jax.train import metrics, optimizers, run_folder
 from tformer_jax.train.guards import FolderLock
 from tformer_jax.train.provenance import PACKAGES
@@ -38,7 +40,9 @@ class Experiment:
     tokenizers: Tokenizers
     model: nn.Module
     batches: Prefetched
-    """The endless training batches, from their start."""
+    """The endless training batches, from their start: the rows that the devices of this process hold."""
+    shards: Shards
+    """Which rows these are."""
     lock: FolderLock | None
     """Keeps other runs from writing to `folder`; held by the process that writes."""
     group: ProcessGroup
@@ -94,11 +98,13 @@ def build(
     )
     cfg = resolve(cfg, tokenizers, corpus.labels)
     group.check_equal(config.flat(cfg) | _facts(corpus))
-    batches = train_batches(cfg, corpus, tokenizers, devices=data_parallelism(mesh))
+    shards = Shards(data_parallelism(mesh), own_shards(mesh))
+    batches = train_batches(cfg, corpus, tokenizers, shards=shards)
     model = registry.build(cfg.model, train=True)
     optimizers.build(cfg, registry.shapes(model))
     start_from = Path(cfg.train.start_from) if cfg.train.start_from else None
-    finished = group.run(lambda: run_folder.result_of(folder, cfg) if resume else None)
+    finished = group.run(lambda: run_folder.result_of(folder, cfg) if resume and group.first else None)
+    finished = json.loads(group.broadcast(lambda: json.dumps(finished)))
 
     def prepare_folder() -> FolderLock | None:
         if start_from is not None:
@@ -116,7 +122,7 @@ def build(
 
     lock = group.run(prepare_folder)
     group.check_shared(folder)
-    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, lock, group, start_from, finished)
+    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, shards, lock, group, start_from, finished)
 
 
 def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class Trainer:
         self.batches.start()
         self.step = self.fetched = int(self.state.step)
         self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)
-        self.recent: list[dict[str, Any]] = []
+        self.recent: list[Mapping[str, jax.Array]] = []
         self.evaluated: tuple[int, Values] | None = None
         self.signatures: dict[str, str] = {}
         self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
@@ -162,11 +162,10 @@ class Trainer:
         the loop from running further ahead).
         """
         waited = self.batches.waited
-        batch = next(self.batches)
-        self.state, metrics = self.train_step(self.state, placement.shard_batch(self.experiment.mesh, batch))
-        tokens, flops = registry.count_tokens(self.cfg.model, batch), self._flops(batch)
+        batch = placement.shard_batch(self.experiment.mesh, next(self.batches), self.experiment.shards.own)
+        self.state, metrics = self.train_step(self.state, batch)
         self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.most_skipped :], batch]
-        done = self.meter.add(metrics, tokens=tokens, flops=flops, waited=self.batches.waited - waited)
+        done = self.meter.add(metrics, flops=self._flops(batch), waited=self.batches.waited - waited)
         self.step += 1
         self.look_at(done)
         self.watchdog.beat()
@@ -204,7 +203,7 @@ class Trainer:
                 raise self._not_finite(int(values["skipped"]))
 
     def _not_finite(self, steps: int) -> RunError:
-        batch = self.recent[self.fetched - self.step - 1]
+        batch = placement.to_host(self.recent[self.fetched - self.step - 1])
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         where = diagnostics.first_non_finite(
             self.experiment.model, placement.to_host(self.state.params), batch, key, self.cfg.train.label_smoothing
@@ -235,6 +234,7 @@ class Trainer:
 
     def evaluate(self, split: str, evaluators: list[Evaluator], params: Any) -> dict[str, float]:
         """Shows and records what the evaluators find."""
+        self.look_at(self.meter.fetch_all())
         metrics: dict[str, float] = {}
         samples: list[Sample] = []
         with self.watchdog.paused():
@@ -300,7 +300,7 @@ class Trainer:
         self.checkpointer.close()
         self.writer.close()
 
-    def _flops(self, batch: dict[str, Any]) -> float:
+    def _flops(self, batch: Mapping[str, jax.Array]) -> float:
         shapes = tuple((name, array.shape, array.dtype) for name, array in batch.items())
         return TRAINING_FLOPS * _forward_flops(self.cfg.model, shapes)
 

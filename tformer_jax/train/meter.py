@@ -57,14 +57,13 @@ class Meter:
         """The arguments of a meter that goes on from here; all steps must have been fetched."""
         return {**self.totals(), "waiting": list(self._done)}
 
-    def add(self, metrics: StepMetrics, *, tokens: int, flops: float = 0.0, waited: float) -> list[Values]:
-        """Takes the metrics of one step on `tokens` real tokens, for which no batch was ready for `waited` seconds.
+    def add(self, metrics: StepMetrics, *, flops: float = 0.0, waited: float) -> list[Values]:
+        """Takes the metrics of one step, for which no batch was ready for `waited` seconds.
 
         Waits for the device until at most `STEPS_AHEAD` steps are left to compute; gives the metrics of those that
         are done since the last call.
         """
         self._computing.append(metrics)
-        self.tokens += tokens
         self.flops += flops
         self._waited += waited
         return self._fetch(STEPS_AHEAD)
@@ -99,6 +98,7 @@ class Meter:
         self._computing = self._computing[len(ready) :]
         values = fetch(ready)
         self.skipped_steps += sum(step["skipped"] > 0 for step in values)
+        self.tokens += sum(int(step["tokens"]) for step in values)
         self._done += values
         return values
 
@@ -107,7 +107,9 @@ def _averages(steps: list[Values]) -> Values:
     made = [step for step in steps if not step["skipped"]]
     result = {"loss": math.nan, "grad_norm": math.nan, "skipped_steps": float(len(steps) - len(made))}
     if made:
-        columns = {name: np.array([step[name] for step in made]) for name in made[0] if name != "skipped"}
+        columns = {
+            name: np.array([step[name] for step in made]) for name in made[0] if name not in ("skipped", "tokens")
+        }
         labels = columns.pop("labels")
         by_label = {name: columns.pop(name) for name in ("loss", "nll") if name in columns}
         result |= {name: float((column * labels).sum() / max(labels.sum(), 1)) for name, column in by_label.items()}

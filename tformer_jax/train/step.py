@@ -13,7 +13,7 @@ from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.models.losses import Sums, batch_loss, no_sums
 from tformer_jax.parallel import rules
-from tformer_jax.special_tokens import IGNORED
+from tformer_jax.special_tokens import IGNORED, PAD
 from tformer_jax.train import diagnostics, optimizers
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step_metrics import StepMetrics, pack
@@ -31,8 +31,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
     nothing but the counts of steps.
 
     Metrics are float32 scalars: `loss` (nats a label; with label smoothing, `nll` is the loss without it), `labels`
-    (how many were counted), `grad_norm` (before clipping), `skipped` (steps in a row up to this one), and those of
-    `diagnostics` that `cfg.train` asks for.
+    (how many were counted), `tokens` (in the model's inputs, without padding), `grad_norm` (before clipping), `skipped`
+    (steps in a row up to this one), and those of `diagnostics` that `cfg.train` asks for.
     """
     train = cfg.train
 
@@ -48,7 +48,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         new = (params, opt_state, moved_mean(state.ema, params, state.step, train.ema_decay))
         old = (state.params, state.opt_state, state.ema)
         params, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
-        metrics = {"loss": loss, "labels": sums.labels, "grad_norm": norm, "skipped": skipped}
+        tokens = sum((batch[key] != PAD).sum() for key in registry.FAMILIES[cfg.model.family].inputs)
+        metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
         if train.layer_norms:

@@ -5,11 +5,13 @@ FOLDER/
   tokenizers/              the tokenizers of the ids
   SPLIT-00000-of-00004.array_record
                            example i is record i // files of file i % files
+  SPLIT.lengths            number of ids of each field of each example, little-endian uint32
   SPLIT.tokens             language models: the token stream, little-endian uint16 or uint32
 """
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ from array_record.python.array_record_module import ArrayRecordReader
 from tformer_jax.config import Config
 from tformer_jax.data.columns import Block, Column, Tokens, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Joined
+from tformer_jax.special_tokens import EOS
 
-FORMAT = 1
+FORMAT = 2
+LENGTH = np.dtype("<u4")
+"""How a length is stored."""
 TOKENIZERS = "tokenizers"
 
 
@@ -82,16 +87,51 @@ class Records(Sequence[Example]):
         return dict(zip(self._keys, decode_texts(record, len(self._keys), self._dtype), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_readers": [None] * len(self._files)}
+        mapped = ("_lengths", "_starts", "_stream")
+        kept = {name: value for name, value in self.__dict__.items() if name not in mapped}
+        return kept | {"_readers": [None] * len(self._files)}
 
     def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """Returns the token ids of the examples at `indices`."""
         records = self._records([int(index) for index in indices])
         return dict(zip(self._keys, decode_ids(records, len(self._keys), self._dtype), strict=True))
 
+    def lengths(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns the number of ids of the examples at `indices` by key: int64 [examples]."""
+        found = self._lengths[np.asarray(indices)].astype(np.int64)
+        return dict(zip(self._keys, found.T, strict=True))
+
+    def span(self, index: int, start: int, size: int) -> np.ndarray:
+        """Returns `size` ids of a document from `start` on and the next one, or EOS at its end: int32 [size + 1]."""
+        assert self._stream is not None
+        first = int(self._starts[index]) + start
+        ids = np.full(size + 1, EOS, np.int32)
+        found = self._stream[first : first + size + 1]
+        ids[: len(found)] = found
+        return ids
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """Offsets of the documents in the token stream: int64 [examples]."""
+        sizes = self._lengths[:, 0].astype(np.int64) + 1
+        return np.cumsum(sizes) - sizes
+
+    @functools.cached_property
+    def _lengths(self) -> np.ndarray:
+        """uint32 [examples, fields], memory-mapped."""
+        path = self._folder / f"{self._split}.lengths"
+        shape = self._size, len(self._keys)
+        if not path.is_file() or path.stat().st_size != LENGTH.itemsize * shape[0] * shape[1]:
+            raise DataError(f"{path} is missing or of another size: prepare the data again")
+        return np.memmap(path, LENGTH, mode="r", shape=shape)
+
     @property
     def stream(self) -> np.ndarray | None:
         """The tokens of all documents, separated by EOS, memory-mapped: int [tokens]; None for pairs."""
+        return self._stream
+
+    @functools.cached_property
+    def _stream(self) -> np.ndarray | None:
         path = self._folder / f"{self._split}.tokens"
         return np.memmap(path, self._dtype, mode="r") if path.exists() else None
 
@@ -124,15 +164,33 @@ class JoinedRecords(Joined):
 
     def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """Returns the token ids of the examples at `indices`."""
+        examples: list[Tokens] = [{} for _ in indices]
+        for part, outputs, inside in self._by_part(indices):
+            for output, example in zip(outputs, split_examples(part.read(inside)), strict=True):
+                examples[output] = example
+        return join_examples(examples)
+
+    def lengths(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns the number of ids of the examples at `indices` by key: int64 [examples]."""
+        found: dict[str, np.ndarray] = {}
+        for part, outputs, inside in self._by_part(indices):
+            for key, lengths in part.lengths(inside).items():
+                found.setdefault(key, np.zeros(len(indices), np.int64))[outputs] = lengths
+        return found
+
+    def span(self, index: int, start: int, size: int) -> np.ndarray:
+        """Returns `size` ids of a document from `start` on and the next one, or EOS at its end: int32 [size + 1]."""
+        number, inside = self.locate(index)
+        ids: np.ndarray = self.parts[number].span(inside, start, size)
+        return ids
+
+    def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Records, list[int], list[int]]]:
+        """Yields each part that holds some of the indices, their positions in `indices`, and their indices there."""
         located = [self.locate(int(index)) for index in indices]
-        examples: list[Tokens] = [{} for _ in located]
         for number, part in enumerate(self.parts):
             outputs = [output for output, (owner, _) in enumerate(located) if owner == number]
             if outputs:
-                block = part.read([located[output][1] for output in outputs])
-                for output, example in zip(outputs, split_examples(block), strict=True):
-                    examples[output] = example
-        return join_examples(examples)
+                yield part, outputs, [located[output][1] for output in outputs]
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:

@@ -1,0 +1,80 @@
+"""The rows of a global batch that one process prepares, and how it reads their ids."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from tformer_jax.data.columns import Column, Tokens, split_examples
+from tformer_jax.data.pending import PendingExample
+from tformer_jax.data.transforms import Framer, IdReader, Tokenised
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """A division of global batches into `count` runs of rows of equal size; one process prepares the `own` ones."""
+
+    count: int = 1
+    own: tuple[int, ...] = (0,)
+
+    def select(self, rows: Sequence[T]) -> list[T]:
+        """Selects the own ones of all rows of a batch, in their order."""
+        size = len(rows) // self.count
+        return [row for shard in self.own for row in rows[shard * size : (shard + 1) * size]]
+
+
+class IndexedReader(IdReader, Protocol):
+    """Examples whose lengths are known without reading them."""
+
+    def lengths(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns the number of ids of each example by key: int64 [examples]."""
+        ...
+
+    def span(self, index: int, start: int, size: int) -> np.ndarray:
+        """Returns `size` ids of a document from `start` on and the next one, or EOS at its end: int32 [size + 1]."""
+        ...
+
+
+class Outline:
+    """Turns indices into pending examples by their lengths alone, without reading ids."""
+
+    def __init__(self, reader: IndexedReader, frame: Framer):
+        self._reader, self._frame = reader, frame
+
+    def __call__(self, indices: Sequence[int]) -> list[PendingExample]:
+        sizes = self._reader.lengths(indices)
+        blank = {key: Column(np.zeros(lengths.sum(), np.int32), lengths) for key, lengths in sizes.items()}
+        framed = {key: column.lengths.tolist() for key, column in self._frame(blank).items()}
+        pieces = self._frame.pieces(sizes)
+        owners = np.repeat(indices, pieces).tolist()
+        numbers = (np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)).tolist()
+        lengths = (dict(zip(framed, row, strict=True)) for row in zip(*framed.values(), strict=True))
+        return [PendingExample(row, None, *place) for row, *place in zip(lengths, owners, numbers, strict=True)]
+
+
+class RowReader:
+    """Reads the ids of the rows that one process prepares."""
+
+    def __init__(self, reader: IndexedReader | Tokenised, frame: Framer, shards: Shards):
+        self._reader, self._frame, self._shards = reader, frame, shards
+
+    def own(self, rows: Sequence[T]) -> list[T]:
+        """Selects the rows of a global batch that this process prepares."""
+        return self._shards.select(rows)
+
+    def ids(self, examples: Sequence[PendingExample]) -> list[Tokens]:
+        """Returns the framed ids of examples, reading them if necessary."""
+        if isinstance(self._reader, Tokenised):
+            return [example.ids for example in examples if example.ids is not None]
+        if "targets" in examples[0].lengths:
+            spans = [self._reader.span(*self._place(example)) for example in examples]
+            return [{"tokens": ids[:-1], "targets": ids[1:]} for ids in spans]
+        indices = sorted({example.position for example in examples})
+        found = dict(zip(indices, split_examples(self._frame(self._reader.read(indices))), strict=True))
+        return [found[example.position] for example in examples]
+
+    def _place(self, example: PendingExample) -> tuple[int, int, int]:
+        return example.position, example.piece * self._frame.length, example.lengths["tokens"]
