@@ -10,7 +10,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("no deadline", deadline=None)  # machines differ in speed
+hypothesis.settings.load_profile("no deadline")
 
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # eight devices, fast compilation
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # halves the time; another version may not know the flag

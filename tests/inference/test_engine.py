@@ -127,7 +127,7 @@ def test_samples_of_one_prompt_share_it(trained, text):
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_whoever_comes_and_goes_nobody_notices(trained, data):
     """Requests of all kinds come at any time, and some leave; the others get what they get alone."""

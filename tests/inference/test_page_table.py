@@ -66,7 +66,7 @@ class Memory:
         assert self.table.used + self.table.free == PAGES - 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_rows_read_their_tokens_and_no_page_leaks(data):
     memory = Memory()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -56,7 +56,6 @@ def test_top_k_is_the_beginning_of_a_stable_sort(size, k):
     values_of = st.sampled_from([-np.inf, -1.5, 0.0, 2.0, np.inf])
     search = jax.jit(functools.partial(sampling.top_k, k=k))
 
-    @settings(deadline=None)
     @given(
         st.sampled_from([-np.inf, -3.0]).flatmap(
             lambda rest: arrays(np.float32, (2, size), elements=values_of, fill=st.just(rest))
@@ -175,7 +174,6 @@ def test_each_restriction_counts_the_mass_that_those_before_leave():
         np.testing.assert_array_equal(np.isfinite(restricted)[0], kept)
 
 
-@settings(deadline=None)
 @given(
     arrays(np.float32, (3, 40), elements=st.floats(-30, 30, width=32, allow_subnormal=False)),
     st.integers(1, 45),

@@ -119,7 +119,7 @@ def test_any_tokens(tokenizer):
     few = [*range(FIRST + 3), *tokenizer.fallback_bytes][: FIRST + 60]
     token = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(few)
 
-    @settings(deadline=None, max_examples=150)
+    @settings(max_examples=150)
     @given(st.lists(token.filter(lambda i: i != EOS), max_size=40), STOPS)
     def run(tokens, stop):
         check(tokenizer, tokens, stop)
@@ -131,7 +131,6 @@ def test_any_tokens(tokenizer):
 def test_any_text(tokenizer):
     alphabet = st.sampled_from("the cat.\n数字é😀 \ufffd'") | st.characters(exclude_categories=["Cs"])
 
-    @settings(deadline=None)
     @given(st.text(alphabet=alphabet, max_size=40), STOPS)
     def run(text, stop):
         check(tokenizer, tokenizer.encode(text), stop)
@@ -147,7 +146,7 @@ def test_broken_bytes(kind):
     byte = st.sampled_from(b"\xf0\x9f\x98\x80\xe2\x82\xac\xe0\xed\xc3\xa9\xff\x80A")
     token = byte.map(lambda value: first + value) | st.integers(0, tokenizer.vocab_size - 1)
 
-    @settings(deadline=None, max_examples=400)
+    @settings(max_examples=400)
     @given(st.lists(token, max_size=30), STOPS)
     def run(tokens, stop):
         check(tokenizer, tokens, stop)

@@ -93,7 +93,7 @@ def test_hidden_suffix_of_length_minus_one_is_causal():
     np.testing.assert_array_equal(hidden_suffix(7, 6)[0, 0], dense(Mask(causal=True), 7, 7))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_blocks_are_parts_of_the_whole_and_skipped_ones_hide_everything(data):
     mask = data.draw(any_mask(8, 12))

@@ -25,7 +25,7 @@ def put(slots: PagedSlots, pool: jax.Array, counts: list[int], first: list[int])
     return slots, pool, np.asarray(seen.positions), np.asarray(attended[:, 0, :, 0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_rows_read_their_own_tokens(data):
     pages = data.draw(st.permutations(range(1, 1 + ROWS * A_ROW)))

@@ -51,7 +51,7 @@ def test_window_layers_have_their_own_unscaled_base():
         assert_close(out, oracles.rotate(np.float64(x), cfg, kind), proves=("rotary_window_base", "NumPy float64"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     q=st.integers(0, 60),
     k=st.integers(0, 60),

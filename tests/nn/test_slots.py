@@ -38,7 +38,7 @@ def held(positions: np.ndarray, keys: np.ndarray) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", ["ragged", "paged"])
 def test_rows_forget_different_numbers_of_tokens(kind):
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(data=st.data())
     def check(data):
         if kind == "paged":
