@@ -1,5 +1,6 @@
 """From token ids to vectors, and from vectors to logits."""
 
+import functools
 import math
 
 import jax
@@ -9,6 +10,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
+from tformer_jax.nn.gathered import with_whole
 from tformer_jax.nn.linear import as_rows, kernel_initializer, product
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.parameters import named
@@ -34,15 +36,20 @@ class TokenEmbedding(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """int [B, T] -> [B, T, D], times sqrt(D) where `cfg.scale_embeddings`."""
-        table = constrain(self.embedding, axes.VOCAB, None)  # vectors are found whole
-        vectors = table[tokens].astype(self.cfg.dtype)
+        vectors = with_whole(_vectors, tokens, self.embedding, 1).astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
 
     def attend(self, x: jax.Array) -> jax.Array:
         """The tied output head: [..., D] -> float32 logits [..., V]."""
         table = self.embedding.astype(self.cfg.dtype)
-        logits = jnp.einsum("...D,VD->...V", as_rows(x), table, preferred_element_type=jnp.float32)
+        multiply = functools.partial(jnp.einsum, "...D,VD->...V", preferred_element_type=jnp.float32)
+        logits = with_whole(multiply, as_rows(x), table, 1)
         return logits.reshape(*x.shape[:-1], self.vocab_size)
+
+
+def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
+    """Rows of the table, found whole."""
+    return constrain(table, axes.VOCAB, None)[tokens]
 
 
 class InputEmbedding(nn.Module):
@@ -96,7 +103,7 @@ class OutputHead(nn.Module):
         if tied is None:
             init = named(kernel_initializer(cfg, cfg.dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
-            logits = product(x, kernel.astype(dtype), dtype=jnp.dtype(jnp.float32))
+            logits = product(x, kernel.astype(dtype), 0, dtype=jnp.dtype(jnp.float32))
         else:
             logits = tied.attend(x)
         if self.use_bias:

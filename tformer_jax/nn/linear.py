@@ -1,5 +1,6 @@
 """Affine maps whose input and output may have several axes, such as D -> (N, H)."""
 
+import functools
 import math
 
 import jax
@@ -8,6 +9,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.nn.gathered import with_whole
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.sharding import mesh_axes
 
@@ -28,9 +30,14 @@ def kernel_initializer(
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def product(x: jax.Array, kernel: jax.Array, *, dtype: jnp.dtype | None = None) -> jax.Array:
-    """`x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x)."""
-    return jnp.matmul(as_rows(x), kernel, preferred_element_type=dtype).reshape(*x.shape[:-1], kernel.shape[1])
+def product(x: jax.Array, kernel: jax.Array, width: int, *, dtype: jnp.dtype | None = None) -> jax.Array:
+    """`x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x).
+
+    Args:
+        width: the axis of the kernel that has the model's width.
+    """
+    multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    return with_whole(multiply, as_rows(x), kernel, width).reshape(*x.shape[:-1], kernel.shape[1])
 
 
 def as_rows(x: jax.Array) -> jax.Array:
@@ -60,8 +67,8 @@ class Linear(nn.Module):
         dtype, param_dtype = jnp.dtype(self.cfg.dtype), jnp.dtype(self.cfg.param_dtype)
         init = kernel_initializer(self.cfg, fan_in, fan_out, ends_sublayer=self.ends_sublayer)
         kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
-        lead = x.shape[: x.ndim - len(in_shape)]
-        y = product(x.astype(dtype).reshape(*lead, fan_in), kernel.astype(dtype).reshape(fan_in, fan_out))
+        lead, width = x.shape[: x.ndim - len(in_shape)], 0 if axes.EMBED in in_names else 1
+        y = product(x.astype(dtype).reshape(*lead, fan_in), kernel.astype(dtype).reshape(fan_in, fan_out), width)
         y = y.reshape(*lead, *out_shape)
         if self.use_bias:
             zeros = named(nn.initializers.zeros, *out_names)

@@ -1,0 +1,79 @@
+"""Gradients of parameters that rest in parts are scattered: the same values, in the compiled program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import assert_close, normal
+from tests.parallel.hlo import collectives
+from tests.parallel.test_presets import batch, begun, config
+from tformer_jax.config import ParallelConfig
+from tformer_jax.nn import gathered
+from tformer_jax.nn.linear import product
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.mesh import make_mesh
+
+
+@pytest.fixture
+def on_cpus(monkeypatch):
+    """What is done for TPUs alone is done here, too."""
+    monkeypatch.setattr(gathered, "PLATFORMS", ("cpu",))
+
+
+@pytest.mark.parametrize(("devices", "numbers"), [(4, 2), (16, 2), (256, 2), (8, 1), (1, 1)])
+def test_stages_leave_each_device_its_own_part(devices, numbers):
+    """By simulation: device i begins with all parts, and ends with part i, summed over all devices."""
+    stages = list(gathered.stages(devices))
+    assert len(stages) == numbers
+    values = np.random.default_rng(0).integers(0, 9, (devices, devices))
+    held = [list(row) for row in values]
+    for groups in stages:
+        after = [None] * devices
+        for group in groups or [list(range(devices))]:
+            total = np.sum([held[device] for device in group], axis=0)
+            for place, part in enumerate(np.split(total, len(group))):
+                after[group[place]] = list(part)
+        held = after
+    np.testing.assert_array_equal(np.ravel(held), values.sum(axis=0))
+
+
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4}], ids=str)
+@pytest.mark.parametrize("width", [0, 1])
+def test_a_product_and_its_gradients(on_cpus, sizes, width):
+    x, kernel, weights = normal(8, 4, 16), normal(16, 16, seed=1), normal(8, 4, 16, seed=2)
+    mesh = make_mesh(ParallelConfig(**{"data": 1} | sizes))
+    where = rules.partition(("embed", "mlp") if width == 0 else ("mlp", "embed"), (16, 16), mesh.shape, rules.RULES)
+    where = jax.sharding.NamedSharding(mesh, where)
+
+    def run(x, kernel):
+        with rules.on(mesh):
+            out, pull = jax.vjp(lambda x, kernel: product(x, kernel, width), x, kernel)
+            return out, *pull(weights)
+
+    program = jax.jit(run, in_shardings=(rules.batch_sharding(mesh), where)).lower(x, kernel).compile()
+    scattered = [one for one in collectives(program.as_text()) if one.kind == "reduce-scatter"]
+    assert len(scattered) == len(list(gathered.stages(sizes["fsdp"])))
+    found = program(jax.device_put(x, rules.batch_sharding(mesh)), jax.device_put(kernel, where))
+    rows, d_rows = np.float64(x).reshape(-1, 16), np.float64(weights).reshape(-1, 16)
+    expected = rows @ np.float64(kernel), d_rows @ np.float64(kernel).T, rows.T @ d_rows
+    for one, other in zip(found, expected, strict=True):
+        assert_close(jnp.reshape(one, other.shape), other, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "preset"), [("decoder_lm", "fsdp+tp"), ("seq2seq", "fsdp")])
+def test_a_train_step(on_cpus, kind, preset):
+    """Of tied embeddings, one look-up and every matrix: as on one device."""
+    steps = {}
+    for name, devices in ((preset, 8), ("dp", 1)):
+        cfg = config(kind, preset=name)
+        mesh, state, step = begun(cfg, devices)
+        rows = jax.device_put(batch(cfg, 0), rules.batch_sharding(mesh))
+        text = step.lower(state, rows).compile().as_text()
+        steps[name] = jax.device_get(step(state, rows)), text
+    (found, text), (expected, _) = steps[preset], steps["dp"]
+    assert sum(one.kind == "reduce-scatter" for one in collectives(text)) >= 4
+    assert_close(found[1].array, expected[1].array, 1e-5)
+    for one, other in zip(jax.tree.leaves(found[0].params), jax.tree.leaves(expected[0].params), strict=True):
+        assert_close(one, other, 1e-4)
