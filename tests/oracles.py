@@ -168,25 +168,26 @@ def ffn(p, x, cfg):
     return linear(ACTIVATIONS[cfg.activation](hidden), p["contract"])
 
 
-def mixture(p, x, cfg, real=None):
-    """The dense loop: each token asks each of its experts in turn, while there is room in its row."""
+def mixture(p, x, cfg, real=None, segments=None, train=False):
+    """The dense loop: token by token, each asks its experts, which may read a share of the tokens so far in training."""
     B, T, D = x.shape
     E, k, out = cfg.num_experts, cfg.experts_per_token, np.zeros((B, T, D))
     real = np.ones((B, T), bool) if real is None else real
-    room = math.inf if cfg.expert_capacity is None else math.ceil(cfg.expert_capacity * k * T / E)
     for b in range(B):
-        used = [0] * E
-        for choice in range(k):
-            for t in range(T):
-                probabilities = softmax(x[b, t] @ p["router"])
-                ranked = sorted(range(E), key=lambda e, pr=probabilities: -pr[e])[:k]
-                expert = ranked[choice]
-                if not real[b, t]:
+        for t in range(T):
+            if t == 0 or (segments is not None and segments[b, t] != segments[b, t - 1]):
+                read, tokens = [0] * E, 0
+            if not real[b, t]:
+                continue
+            tokens += 1
+            probabilities = softmax(x[b, t] @ p["router"])
+            ranked = sorted(range(E), key=lambda e, pr=probabilities: -pr[e])[:k]
+            total = sum(probabilities[e] for e in ranked) if cfg.router_normalize else 1
+            for expert in ranked:
+                limited = train and cfg.expert_capacity is not None
+                if limited and read[expert] + 1 > math.ceil(cfg.expert_capacity * k * tokens / E):
                     continue
-                used[expert] += 1
-                if used[expert] > room:
-                    continue
-                total = sum(probabilities[e] for e in ranked) if cfg.router_normalize else 1
+                read[expert] += 1
                 out[b, t] += probabilities[expert] / total * expert_ffn(p, expert, x[b, t], cfg)
     return out
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
-from tformer_jax.nn.stacks import token_positions
+from tformer_jax.nn.positions import token_positions
 
 FIRST, SECOND = np.array([[5, 6, 7]], np.int32), np.array([[8, 9, 4, 10]], np.int32)
 PACKED, SEGMENTS = np.concatenate([FIRST, SECOND], axis=1), np.array([[1, 1, 1, 2, 2, 2, 2]])

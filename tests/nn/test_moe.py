@@ -21,8 +21,10 @@ def mixture(**changes):
     return make_ffn(tiny("decoder_lm", **{"ffn": "moe", "num_experts": E, "activation": "silu"} | changes))
 
 
-def run(module, params, x, real=None):
-    return jax.jit(lambda params, x: module.apply({"params": params}, x, real))(params, x)
+def run(module, params, x, real=None, *, train=True, segments=None):
+    return jax.jit(lambda params, x: module.apply({"params": params}, x, real, segments=segments, train=train))(
+        params, x
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,7 @@ def run(module, params, x, real=None):
         {"experts_per_token": 1, "router_normalize": False},
         {"experts_per_token": 3, "expert_gated": False, "activation": "relu"},
         {"ffn_bias": False, "expert_capacity": 0.5},
+        {"expert_capacity": 0.7, "experts_per_token": 1},
         {"experts_per_token": 4, "expert_capacity": 1.0},
     ],
     ids=str,
@@ -40,7 +43,7 @@ def test_equals_the_dense_loop(changes):
     module = mixture(**changes)
     x = normal(B, T, 8)
     params = init_module(module, x)
-    expected = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, REAL)
+    expected = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, REAL, train=True)
     capacity = "limited" if module.cfg.expert_capacity else "free"
     proves = (f"ffn=moe, {capacity} capacity", "NumPy float64")
     assert_close(run(module, params, x, REAL), expected, proves=proves)
@@ -53,19 +56,55 @@ def test_capacity_drops_tokens():
     assert np.abs(run(free, params, x) - run(tight, params, x)).max() > 1e-3
 
 
+def test_nothing_is_dropped_in_inference():
+    x = normal(B, T, 8)
+    free, tight = mixture(), mixture(expert_capacity=0.25)
+    params = init_module(free, x)
+    np.testing.assert_array_equal(run(tight, params, x, train=False), run(free, params, x))
+
+
 def test_a_row_does_not_depend_on_the_others():
     module, x = mixture(expert_capacity=0.5), normal(B, T, 8)
     params = init_module(module, x)
     assert_close(run(module, params, x)[:1], run(module, params, x[:1]), 1e-6)
 
 
-def test_padding_takes_no_room_and_gets_nothing():
+def test_no_token_depends_on_a_later_one():
+    """A token that came later took the place of an earlier one whose second choice it was."""
+    module, x = mixture(expert_capacity=0.5), normal(1, 40, 8)
+    params = init_module(module, x)
+    full = run(module, params, x)
+    for T in (1, 7, 23):
+        assert_close(run(module, params, x[:, :T]), full[:, :T], 1e-6)
+
+
+def test_an_expert_reads_its_share_of_the_tokens_so_far():
+    """Every token asks for expert 0 of 4: with half a fair share it reads tokens 1, 9 and 17."""
+    cfg = mixture(expert_capacity=0.5, experts_per_token=1, router_normalize=False).cfg
+    logits = jnp.tile(jnp.array([1.0, 0, 0, 0]), (1, 20, 1))
+    read = np.flatnonzero(moe.route(logits, jnp.ones((1, 20), bool), cfg, limited=True).weights[0, :, 0])
+    np.testing.assert_array_equal(read + 1, [1, 9, 17])
+
+
+def test_packed_documents_fill_experts_on_their_own():
+    module, x = mixture(expert_capacity=0.5), normal(1, 20, 8)
+    params = init_module(module, x)
+    lengths = np.array([3, 9, 1, 7])
+    packed = run(module, params, x, segments=jnp.asarray(np.repeat([4, 2, 7, 1], lengths))[None])
+    alone = [run(module, params, part) for part in np.split(x, np.cumsum(lengths)[:-1], axis=1)]
+    assert_close(packed, np.concatenate(alone, axis=1), 1e-6)
+    assert np.abs(packed - run(module, params, x)).max() > 1e-3
+
+
+@pytest.mark.parametrize("real", ["..xxxxx", "xxxxx..", "x..x.xx"])
+def test_padding_takes_no_capacity_and_gets_zeros(real):
     module, x = mixture(expert_capacity=0.5), normal(1, T, 8)
     params = init_module(module, x)
-    real = np.array([[False, False, True, True, True, True, True]])
-    changed = x.at[:, :2].set(9.0)
-    np.testing.assert_array_equal(run(module, params, x, real), run(module, params, changed, real))
-    np.testing.assert_array_equal(run(module, params, x, real)[:, :2], 0)
+    real = np.array([[character == "x" for character in real]])
+    out = run(module, params, x, real)
+    np.testing.assert_array_equal(out, run(module, params, jnp.where(real[..., None], x, 9.0), real))
+    np.testing.assert_array_equal(out[~real], 0)
+    assert_close(out[real], run(module, params, x[:, real[0]])[0], 1e-6)
 
 
 def test_all_experts_on_every_token_is_a_weighted_sum():

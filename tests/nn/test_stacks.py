@@ -11,7 +11,7 @@ from tformer_jax.config import DecodeConfig, model
 from tformer_jax.inference.generate import continue_text
 from tformer_jax.models import registry
 from tformer_jax.nn import layouts
-from tformer_jax.nn.stacks import token_positions
+from tformer_jax.nn.positions import token_positions
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)

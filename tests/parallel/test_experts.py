@@ -43,7 +43,7 @@ def mixture(**changes):
 
 def outcome(module, params, x, real):
     """Values, and both losses."""
-    y, collected = module.apply({"params": params}, x, real, mutable=["losses"])
+    y, collected = module.apply({"params": params}, x, real, train=True, mutable=["losses"])
     return y, jnp.stack([loss[0] for loss in collected["losses"].values()])
 
 
@@ -51,7 +51,7 @@ def dense(module, params, x, real):
     """`outcome` with every expert reading every token."""
     cfg, activation = module.cfg, kinds.load(kinds.ACTIVATIONS, module.cfg.activation)
     logits = x @ params["router"]
-    experts, weights = moe.route(logits, real, cfg)
+    experts, weights = moe.route(logits, real, cfg, limited=cfg.expert_capacity is not None)
 
     def affine(name, x):
         bias = params[f"{name}_bias"][:, None, None] if cfg.ffn_bias else 0
@@ -86,7 +86,7 @@ def assert_same_on(mesh, module, params, x, real=REAL, tolerance=1e-5):
     (_, expected), expected_grads = differentiated(dense, module, x, real)(params, x)
     with rules.on(mesh):
         (_, found), grads = differentiated(outcome, module, x, real)(placed(params, mesh, module, x), x)
-    assert_close(found[0], oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, real), tolerance)
+    assert_close(found[0], oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, real, train=True), tolerance)
     for got, wanted in zip(jax.tree.leaves((found, grads)), jax.tree.leaves((expected, expected_grads)), strict=True):
         assert_close(got, wanted, tolerance)
 

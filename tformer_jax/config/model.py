@@ -90,7 +90,7 @@ class ModelConfig(Section):
     experts_per_token: int = setting(2, "moe: experts chosen per token", low=1)
     expert_gated: bool = setting(True, "moe: experts are gated FFNs")
     expert_capacity: float | None = setting(
-        None, "moe: capacity factor of an expert, relative to an even share of a row; None: drop no token", low=0.0
+        None, "moe: capacity factor: an expert reads at most this times its share of tokens; training only", low=0.0
     )
     router_normalize: bool = setting(True, "moe: normalise the weights of the chosen experts to sum to 1")
     balance_loss: float = setting(0.01, "moe: weight of the load-balance loss", low=0.0)

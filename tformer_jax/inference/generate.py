@@ -4,7 +4,6 @@ All functions are compiled once for each model, shape of the input, `length` and
 all PAD only fills up a batch: nothing is generated for it, and no step waits for it.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -144,19 +143,13 @@ def read_prompt(model: Seq2Seq | DecoderLM, variables: Any, tokens: jax.Array, c
 
 
 def reader(model: Seq2Seq | DecoderLM, variables: Any) -> Read:
-    """The model as `finish` calls it; its layers are a loop.
-
-    Tokens of one call that do not follow each other (beams), or may be dropped (proposals), never compete for the room
-    of an expert.
-    """
-    uncrowded = type(model)(dataclasses.replace(model.cfg, expert_capacity=None))
+    """The model as `finish` calls it; its layers are a loop."""
 
     def read(
         tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None, *, last_only: bool = True
     ) -> tuple[jax.Array, DecoderCache]:
         options: Any = {"token_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None and last_only}
-        reading = model if lineage is None and last_only else uncrowded
-        result: Any = reading.apply(variables, tokens, cache, **options, method="decode_step")
+        result: Any = model.apply(variables, tokens, cache, **options, method="decode_step")
         return result
 
     return read

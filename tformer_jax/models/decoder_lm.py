@@ -10,7 +10,8 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, Lineage, empty_cache
-from tformer_jax.nn.stacks import Decoder, token_positions
+from tformer_jax.nn.positions import token_positions
+from tformer_jax.nn.stacks import Decoder
 
 
 class DecoderLM(nn.Module):

@@ -22,8 +22,15 @@ class FFN(nn.Module):
         self.contract = Linear(cfg, hidden, embed, cfg.ffn_bias, ends_sublayer=True)
         self.dropout = Dropout(cfg.ffn_dropout)
 
-    def __call__(self, x: jax.Array, real: jax.Array | None = None, *, train: bool = False) -> jax.Array:
-        """[B, T, D] -> [B, T, D]; `real`, bool [B, T], is for kinds in which tokens share something."""
+    def __call__(
+        self,
+        x: jax.Array,
+        real: jax.Array | None = None,
+        *,
+        segments: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """[B, T, D] -> [B, T, D]; `real` (bool [B, T]) and `segments` (int [B, T]) are for kinds that mix tokens."""
         hidden = constrain(self.hidden(x), axes.BATCH, axes.LENGTH, axes.MLP)
         return self.contract(self.dropout(hidden, train=train))
 

@@ -26,7 +26,9 @@ class Surroundings:
     masks: dict[str, Mask]
     """Of self-attention, for each kind of layer, "full" and "window"."""
     real: jax.Array | None = None
-    """bool [B, T]: tokens of x that are no padding; None: all."""
+    """bool [B, T]: tokens of x that are not padding; None: all."""
+    segments: jax.Array | None = None
+    """int [B, T]: documents packed into a row; None: one."""
     positions: dict[str, AttentionPosition] = dataclasses.field(default_factory=dict)
     """For each kind of layer that uses positions in attention."""
     memory: jax.Array | None = None
@@ -111,6 +113,6 @@ class TransformerLayer(nn.Module):
                 train=train,
             )
             x = self.cross_attention_residual.leave(x, h, train=train)
-        h = self.ffn(self.ffn_residual.enter(x), around.real, train=train)
+        h = self.ffn(self.ffn_residual.enter(x), around.real, segments=around.segments, train=train)
         x = self.ffn_residual.leave(x, h, train=train)
         return x, dataclasses.replace(cache, self_attention=keys_values) if cache else None

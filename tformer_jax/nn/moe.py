@@ -1,10 +1,10 @@
-"""Mixture of experts: each token is read by a few of E feed-forward networks."""
+"""Mixture of experts: a router sends each token to a few of E feed-forward networks."""
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from tformer_jax import axes
@@ -12,6 +12,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn.experts import AXES, mixture
 from tformer_jax.nn.linear import kernel_initializer
 from tformer_jax.nn.parameters import named
+from tformer_jax.nn.positions import token_positions
 
 
 class Routing(NamedTuple):
@@ -20,32 +21,47 @@ class Routing(NamedTuple):
     experts: jax.Array
     """int32 [B, T, k], most probable first."""
     weights: jax.Array
-    """float32 [B, T, k]: factors of the experts' results; 0 for a token that an expert has no room for."""
+    """float32 [B, T, k]: factors of the experts' outputs; 0 for a token that is dropped by the expert."""
 
 
 class MixtureOfExperts(nn.Module):
     """`sum_i weight_i * expert_i(x)` over the `cfg.experts_per_token` experts that a router finds most probable.
 
-    "Outrageously Large Neural Networks" (2017), with the load-balance loss and capacity of "Switch Transformers"
-    (2021) and the router z-loss of "ST-MoE" (2022), each already weighted, in the collection "losses". Rows of a
-    batch do not compete for room, so that a row's result does not depend on the others.
+    "Outrageously Large Neural Networks" (2017), with the load-balance loss of "Switch Transformers" (2021) and the
+    router z-loss of "ST-MoE" (2022), each already weighted, in the collection "losses". `cfg.expert_capacity` drops
+    tokens in training only, as in "DeepSeek-V2" (2024, section 3.1.2).
     """
 
     cfg: ModelConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, real: jax.Array | None = None, *, train: bool = False) -> jax.Array:
-        """x [B, T, D], real tokens bool [B, T] (None: all) -> [B, T, D]; padding gets zeros."""
+    def __call__(
+        self,
+        x: jax.Array,
+        real: jax.Array | None = None,
+        *,
+        segments: jax.Array | None = None,
+        train: bool = False,
+    ) -> jax.Array:
+        """x [B, T, D] -> [B, T, D]; padding gets zeros.
+
+        Args:
+            real: bool [B, T], tokens that are not padding; None: all.
+            segments: int [B, T], documents packed into a row; each fills the experts' capacity on its own.
+            train: enforce `cfg.expert_capacity`.
+        """
         cfg = self.cfg
         if real is None:
             real = jnp.ones(x.shape[:2], bool)
         init = named(kernel_initializer(cfg, cfg.dim, cfg.num_experts), axes.EMBED, None)
         router = self.param("router", init, (cfg.dim, cfg.num_experts), jnp.dtype(cfg.param_dtype))
         logits = x.astype(jnp.float32) @ router.astype(jnp.float32)
-        routing = route(logits, real, cfg)
+        limited = train and cfg.expert_capacity is not None
+        routing = route(logits, real, cfg, segments=segments, limited=limited)
         self.sow("losses", "balance", cfg.balance_loss * balance_loss(logits, routing.experts, real))
         self.sow("losses", "router_z", cfg.router_z_loss * router_z_loss(logits, real))
-        return mixture(self._parameters(), x, *routing, room(cfg, x.shape[1]), cfg).astype(x.dtype)
+        most = int(capacity(cfg, x.shape[1])[-1]) if limited and segments is None else x.shape[1]
+        return mixture(self._parameters(), x, *routing, most, cfg).astype(x.dtype)
 
     def _parameters(self) -> dict[str, jax.Array]:
         """Those of the experts, named as in `experts.AXES`."""
@@ -62,25 +78,31 @@ class MixtureOfExperts(nn.Module):
         return params
 
 
-def room(cfg: ModelConfig, T: int) -> int:
-    """The most tokens of a row of T that an expert reads: `ceil(c k T / E)` with `cfg.expert_capacity` c."""
-    if cfg.expert_capacity is None:
-        return T
-    return math.ceil(cfg.expert_capacity * cfg.experts_per_token * T / cfg.num_experts)
+def capacity(cfg: ModelConfig, T: int) -> np.ndarray:
+    """The most of the first n tokens that one expert reads, int [T + 1] for n = 0..T: `ceil(c k n / E)`, at most n.
+
+    c is `cfg.expert_capacity`, k `cfg.experts_per_token`.
+    """
+    tokens = np.arange(T + 1)
+    share = (cfg.expert_capacity or 0.0) * cfg.experts_per_token * tokens / cfg.num_experts
+    return np.minimum(np.ceil(share), tokens).astype(np.int32)
 
 
-def route(logits: jax.Array, real: jax.Array, cfg: ModelConfig) -> Routing:
+def route(
+    logits: jax.Array, real: jax.Array, cfg: ModelConfig, *, segments: jax.Array | None = None, limited: bool = False
+) -> Routing:
     """The most probable experts of each token: logits float32 [B, T, E], real tokens bool [B, T].
 
-    With `cfg.expert_capacity` an expert reads at most `room` tokens of a row: first choices before second ones, then
-    in order of position ("GShard", 2020).
+    Where `limited`, an expert drops a token that would exceed its `capacity` for the document's tokens up to there.
+    Tokens are admitted in order of position, so that none depends on a later one, on padding, on another document or
+    on another row; "GShard" (2020) admits all first choices before second ones.
     """
     weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.experts_per_token)
     if cfg.router_normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     kept = jnp.broadcast_to(real[..., None], weights.shape)
-    if cfg.expert_capacity is not None:
-        kept = kept & (_place_in_queue(chosen, real, cfg.num_experts) < room(cfg, logits.shape[1]))
+    if limited:
+        kept = kept & jnp.take_along_axis(_admits(chosen, real, segments, cfg), chosen, axis=-1)
     return Routing(chosen, jnp.where(kept, weights, 0))
 
 
@@ -94,14 +116,28 @@ def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return jnp.take_along_axis(probabilities, experts, axis=-1), experts
 
 
-def _place_in_queue(experts: jax.Array, real: jax.Array, E: int) -> jax.Array:
-    """How many real tokens of its row an expert takes before this one: int [B, T, k] -> int [B, T, k]."""
-    B, T, k = experts.shape
-    wanted = jax.nn.one_hot(experts, E, dtype=jnp.int32) * real[..., None, None]
-    queue = jnp.swapaxes(wanted, 1, 2).reshape(B, k * T, E)
-    before = jnp.cumsum(queue, axis=1) - queue
-    before = jnp.swapaxes(before.reshape(B, k, T, E), 1, 2)
-    return jnp.take_along_axis(before, experts[..., None], axis=-1)[..., 0]
+def _admits(chosen: jax.Array, real: jax.Array, segments: jax.Array | None, cfg: ModelConfig) -> jax.Array:
+    """Whether each expert has capacity for a token that asks for it: int [B, T, k] -> bool [B, T, E].
+
+    Of the first n tokens, A(n) ask for an expert whose capacity is C(n), and it reads a(n) = min(a(n-1) + A(n) - A(n-1),
+    C(n)) of them, which is A(n) + min(0, C(1) - A(1), ..., C(n) - A(n)). Token n is read if its term is not below all
+    earlier ones.
+    """
+    T, places = real.shape[1], jnp.arange(real.shape[1])
+    first = places - token_positions(T, segments)
+    asked = jax.nn.one_hot(chosen, cfg.num_experts, dtype=jnp.int32).sum(axis=2) * real[..., None]
+
+    def since_first(counts: jax.Array) -> jax.Array:
+        total = jnp.cumsum(counts, axis=1)
+        before = jnp.broadcast_to(first[..., None], (*counts.shape[:2], 1))
+        return total - jnp.take_along_axis(total - counts, before, axis=1)
+
+    tokens = since_first(real.astype(jnp.int32)[..., None])
+    spare = jnp.asarray(capacity(cfg, T))[tokens] - since_first(asked)
+    falling = first[..., None] * (2 * T + 1)  # puts the terms of a document below those of the documents before it
+    least = jax.lax.cummin(spare - falling, axis=1)
+    least = jnp.pad(least[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=T)
+    return spare >= jnp.minimum(least + falling, 0)
 
 
 def balance_loss(logits: jax.Array, experts: jax.Array, real: jax.Array) -> jax.Array:

@@ -25,6 +25,15 @@ def sinusoidal(positions: jax.Array, dim: int) -> jax.Array:
     return jnp.stack(sinusoid(positions, dim), axis=-1).reshape(*positions.shape, dim)
 
 
+def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
+    """Positions 0, 1, ..., which begin again where a new segment of `segments` (int [B, T]) does: int [B or 1, T]."""
+    places = jnp.arange(length)[None]
+    if segments is None:
+        return places
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+
+
 class EmbeddingPositions(nn.Module):
     """A kind of position that is added to the embeddings."""
 

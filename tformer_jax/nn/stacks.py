@@ -13,17 +13,9 @@ from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, Lineage
 from tformer_jax.nn.layers import Surroundings, TransformerLayer
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
+from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.relative import AttentionPosition, make_attention_positions
 from tformer_jax.nn.slots import Tokens
-
-
-def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
-    """Positions 0, 1, ..., which begin again where a new segment of `segments` (int [B, T]) does: int [B or 1, T]."""
-    places = jnp.arange(length)[None]
-    if segments is None:
-        return places
-    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
 
 
 class Period(nn.Module):
@@ -121,6 +113,7 @@ class Encoder(Stack):
         around = Surroundings(
             masks=self.masks(Mask(real=real, segments=own, self_attention=True)),
             real=real,
+            segments=segments,
             positions=self.positions(token_positions(x.shape[1], segments)),
         )
         return self.full_pass(x, around, train=train)
@@ -156,6 +149,7 @@ class Decoder(Stack):
         around = Surroundings(
             masks=self.masks(Mask(real=real, causal=True, prefix=prefix, segments=own, self_attention=True)),
             real=real,
+            segments=segments,
             positions=self.positions(token_positions(x.shape[1], segments)),
             memory=memory,
             memory_mask=memory_mask,
