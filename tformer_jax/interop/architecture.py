@@ -12,9 +12,10 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
     "swish": "silu",
+    "silu": "silu",
     "relu2": "relu_squared",
+    "sigmoid": "sigmoid",
 }
 
 
@@ -30,7 +31,9 @@ class Architecture:
     """Our settings -> their config.json."""
     rules: Callable[[ModelConfig], tuple[Rule, ...]]
     ignored: tuple[str, ...] = ()
-    """Patterns of their arrays that hold nothing trained."""
+    """Patterns of their arrays that are not read: buffers, and heads of other tasks."""
+    prefix: str = ""
+    """What stands before the names of the base model, which checkpoints of the base model alone leave out."""
     shared: str = ""
     """Their token embedding, of which other arrays may be copies."""
     copies: tuple[str, ...] = ()
@@ -43,10 +46,22 @@ def activation(name: str) -> str:
     return ACTIVATIONS[name]
 
 
+def written(name: str) -> str:
+    """Their name of our activation."""
+    return next((theirs for theirs, ours in reversed(ACTIVATIONS.items()) if ours == name), name)
+
+
 def check(fits: bool, problem: str) -> None:
     """Raises `ConfigError` where a checkpoint wants something that our models lack."""
     if not fits:
         raise ConfigError(f"this checkpoint cannot be read: {problem}")
+
+
+def refuse(hf: dict[str, Any], **known: Any) -> None:
+    """Raises `ConfigError` where a setting of theirs has another value than the one that is known."""
+    for name, value in known.items():
+        given = hf.get(name)
+        check(given is None or given == value, f"{name}={given!r} is not supported, only {value!r} is")
 
 
 def pattern_of(kinds: Sequence[str]) -> tuple[str, ...]:

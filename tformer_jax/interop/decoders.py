@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of
+from tformer_jax.config import ModelConfig
+from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of, refuse, written
 from tformer_jax.interop.mapping import FLAT, SAME, Rule, kernel, untransposed
 
 Settings = dict[str, Any]
 
 
 def _gpt2_settings(hf: Settings) -> Settings:
+    refuse(hf, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
@@ -20,6 +21,7 @@ def _gpt2_settings(hf: Settings) -> Settings:
         "num_heads": hf["n_head"],
         "ffn_dim": hf.get("n_inner") or 4 * hf["n_embd"],
         "attention_projections": "fused_qkv",
+        "attention_scale": None if hf["scale_attn_weights"] else 1.0,
         "activation": activation(hf["activation_function"]),
         "norm_eps": hf["layer_norm_epsilon"],
         "position": "learned",
@@ -40,7 +42,8 @@ def _gpt2_config(cfg: ModelConfig) -> Settings:
         "n_layer": cfg.decoder_layers,
         "n_head": cfg.num_heads,
         "n_inner": cfg.ffn_dim,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, cfg.activation),
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, written(cfg.activation)),
+        "scale_attn_weights": cfg.attention_scale is None,
         "layer_norm_epsilon": cfg.norm_eps,
         "resid_pdrop": cfg.dropout,
         "embd_pdrop": cfg.dropout,
@@ -123,15 +126,17 @@ def _llama_rules(*parts: tuple) -> tuple[Rule, ...]:
 
 
 def _rotary(hf: Settings) -> Settings:
-    """Of the rotary settings, as versions 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) write them."""
-    written_by_4 = {"rope_theta": hf.get("rope_theta", 10_000.0), **(hf.get("rope_scaling") or {})}
-    rope: Settings = hf.get("rope_parameters") or written_by_4
-    local = rope.get("sliding_attention")
-    full = rope.get("full_attention", rope)
+    """The rotary settings, as versions 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) write them."""
+    rope: Settings = hf.get("rope_parameters") or {**(hf.get("rope_scaling") or {}), "rope_theta": hf["rope_theta"]}
+    full: Settings = rope.get("full_attention", rope)
+    local: Settings = rope.get("sliding_attention", {"rope_theta": hf.get("rope_local_base_freq")})
+    for part in (hf, full, local):
+        refuse(part, partial_rotary_factor=1.0)
+    refuse(local, rope_type="default")
+    result: Settings = {"position": "rotary", "rotary_base": float(full.get("rope_theta") or hf["rope_theta"])}
+    if (base := local.get("rope_theta")) is not None:
+        result["rotary_window_base"] = float(base)
     kind = full.get("rope_type", full.get("type", "default"))
-    result: Settings = {"position": "rotary", "rotary_base": float(full["rope_theta"])}
-    if local is not None or hf.get("rope_local_base_freq"):
-        result["rotary_window_base"] = float((local or {"rope_theta": hf.get("rope_local_base_freq")})["rope_theta"])
     if kind == "default":
         return result
     check(kind in ("linear", "llama3"), f"rotary scaling {kind!r} is not here; known are linear and llama3")
@@ -150,10 +155,12 @@ def _rope_parameters(cfg: ModelConfig) -> Settings:
     if cfg.rotary_scaling == "llama3":
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
         scaling["original_max_position_embeddings"] = cfg.rotary_original_length
-    full = {"rope_theta": cfg.rotary_base, **scaling}
-    if cfg.rotary_window_base is None:
-        return full
-    return {"full_attention": full, "sliding_attention": {"rope_theta": cfg.rotary_window_base, "rope_type": "default"}}
+    return {"rope_theta": cfg.rotary_base, **scaling}
+
+
+def _gemma3_rope_parameters(cfg: ModelConfig) -> Settings:
+    local = {"rope_theta": cfg.rotary_window_base or cfg.rotary_base, "rope_type": "default"}
+    return {"full_attention": _rope_parameters(cfg), "sliding_attention": local}
 
 
 def _llama_settings(hf: Settings) -> Settings:
@@ -182,29 +189,46 @@ def _llama_settings(hf: Settings) -> Settings:
     }
 
 
-def _windowed(hf: Settings) -> Settings:
-    """All layers, or those that `layer_types` names, see a window."""
-    if hf.get("sliding_window") is None or hf.get("use_sliding_window") is False:
+def _windows(hf: Settings, kinds: list[str]) -> Settings:
+    """The windows of layers whose kinds are "sliding_attention" or "full_attention"."""
+    names = {"sliding_attention": "window", "full_attention": "full"}
+    check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not here")
+    pattern = pattern_of([names[kind] for kind in kinds])
+    if hf.get("sliding_window") is None or "window" not in pattern:
         return {}
-    kinds = [kind.partition("_")[0] for kind in hf.get("layer_types") or ["sliding"]]
-    pattern = pattern_of([{"sliding": "window", "full": "full"}[kind] for kind in kinds])
-    return {"window": hf["sliding_window"], "layer_pattern": pattern} if "window" in pattern else {}
+    return {"window": hf["sliding_window"], "layer_pattern": pattern}
 
 
 def _mistral_settings(hf: Settings) -> Settings:
-    return _llama_settings(hf) | _windowed(hf)
+    """All layers see a window, or none does."""
+    layers = hf.get("layer_types") or ["sliding_attention"]
+    check(len(set(layers)) == 1, "layer_types differ, which this architecture does not know")
+    return _llama_settings(hf) | _windows(hf, layers)
+
+
+def _qwen_settings(hf: Settings) -> Settings:
+    """`use_sliding_window` is for the layers from `max_window_layers` on, or those that `layer_types` names."""
+    first = hf["max_window_layers"]
+    layers = [("full" if i < first else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
+    windows = _windows(hf, hf.get("layer_types") or layers) if hf["use_sliding_window"] else {}
+    return _llama_settings(hf) | windows
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
-    return _mistral_settings(hf) | {"attention_bias": ("query", "key", "value")}
+    return _qwen_settings(hf) | {"attention_bias": ("query", "key", "value")}
 
 
 def _qwen3_settings(hf: Settings) -> Settings:
-    return _mistral_settings(hf) | {"qk_norm": True}
+    return _qwen_settings(hf) | {"qk_norm": True}
 
 
 def _gemma2_settings(hf: Settings) -> Settings:
-    return _mistral_settings(hf) | {
+    """Every `sliding_window_pattern`-th layer sees everything, or those that `layer_types` names do."""
+    refuse(hf, use_bidirectional_attention=False)
+    period = hf["sliding_window_pattern"]
+    layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
+    return _llama_settings(hf) | {
+        **_windows(hf, hf.get("layer_types") or layers),
         "norm_placement": "both",
         "norm_unit_offset": True,
         "scale_embeddings": True,
@@ -219,11 +243,13 @@ def _gemma3_settings(hf: Settings) -> Settings:
 
 
 def _mixtral_settings(hf: Settings) -> Settings:
+    layers, k = hf["num_hidden_layers"], hf["num_experts_per_tok"]
     return _mistral_settings(hf) | {
         "ffn": "moe",
         "num_experts": hf["num_local_experts"],
-        "experts_per_token": hf["num_experts_per_tok"],
-        "balance_loss": hf.get("router_aux_loss_coef", 0.0),
+        "experts_per_token": k,
+        # theirs is a mean over layers of sums over choices, ours a sum over layers of means
+        "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
     }
 
 
@@ -239,7 +265,7 @@ def _llama_config(cfg: ModelConfig) -> Settings:
         "attention_bias": "output" in cfg.attention_bias,
         "intermediate_size": cfg.ffn_dim,
         "mlp_bias": cfg.ffn_bias,
-        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(cfg.activation, cfg.activation),
+        "hidden_act": written(cfg.activation),
         "rms_norm_eps": cfg.norm_eps,
         "attention_dropout": cfg.attention_dropout,
         "initializer_range": cfg.init_std,
@@ -249,28 +275,39 @@ def _llama_config(cfg: ModelConfig) -> Settings:
 
 
 def _mistral_config(cfg: ModelConfig) -> Settings:
-    pattern = [cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers)]
-    kinds = [{"window": "sliding_attention", "full": "full_attention"}[kind] for kind in pattern]
+    return _llama_config(cfg) | {"sliding_window": cfg.window}
+
+
+def _layer_types(cfg: ModelConfig) -> list[str]:
+    names = {"window": "sliding_attention", "full": "full_attention"}
+    return [names[cfg.layer_pattern[i % len(cfg.layer_pattern)]] for i in range(cfg.decoder_layers)]
+
+
+def _qwen_config(cfg: ModelConfig) -> Settings:
     windows = {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None}
-    return _llama_config(cfg) | windows | ({"layer_types": kinds} if len(set(cfg.layer_pattern)) > 1 else {})
+    return _llama_config(cfg) | windows | {"layer_types": _layer_types(cfg)}
 
 
 def _gemma_config(cfg: ModelConfig) -> Settings:
-    if cfg.attention_scale is None:
-        raise ConfigError("model.attention_scale=None: Gemma writes it down; set it to 1 / sqrt(head size)")
-    return _mistral_config(cfg) | {
-        "hidden_activation": {"gelu_tanh": "gelu_pytorch_tanh"}.get(cfg.activation, cfg.activation),
-        "query_pre_attn_scalar": round(cfg.attention_scale**-2),
+    return _llama_config(cfg) | {
+        "sliding_window": cfg.window or cfg.max_length,
+        "layer_types": _layer_types(cfg),
+        "hidden_activation": written(cfg.activation),
+        "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
         "attn_logit_softcapping": cfg.attention_softcap,
         "final_logit_softcapping": cfg.output_softcap,
     }
+
+
+def _gemma3_config(cfg: ModelConfig) -> Settings:
+    return _gemma_config(cfg) | {"rope_parameters": _gemma3_rope_parameters(cfg)}
 
 
 def _mixtral_config(cfg: ModelConfig) -> Settings:
     return _mistral_config(cfg) | {
         "num_local_experts": cfg.num_experts,
         "num_experts_per_tok": cfg.experts_per_token,
-        "router_aux_loss_coef": cfg.balance_loss,
+        "router_aux_loss_coef": cfg.balance_loss * cfg.decoder_layers / cfg.experts_per_token,
     }
 
 
@@ -283,18 +320,24 @@ _BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
 
 
 def _llama_like(name: str, settings: Callable, config: Callable, rules: tuple[Rule, ...]) -> Architecture:
-    return Architecture(name, settings, config, lambda cfg: rules, _BUFFERS, shared=_EMBEDDING)
+    return Architecture(name, settings, config, lambda cfg: rules, _BUFFERS, "model.", shared=_EMBEDDING)
 
 
 DECODERS = {
     "gpt2": Architecture(
-        "GPT2LMHeadModel", _gpt2_settings, _gpt2_config, lambda cfg: _GPT2, _BUFFERS, shared="transformer.wte.weight"
+        "GPT2LMHeadModel",
+        _gpt2_settings,
+        _gpt2_config,
+        lambda cfg: _GPT2,
+        _BUFFERS,
+        "transformer.",
+        shared="transformer.wte.weight",
     ),
     "llama": _llama_like("LlamaForCausalLM", _llama_settings, _llama_config, _DENSE),
     "mistral": _llama_like("MistralForCausalLM", _mistral_settings, _mistral_config, _DENSE),
-    "qwen2": _llama_like("Qwen2ForCausalLM", _qwen2_settings, _mistral_config, _DENSE),
-    "qwen3": _llama_like("Qwen3ForCausalLM", _qwen3_settings, _mistral_config, _DENSE),
+    "qwen2": _llama_like("Qwen2ForCausalLM", _qwen2_settings, _qwen_config, _DENSE),
+    "qwen3": _llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config, _DENSE),
     "gemma2": _llama_like("Gemma2ForCausalLM", _gemma2_settings, _gemma_config, _SANDWICH),
-    "gemma3_text": _llama_like("Gemma3ForCausalLM", _gemma3_settings, _gemma_config, _SANDWICH),
+    "gemma3_text": _llama_like("Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH),
     "mixtral": _llama_like("MixtralForCausalLM", _mixtral_settings, _mixtral_config, _MIXTRAL),
 }

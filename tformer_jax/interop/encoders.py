@@ -3,7 +3,7 @@
 from typing import Any
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation
+from tformer_jax.interop.architecture import Architecture, activation, check, refuse, written
 from tformer_jax.interop.mapping import FLAT, ROW, SAME, Layout, Rule, kernel
 
 Settings = dict[str, Any]
@@ -44,6 +44,7 @@ _BERT = (
 
 
 def _bert_settings(hf: Settings) -> Settings:
+    refuse(hf, position_embedding_type="absolute", is_decoder=False)
     return {
         "family": "classifier",
         "vocab_size": hf["vocab_size"],
@@ -78,7 +79,7 @@ def _bert_config(cfg: ModelConfig) -> Settings:
         "num_hidden_layers": cfg.encoder_layers,
         "num_attention_heads": cfg.num_heads,
         "intermediate_size": cfg.ffn_dim,
-        "hidden_act": cfg.activation,
+        "hidden_act": written(cfg.activation),
         "layer_norm_eps": cfg.norm_eps,
         "type_vocab_size": cfg.token_types,
         "hidden_dropout_prob": cfg.dropout,
@@ -134,11 +135,12 @@ def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
 
 def _t5_settings(hf: Settings) -> Settings:
     gated, _, kind = hf["feed_forward_proj"].rpartition("-")
+    check(gated in ("", "gated"), f"feed_forward_proj={hf['feed_forward_proj']!r} is not here")
     return {
         "family": "seq2seq",
         "vocab_size": hf["vocab_size"],
         "source_vocab_size": hf["vocab_size"],
-        "max_length": hf.get("n_positions", 512),
+        "max_length": hf["n_positions"],
         "dim": hf["d_model"],
         "encoder_layers": hf["num_layers"],
         "decoder_layers": hf.get("num_decoder_layers") or hf["num_layers"],
@@ -154,16 +156,17 @@ def _t5_settings(hf: Settings) -> Settings:
         "norm_eps": hf["layer_norm_epsilon"],
         "position": "relative",
         "relative_buckets": hf["relative_attention_num_buckets"],
-        "relative_distance": hf.get("relative_attention_max_distance", 128),
+        "relative_distance": hf["relative_attention_max_distance"],
         "scale_embeddings": False,
-        "scale_output": hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True)),
+        "scale_output": hf.get("scale_decoder_outputs", hf["tie_word_embeddings"]),
         "dropout": hf["dropout_rate"],
         "initializer": "normal",
     }
 
 
 def _t5_config(cfg: ModelConfig) -> Settings:
-    kind = {"gelu_tanh": "gelu"}.get(cfg.activation, cfg.activation)
+    gated = cfg.ffn == "gated"
+    kind = "gelu" if gated and cfg.activation == "gelu_tanh" else written(cfg.activation)
     return {
         "vocab_size": cfg.vocab_size,
         "n_positions": cfg.max_length,
@@ -173,7 +176,7 @@ def _t5_config(cfg: ModelConfig) -> Settings:
         "num_heads": cfg.num_heads,
         "d_kv": cfg.head_size,
         "d_ff": cfg.ffn_dim,
-        "feed_forward_proj": f"gated-{kind}" if cfg.ffn == "gated" else kind,
+        "feed_forward_proj": f"gated-{kind}" if gated else kind,
         "layer_norm_epsilon": cfg.norm_eps,
         "relative_attention_num_buckets": cfg.relative_buckets,
         "relative_attention_max_distance": cfg.relative_distance,
@@ -222,6 +225,10 @@ _BART = (
 
 
 def _marian_settings(hf: Settings) -> Settings:
+    refuse(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
+    refuse(hf, decoder_vocab_size=hf["vocab_size"])
+    for name in ("attention_heads", "ffn_dim"):
+        refuse(hf, **{f"decoder_{name}": hf[f"encoder_{name}"]})
     return {
         "family": "seq2seq",
         "vocab_size": hf["vocab_size"],
@@ -236,7 +243,6 @@ def _marian_settings(hf: Settings) -> Settings:
         "norm_placement": "post",
         "position": "sinusoidal_halves",
         "scale_embeddings": hf["scale_embedding"],
-        "output_bias": True,
         "dropout": hf["dropout"],
         "attention_dropout": hf["attention_dropout"],
         "ffn_dropout": hf["activation_dropout"],
@@ -261,7 +267,7 @@ def _marian_config(cfg: ModelConfig) -> Settings:
         "decoder_attention_heads": cfg.num_heads,
         "encoder_ffn_dim": cfg.ffn_dim,
         "decoder_ffn_dim": cfg.ffn_dim,
-        "activation_function": cfg.activation,
+        "activation_function": written(cfg.activation),
         "scale_embedding": cfg.scale_embeddings,
         "dropout": cfg.dropout,
         "attention_dropout": cfg.attention_dropout,
@@ -277,7 +283,12 @@ _POSITIONS = (r"model\.(en|de)coder\.embed_positions\.weight",)
 
 ENCODERS = {
     "bert": Architecture(
-        "BertForSequenceClassification", _bert_settings, _bert_config, lambda cfg: _BERT, (r".*position_ids",)
+        "BertForSequenceClassification",
+        _bert_settings,
+        _bert_config,
+        lambda cfg: _BERT,
+        (r".*position_ids", r"cls\..*"),
+        "bert.",
     ),
     "t5": Architecture(
         "T5ForConditionalGeneration", _t5_settings, _t5_config, _t5_rules, shared="shared.weight", copies=_EMBEDDINGS
@@ -287,6 +298,7 @@ ENCODERS = {
         _bart_settings,
         _marian_config,
         lambda cfg: _BART,
+        prefix="model.",
         shared="model.shared.weight",
         copies=_MODEL_EMBEDDINGS,
     ),
@@ -296,6 +308,7 @@ ENCODERS = {
         _marian_config,
         lambda cfg: _MARIAN,
         _POSITIONS,
+        "model.",
         shared="model.shared.weight",
         copies=_MODEL_EMBEDDINGS,
     ),

@@ -4,6 +4,7 @@ Only safetensors files are read: they hold arrays and nothing that runs.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.interop import mapping
+from tformer_jax.interop import exact, mapping
 from tformer_jax.interop.architecture import Architecture
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoders import ENCODERS
+from tformer_jax.interop.published import DEFAULTS
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -28,6 +30,8 @@ TOKEN_IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "dec
 def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
     """The config and parameters of a checkpoint; `settings` change the config (dtype, attention_backend, ...).
 
+    A checkpoint without a classification head gets a random one if `settings` say `num_classes`.
+
     Raises:
         ConfigError: the folder is no checkpoint, is of an unknown kind, or does not fit its own config.
     """
@@ -36,9 +40,11 @@ def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
         raise ConfigError(f"{folder} has no config.json: name a folder that Hugging Face's save_pretrained wrote")
     hf = json.loads(path.read_text(encoding="utf-8"))
     architecture = _architecture(str(hf.get("model_type")))
-    arrays = _with_prefix(_read_arrays(folder), architecture)
-    theirs = architecture.settings(hf)
-    cfg = ModelConfig(**theirs | {"tie_embeddings": _tied(theirs["family"], arrays, architecture)} | settings)
+    arrays = _named(_read_arrays(folder), architecture)
+    read = _settings(hf, arrays, architecture)
+    if read["family"] == "classifier" and "classifier.weight" not in arrays:
+        arrays |= _fresh_head(read, settings)
+    cfg = ModelConfig(**read | settings)
     shapes = jax.eval_shape(lambda: nn.unbox(registry.init(registry.build(cfg), jax.random.key(0))))
     return cfg, mapping.to_ours(architecture.rules(cfg), arrays, shapes, ignored=architecture.ignored)
 
@@ -49,16 +55,17 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     `theirs` adds to config.json or changes it, such as token ids other than those of `special_tokens`.
 
     Raises:
-        ConfigError: the architecture has no place for something in `params`.
+        ConfigError: the architecture cannot express something in `cfg` or `params`; what is written is exact.
     """
     from safetensors.numpy import save_file
 
     architecture = _architecture(model_type)
     arrays = mapping.to_theirs(architecture.rules(cfg), params)
-    folder.mkdir(parents=True, exist_ok=True)
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
-    config = json.dumps(hf | TOKEN_IDS | architecture.config(cfg) | theirs, indent=2)
-    (folder / "config.json").write_text(config + "\n", encoding="utf-8")
+    hf |= TOKEN_IDS | architecture.config(cfg) | theirs
+    _check_exact(cfg, hf, arrays, architecture)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -66,6 +73,30 @@ def _architecture(model_type: str) -> Architecture:
     if model_type not in ARCHITECTURES:
         raise ConfigError(f"model_type {model_type!r} is not here; known are {', '.join(sorted(ARCHITECTURES))}")
     return ARCHITECTURES[model_type]
+
+
+def _settings(hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """Our settings, by their config.json and their arrays, of which mere copies of the embedding are taken out."""
+    read = architecture.settings(DEFAULTS[hf["model_type"]] | hf)
+    untied = read["family"] != "classifier" and hf.get("tie_word_embeddings") is False
+    if untied and "lm_head.weight" not in arrays:
+        raise ConfigError("this checkpoint cannot be read: tie_word_embeddings=False, but it has no lm_head.weight")
+    read["tie_embeddings"] = _tied(read["family"], arrays, architecture)
+    read["output_bias"] = "final_logits_bias" in arrays
+    return read
+
+
+def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> None:
+    """Raises `ConfigError` unless reading what is written gives the same model."""
+    try:
+        back = ModelConfig(**_settings(hf, dict(arrays), architecture))
+    except ConfigError as error:
+        raise ConfigError(f"model_type {hf['model_type']!r} cannot hold this model: {error}") from error
+    if different := exact.differences(cfg, back):
+        raise ConfigError(
+            f"model_type {hf['model_type']!r} cannot hold this model, but would be read as another one than that of "
+            f"{', '.join(different)}"
+        )
 
 
 def _tied(family: str, arrays: dict[str, Any], architecture: Architecture) -> str:
@@ -88,11 +119,29 @@ def _equal(arrays: dict[str, Any], name: str, other: str) -> bool:
     return other in arrays and np.array_equal(arrays[name], arrays[other])
 
 
-def _with_prefix(arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """GPT-2's first checkpoints leave out the `transformer.` in front of all names."""
-    if architecture.name == "GPT2LMHeadModel" and "wte.weight" in arrays:
-        return {f"transformer.{name}": array for name, array in arrays.items()}
-    return arrays
+HEADS = ("lm_head.", "classifier.", "cls.", "final_logits_bias")
+"""Arrays that are no part of the base model."""
+
+
+def _named(arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """The arrays by today's names: first checkpoints say gamma and beta, those of a base model leave out its prefix."""
+    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _renamed, name) for name in arrays}
+    if not any(name.startswith(architecture.prefix) for name in names.values()):
+        names = {old: new if new.startswith(HEADS) else architecture.prefix + new for old, new in names.items()}
+    return {names[name]: array for name, array in arrays.items()}
+
+
+def _renamed(match: re.Match[str]) -> str:
+    return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]
+
+
+def _fresh_head(read: dict[str, Any], settings: dict[str, Any]) -> dict[str, np.ndarray]:
+    """A random classification head, for a checkpoint that has none."""
+    if "num_classes" not in settings:
+        raise ConfigError("this checkpoint has no classification head; give num_classes=... to start a random one")
+    size = settings["num_classes"], read["dim"]
+    weight = np.random.default_rng(0).normal(0, read["init_std"], size).astype(np.float32)
+    return {"classifier.weight": weight, "classifier.bias": np.zeros(size[0], np.float32)}
 
 
 def _read_arrays(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,238 @@
+"""Configs and arrays as they were published, not only as today's transformers writes them."""
+
+import json
+
+import numpy as np
+import pytest
+import transformers
+
+from tests.helpers import build, tiny, with_settings
+from tests.parity import test_huggingface as parity
+from tformer_jax import presets
+from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.interop import exact, hf
+
+CLASSES = {
+    "gpt2": transformers.GPT2Config,
+    "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "mixtral": transformers.MixtralConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+    "gemma2": transformers.Gemma2Config,
+    "gemma3_text": transformers.Gemma3TextConfig,
+    "bert": transformers.BertConfig,
+    "t5": transformers.T5Config,
+    "bart": transformers.BartConfig,
+    "marian": transformers.MarianConfig,
+}
+SIZES = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
+PAIR = {"vocab_size": 50, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2}
+PAIR |= {
+    f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("attention_heads", 8), ("ffn_dim", 9))
+}
+BARE = {
+    "gpt2": {"vocab_size": 50, "n_embd": 64, "n_layer": 2, "n_head": 8},
+    "t5": {"vocab_size": 50, "d_model": 64, "d_ff": 9, "num_layers": 2, "num_heads": 8},
+    "bart": PAIR,
+    "marian": PAIR | {"decoder_vocab_size": 50},
+    **dict.fromkeys(("qwen2", "qwen3"), SIZES | {"num_attention_heads": 32}),
+}
+
+
+def read(model_type: str, config: dict) -> ModelConfig:
+    arrays = {"lm_head.weight": np.ones(1)}
+    settings = hf._settings({"model_type": model_type, **config}, arrays, hf.ARCHITECTURES[model_type])
+    return ModelConfig(**settings)
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_what_a_config_leaves_out_is_as_in_transformers(model_type):
+    """Our reading of the sizes alone equals our reading of all that their class makes of them."""
+    sizes = BARE.get(model_type, SIZES | ({"head_dim": 8} if "gemma" in model_type else {}))
+    whole = json.loads(CLASSES[model_type](**sizes).to_json_string(use_diff=False))
+    assert exact.differences(read(model_type, sizes), read(model_type, whole)) == []
+
+
+LLAMA = SIZES | {"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu", "num_key_value_heads": 4}
+GEMMA = LLAMA | {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 5,
+}
+SLIDING = {"use_sliding_window": True, "sliding_window": 5}
+PUBLISHED = {
+    "gemma2, no layer_types": ("gemma2", GEMMA, ["window", "full"] * 2),
+    "gemma3, a pattern": ("gemma3_text", GEMMA | {"sliding_window_pattern": 3}, ["window", "window", "full", "window"]),
+    "gemma3, no pattern": ("gemma3_text", GEMMA | {"num_hidden_layers": 7}, ["window"] * 5 + ["full", "window"]),
+    "qwen2, off": ("qwen2", LLAMA | {"use_sliding_window": False, "sliding_window": 5}, ["full"] * 4),
+    "qwen2, unsaid": ("qwen2", LLAMA | {"sliding_window": 5}, ["full"] * 4),
+    "qwen2, max_window_layers": ("qwen2", LLAMA | SLIDING | {"max_window_layers": 3}, ["full"] * 3 + ["window"]),
+    "qwen3, max_window_layers": ("qwen3", LLAMA | SLIDING | {"max_window_layers": 0}, ["window"] * 4),
+    "mistral 0.1": ("mistral", LLAMA | {"sliding_window": 5}, ["window"] * 4),
+    "mistral 0.2": ("mistral", LLAMA | {"sliding_window": None}, ["full"] * 4),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_which_layers_see_a_window(name):
+    model_type, config, expected = PUBLISHED[name]
+    cfg = read(model_type, config)
+    assert [cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers)] == expected
+    assert cfg.window == (5 if "window" in expected else None)
+    theirs = CLASSES[model_type](**config)
+    if hasattr(theirs, "layer_types"):
+        names = {"sliding_attention": "window", "full_attention": "full"}
+        assert [names[kind] for kind in theirs.layer_types] == expected
+
+
+def test_t5_small_as_published():
+    config = {"d_ff": 2048, "d_kv": 64, "d_model": 512, "dropout_rate": 0.1, "initializer_factor": 1.0}
+    config |= {"is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "n_positions": 512, "num_heads": 8}
+    config |= {"num_layers": 6, "relative_attention_num_buckets": 32, "vocab_size": 32128}
+    arrays = {"shared.weight": np.ones(1)}
+    cfg = ModelConfig(**hf._settings({"model_type": "t5", **config}, arrays, hf.ARCHITECTURES["t5"]))
+    assert exact.differences(cfg, presets.build("t5_small")) == []
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "problem"),
+    [
+        ("gpt2", BARE["gpt2"] | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("llama", LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (
+            "llama",
+            LLAMA | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
+        ("llama", LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rotary scaling 'yarn'"),
+        ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),
+        ("bart", PAIR | {"decoder_attention_heads": 4}, "decoder_attention_heads=4"),
+        ("marian", PAIR | {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
+    ],
+)
+def test_what_our_models_lack_is_refused_by_name(model_type, config, problem):
+    with pytest.raises(ConfigError, match=f"this checkpoint cannot be read: {problem}"):
+        read(model_type, config)
+
+
+def test_gpt2_without_scaled_scores():
+    assert read("gpt2", BARE["gpt2"] | {"scale_attn_weights": False}).attention_scale == 1.0
+
+
+def rewritten(folder, **arrays):
+    """The folder with other arrays."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bart", "llama"])
+def test_older_names_and_those_of_a_base_model(name, tmp_path):
+    """Without the base model's prefix, with gamma and beta, and beside the heads that BERT was pretrained with."""
+    theirs = parity.their_model(name)
+    theirs.save_pretrained(tmp_path)
+    cfg, params = hf.load(tmp_path)
+    prefix = hf.ARCHITECTURES[json.loads((tmp_path / "config.json").read_text())["model_type"]].prefix
+    older = {}
+    for key, array in hf._read_arrays(tmp_path).items():
+        key = key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        older[key.removeprefix(prefix)] = np.asarray(array)
+    rewritten(tmp_path, **older, **({"cls.predictions.bias": np.ones(3)} if name == "bert" else {}))
+    again, same = hf.load(tmp_path)
+    assert again == cfg
+    parity.jax.tree.map(np.testing.assert_array_equal, same, params)
+
+
+def test_a_checkpoint_without_a_classification_head(tmp_path):
+    parity.their_model("bert").save_pretrained(tmp_path)
+    body = {name: a for name, a in hf._read_arrays(tmp_path).items() if not name.startswith("classifier.")}
+    rewritten(tmp_path, **{name: np.asarray(array) for name, array in body.items()})
+    with pytest.raises(ConfigError, match="no classification head; give num_classes=... to start a random one"):
+        hf.load(tmp_path)
+    cfg, params = hf.load(tmp_path, num_classes=5)
+    assert cfg.num_classes == 5
+    assert params["head"]["kernel"].shape == (8, 5)
+
+
+def test_an_untied_checkpoint_without_its_head_is_refused(tmp_path):
+    parity.their_model("llama").save_pretrained(tmp_path)
+    body = {name: np.asarray(a) for name, a in hf._read_arrays(tmp_path).items() if name != "lm_head.weight"}
+    rewritten(tmp_path, **body)
+    with pytest.raises(ConfigError, match="tie_word_embeddings=False, but it has no lm_head.weight"):
+        hf.load(tmp_path)
+
+
+PLAIN = {
+    "llama": {"ffn": "gated", "ffn_bias": False, "attention_bias": (), "norm": "rmsnorm", "position": "rotary"},
+    "gpt2": {"attention_projections": "fused_qkv", "position": "learned", "activation": "gelu_tanh"},
+    "gemma2": {"ffn": "gated", "ffn_bias": False, "attention_bias": (), "norm": "rmsnorm", "position": "rotary"},
+}
+PLAIN["llama"] |= {"head_dim": 4, "scale_embeddings": False}
+PLAIN["gpt2"] |= {"scale_embeddings": False}
+PLAIN["gemma2"] |= {"head_dim": 4, "norm_placement": "both", "norm_unit_offset": True}
+OTHERS = {
+    "interleaved rotary": ("llama", {"rotary_pairing": "interleaved"}),
+    "scaled embeddings": ("llama", {"scale_embeddings": True}),
+    "soft-capped scores": ("llama", {"attention_softcap": 5.0}),
+    "soft-capped logits": ("llama", {"output_softcap": 5.0}),
+    "another scale": ("llama", {"attention_scale": 0.3}),
+    "ALiBi": ("llama", {"position": "alibi"}),
+    "windows": ("llama", {"window": 2, "layer_pattern": ("window",)}),
+    "unit offset": ("llama", {"norm_unit_offset": True}),
+    "scaled output": ("llama", {"scale_output": True}),
+    "prefix LM": ("llama", {"prefix_lm": True}),
+    "sinusoids": ("gpt2", {"position": "sinusoidal"}),
+    "a scale that is no integer": ("gemma2", {"attention_scale": 0.3}),
+    "mixed windows": ("mistral", {"window": 2, "layer_pattern": ("window", "full"), "decoder_layers": 2}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_would_load_as_another_model_is_not_written(name, tmp_path):
+    model_type, changes = OTHERS[name]
+    _, params = build(tiny("decoder_lm", **PLAIN.get(model_type, PLAIN["llama"]) | changes))
+    cfg = tiny("decoder_lm", **PLAIN.get(model_type, PLAIN["llama"]) | changes)
+    with pytest.raises(ConfigError, match=rf"{model_type}.* cannot hold this model|no place for our parameter"):
+        hf.save(tmp_path / "out", model_type, cfg, params)
+    assert not (tmp_path / "out").exists()
+
+
+EXACT = {
+    "llama": ("llama", {"attention_bias": (), "tie_embeddings": "none", "rotary_base": 77.0}),
+    "llama, scaled": ("llama", {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 8}),
+    "mistral": ("mistral", {"window": 2, "layer_pattern": ("window",)}),
+    "qwen2": ("qwen2", {"attention_bias": ("query", "key", "value"), "window": 3, "layer_pattern": ("full", "window")}),
+    "qwen3": ("qwen3", {"qk_norm": True, "window": 3, "layer_pattern": ("window",)}),
+    "gpt2": ("gpt2", {"activation": "relu_squared", "attention_scale": 1.0}),
+    "gemma2": ("gemma2", {"attention_softcap": 3.0, "window": 3, "layer_pattern": ("window", "full", "full")}),
+    "gemma2, no window": ("gemma2", {"scale_embeddings": True}),
+    "gemma3_text": ("gemma3_text", {"qk_norm": True, "window": 3, "layer_pattern": ("window", "full")}),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_is_written_reads_as_the_same_config_and_parameters(name, tmp_path):
+    model_type, changes = EXACT[name]
+    plain = PLAIN["gemma2" if "gemma" in model_type else model_type if model_type in PLAIN else "llama"]
+    cfg = tiny("decoder_lm", **plain | {"decoder_layers": 3} | changes)
+    _, params = build(cfg)
+    hf.save(tmp_path, model_type, cfg, params)
+    back, same = hf.load(tmp_path)
+    assert exact.differences(cfg, back) == []
+    parity.jax.tree.map(np.testing.assert_array_equal, same, params)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    if model_type == "qwen2":
+        assert config.layer_types == ["full_attention", "sliding_attention", "full_attention"]
+
+
+def test_settings_that_only_training_reads_do_not_matter():
+    cfg = tiny("decoder_lm", **PLAIN["llama"])
+    other = with_settings(
+        cfg, dropout=0.3, initializer="normal", scan_layers=True, remat="dots_saveable", dtype="bfloat16"
+    )
+    assert exact.differences(cfg, other) == []
+    assert exact.differences(cfg, with_settings(cfg, num_kv_heads=4, final_norm=True, attention_scale=0.5)) == []
+    assert exact.differences(cfg, with_settings(cfg, rotary_base=5.0)) == ["model.rotary_base=10000.0"]

@@ -1,0 +1,58 @@
+"""Whether two configs describe the same function of the same parameters, which a written checkpoint must keep."""
+
+import math
+from typing import Any
+
+from tformer_jax.config import ModelConfig
+
+ALWAYS = (
+    *("family", "vocab_size", "max_length", "dim", "attention", "num_heads", "kv_heads", "head_size", "attention_bias"),
+    *("attention_projections", "attention_softcap", "qk_norm", "prefix_lm", "position", "ffn", "ffn_dim", "activation"),
+    *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "norms_output", "embedding_norm"),
+    *("tie_embeddings", "scale_embeddings", "output_bias", "scale_output", "output_softcap"),
+)
+"""Settings that matter to every model. Those of training, precision and backends are nobody else's to keep."""
+ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
+    ("family", "seq2seq"): ("encoder_layers", "decoder_layers", "source_vocab_size"),
+    ("family", "decoder_lm"): ("decoder_layers",),
+    ("family", "classifier"): ("encoder_layers", "num_classes", "token_types", "pooling", "pooler"),
+    ("position", "learned"): ("position_offset",),
+    ("position", "rotary"): ("rotary_pairing", "rotary_base", "rotary_scaling"),
+    ("rotary_scaling", "linear"): ("rotary_factor",),
+    ("rotary_scaling", "llama3"): ("rotary_factor", "rotary_original_length"),
+    ("position", "relative"): ("relative_buckets", "relative_distance"),
+    ("ffn", "moe"): ("num_experts", "experts_per_token", "expert_gated", "router_normalize"),
+    ("norm", "layernorm"): ("norm_bias",),
+}
+"""Settings that matter where another one has this value."""
+
+
+def differences(cfg: ModelConfig, other: ModelConfig) -> list[str]:
+    """The settings by which two models differ, as `name=value` of the first one."""
+    mine, others = _facts(cfg), _facts(other)
+    return [f"model.{name}={value!r}" for name, value in mine.items() if not _same(value, others.get(name))]
+
+
+def _facts(cfg: ModelConfig) -> dict[str, Any]:
+    names = [
+        *ALWAYS,
+        *(name for (kind, value), more in ONLY_FOR.items() if getattr(cfg, kind) == value for name in more),
+    ]
+    facts = {name: getattr(cfg, name) for name in names}
+    facts["attention_bias"] = tuple(sorted(cfg.attention_bias))
+    facts["attention_scale"] = cfg.attention_scale or 1 / math.sqrt(cfg.head_size)
+    depths = {"classifier": cfg.encoder_layers, "decoder_lm": cfg.decoder_layers}
+    depth = depths.get(cfg.family, max(cfg.encoder_layers, cfg.decoder_layers))
+    facts["layer_pattern"] = tuple(cfg.layer_pattern[layer % len(cfg.layer_pattern)] for layer in range(depth))
+    if "window" in facts["layer_pattern"]:
+        facts["window"] = cfg.window
+        if cfg.position == "rotary":
+            unscaled = cfg.rotary_base if cfg.rotary_scaling == "none" else "scaled"
+            facts["rotary_window_base"] = cfg.rotary_window_base or unscaled
+    return facts
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-9)
+    return bool(value == other)
