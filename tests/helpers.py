@@ -38,10 +38,10 @@ def randomised(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
 
 
-def build(cfg: ModelConfig, seed: int = 0) -> tuple[Any, Any]:
+def build(cfg: ModelConfig, seed: int = 0, scale: float = 0.5) -> tuple[Any, Any]:
     """A model and random parameters for it."""
     model = registry.build(cfg)
-    return model, randomised(registry.shapes(model), seed)
+    return model, randomised(registry.shapes(model), seed, scale)
 
 
 def init_module(module: Any, *arguments: Any, seed: int = 0, **options: Any) -> Any:

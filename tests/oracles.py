@@ -169,7 +169,7 @@ def ffn(p, x, cfg):
 
 
 def mixture(p, x, cfg, real=None, segments=None, train=False):
-    """The dense loop: token by token, each asks its experts, which may read a share of the tokens so far in training."""
+    """The dense loop: each token asks its experts, which in training read a share of the tokens up to it."""
     B, T, D = x.shape
     E, k, out = cfg.num_experts, cfg.experts_per_token, np.zeros((B, T, D))
     real = np.ones((B, T), bool) if real is None else real

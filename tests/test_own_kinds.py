@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,3 +67,15 @@ def test_an_activation_and_an_ffn_from_outside(monkeypatch):
 def test_an_unknown_kind_is_refused_when_the_config_is_built():
     with pytest.raises(ConfigError, match="model.norm='scalenrm': is not a known value; known: layernorm, rmsnorm"):
         tiny("decoder_lm", norm="scalenrm")
+
+
+def test_the_norm_from_outside_is_finite_where_it_meets_zeros(added):
+    """Experts give padding zeros, which the second norm of a sub-layer meets."""
+    cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", ffn="moe", num_experts=3, decoder_layers=2)
+    model, params = build(cfg)
+
+    def total(params):
+        return model.apply({"params": params}, TOKENS, mask=TOKENS < 8).sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(total))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, gradients)))

@@ -101,3 +101,21 @@ def test_unknown_names_get_a_hint():
 def test_a_preset_can_be_changed_without_changing_it():
     assert presets.build("gpt2", dropout=0.0).dropout == 0.0
     assert "dropout" not in presets.settings("gpt2")
+
+
+@pytest.mark.parametrize("name", ["t5_small", "t5_3b", "t5_v1_1_small"])
+def test_t5_starts_with_scores_of_unit_variance(name):
+    """Its scores are not divided by the root of the head size; its queries start smaller instead."""
+    sizes = {"dim": 256, "head_dim": 64, "num_heads": 8, "ffn_dim": 8, "vocab_size": 11, "source_vocab_size": 11}
+    cfg = presets.build(name, **sizes, encoder_layers=1, decoder_layers=0, init_std=256**-0.5)
+    params = nn.unbox(jax.jit(lambda: registry.init(registry.build(cfg), jax.random.key(0)))())
+    attention = params["encoder"]["layers_0"]["self_attention"]
+    x = np.random.default_rng(0).normal(size=(200, 256))
+    q, k = (np.einsum("td,dnh->tnh", x, attention[kind]["kernel"]) for kind in ("query", "key"))
+    assert abs(np.einsum("tnh,snh->nts", q, k).std() - 1) < 0.1
+    assert abs(params["target_embedding"]["embedding"].std() - 1) < 0.1
+
+
+def test_embeddings_are_not_drowned_by_positions():
+    """Those of torch.nn.Embedding, N(0, 1), beside sinusoids."""
+    assert presets.build("rmsnorm_post_translator").embedding_std == 1.0

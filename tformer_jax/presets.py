@@ -91,6 +91,9 @@ def _t5(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> Setti
         "scale_output": True,
         "attention_dropout": 0.1,
         "ffn_dropout": 0.1,
+        "initializer": "fan_in",
+        "init_std": dim**-0.5,
+        "embedding_std": 1.0,
     }
 
 
@@ -267,6 +270,7 @@ _RMS_POST = {
     "norm_placement": "post",
     "tie_embeddings": "none",
     "scale_embeddings": False,
+    "embedding_std": 1.0,
     "output_bias": True,
 }
 _PRE_LN = {

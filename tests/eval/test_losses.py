@@ -71,3 +71,16 @@ def test_z_is_the_square_of_the_normalizer():
     counted = LABELS != IGNORED
     expected = (np.log(np.exp(np.float64(LOGITS)).sum(-1)[counted]) ** 2).sum()
     assert float(masked_cross_entropy(LOGITS, LABELS).z) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("ignored", [-1, -100])
+def test_negative_labels_count_for_nothing(ignored):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, 200)), jnp.float32)
+    sums = masked_cross_entropy(logits, jnp.array([[4, ignored, 9]]))
+    expected = -sum(np.log(oracles.softmax(np.float64(logits[0, t])))[label] for t, label in ((0, 4), (2, 9)))
+    np.testing.assert_allclose(sums.loss, expected, rtol=1e-6)
+    assert sums.labels == 2
+
+
+def test_labels_beyond_the_classes_are_not_silently_others():
+    assert np.isnan(masked_cross_entropy(jnp.zeros((1, 1, 5)), jnp.array([[5]])).loss)

@@ -79,7 +79,7 @@ def test_decoder_lm(name, kind, chunks):
     np.testing.assert_array_equal(cache.lengths, [6, 6])
 
 
-@pytest.mark.parametrize("changes", rest_slow(VARIANTS, 3))
+@pytest.mark.parametrize("changes", rest_slow({"windows": VARIANTS["windows"], **VARIANTS}, 3))
 def test_seq2seq(changes):
     model, params = build(tiny("seq2seq", decoder_layers=2, **changes))
     mask = SOURCE != PAD
@@ -135,3 +135,14 @@ def test_only_the_last_logits():
     full, _ = apply(model, params, TOKENS, cache, method="decode_step")
     last, _ = apply(model, params, TOKENS, cache, last_only=True, method="decode_step")
     np.testing.assert_array_equal(last, full[:, -1:])
+
+
+@pytest.mark.parametrize("kind", rest_slow(["ring", "rows", "dense"], 1))
+def test_right_padding_changes_nothing(kind):
+    changes = VARIANTS["windows"] | ({"layer_pattern": ("full",), "window": None} if kind == "dense" else {})
+    model, params = build(tiny("decoder_lm", decoder_layers=2, **changes))
+    padded = np.array([[5, 6, 7, PAD, PAD, 8, PAD, 9], [4, 10, 4, 6, 8, 7, 5, 6]], np.int32)
+    cache = (row_cache if kind == "rows" else empty_cache)(model.cfg, 2, 8)
+    logits, _ = read_in_chunks(model, params, cache, padded, [4, 1, 1, 2], padded != PAD)
+    assert_close(logits[0][padded[0] != PAD], apply(model, params, padded[:1, padded[0] != PAD])[0])
+    assert_close(logits[1:], apply(model, params, padded[1:]))

@@ -89,7 +89,11 @@ def test_prefix_lm_equals_the_formulas():
 @pytest.mark.parametrize(
     "cfg",
     variants(
-        "seq2seq", {"encoder_layers": 1, "decoder_layers": 3}, {"tie_embeddings": "all"}, {"tie_embeddings": "inputs"}
+        "seq2seq",
+        {"encoder_layers": 1, "decoder_layers": 3},
+        {"tie_embeddings": "all"},
+        {"tie_embeddings": "inputs"},
+        {**WINDOWS, "position": "alibi"},
     ),
 )
 def test_seq2seq_equals_the_formulas(cfg):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
+from tformer_jax.config import ConfigError
 from tformer_jax.nn.positions import token_positions
 
 FIRST, SECOND = np.array([[5, 6, 7]], np.int32), np.array([[8, 9, 4, 10]], np.int32)
@@ -61,3 +62,11 @@ def test_positions_begin_again_in_each_document():
     segments = jnp.array([[3, 3, 5, 5, 5, 0], [1, 2, 3, 3, 3, 3]])
     np.testing.assert_array_equal(token_positions(6, segments), [[0, 1, 0, 1, 2, 0], [0, 0, 0, 1, 2, 3]])
     np.testing.assert_array_equal(token_positions(3, None), [[0, 1, 2]])
+
+
+@pytest.mark.parametrize("missing", ["source_segments", "target_segments"])
+def test_segments_of_one_side_alone_are_refused(missing):
+    model, params = build(tiny("seq2seq"))
+    segments = {"source_segments": SOURCE_SEGMENTS, "target_segments": SEGMENTS, missing: None}
+    with pytest.raises(ConfigError, match="packed rows need segments of both source and target"):
+        apply(model, params, PACKED_SOURCE, PACKED, **segments)

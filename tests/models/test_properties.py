@@ -188,3 +188,34 @@ def test_whole_models_load_each_others_projections():
         for other in kinds:
             back = projections.convert(converted[kind], model.cfg, other)
             jax.tree.map(np.testing.assert_array_equal, back, converted[other])
+
+
+PADDED = {"left": "...xxxx", "middle": "x..xx.x", "right": "xxxx..."}
+POSITIONS = {
+    "sinusoidal": {},
+    "learned": {"position": "learned"},
+    "rotary": {"position": "rotary", "head_dim": 4},
+    "ALiBi": {"position": "alibi"},
+    "relative, experts": {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "ffn": "moe"},
+    "windows": {"layer_pattern": ("window", "full"), "window": 2, "encoder_layers": 2, "decoder_layers": 2},
+}
+
+
+@pytest.mark.parametrize("name", rest_slow(POSITIONS.keys(), 2))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_anywhere_takes_no_position(family, name):
+    model, params = build(tiny(family, **POSITIONS[name]))
+    alone = np.array([[5, 6, 7, 8]], np.int32)
+    real = np.array([[character == "x" for character in row] for row in PADDED.values()])
+    padded = np.full(real.shape, 9, np.int32)
+    padded[real] = np.tile(alone[0], len(PADDED))
+    if family == "classifier":
+        assert_close(apply(model, params, padded, mask=real), np.repeat(apply(model, params, alone), 3, axis=0))
+        return
+    if family == "decoder_lm":
+        found, expected = apply(model, params, padded, mask=real), apply(model, params, alone)
+    else:
+        masks = {"source_mask": real[[1, 2, 0]], "target_mask": real}
+        found, expected = apply(model, params, padded[[1, 2, 0]], padded, **masks), apply(model, params, alone, alone)
+    for row, keep in zip(found, real, strict=True):
+        assert_close(row[keep], expected[0])

@@ -70,3 +70,17 @@ def test_logits_are_not_rounded_to_the_computation_dtype():
     rounded = np.asarray(params["kernel"].astype(jnp.bfloat16), np.float64)
     assert logits.dtype == jnp.float32
     assert_close(logits, np.asarray(x, np.float64) @ rounded, 1e-6)
+
+
+def test_ids_outside_the_vocabulary_are_not_silently_others():
+    module = TokenEmbedding(tiny("decoder_lm"), V)
+    params = init_module(module, TOKENS)
+    vectors = module.apply({"params": params}, np.array([[-100, -1, 0, V - 1, V]]))
+    np.testing.assert_array_equal(np.isnan(vectors).all(-1), [[True, True, False, False, True]])
+    np.testing.assert_array_equal(np.isnan(vectors).any(-1), [[True, True, False, False, True]])
+
+
+def test_the_start_of_embeddings_can_be_set():
+    module = TokenEmbedding(tiny("decoder_lm", embedding_std=1.0, dim=64), 500)
+    params = jax.jit(module.init)(jax.random.key(0), TOKENS)["params"]
+    assert abs(np.std(params["embedding"].value) - 1) < 0.02

@@ -58,12 +58,20 @@ def test_computes_in_the_computation_dtype():
     assert module.apply({"params": params}, normal(1, D)).dtype == jnp.bfloat16
 
 
+def test_fan_in_keeps_the_variance_of_the_input():
+    kernel = kernel_initializer(tiny("decoder_lm", initializer="fan_in"), 64, 9)(jax.random.key(0), (64, 99), "float32")
+    assert abs(np.std(kernel) * 8 - 1) < 0.03
+
+
 def test_only_kernels_that_end_a_sublayer_start_smaller():
     cfg = tiny("decoder_lm", initializer="normal", init_std=0.05, scale_residual_init=True, decoder_layers=8)
-    plain = kernel_initializer(cfg, 64, 64)(jax.random.key(0), (64, 64), jnp.float32)
-    ending = kernel_initializer(cfg, 64, 64, ends_sublayer=True)(jax.random.key(0), (64, 64), jnp.float32)
-    assert abs(np.std(plain) / 0.05 - 1) < 0.03
-    assert_close(ending, plain / 4)
+    sides = ((axes.EMBED, 64),), ((axes.MLP, 64),)
+    plain, ending = (
+        jax.jit(Linear(cfg, *sides, use_bias=False, ends_sublayer=ends).init)(jax.random.key(0), normal(1, 64))
+        for ends in (False, True)
+    )
+    assert abs(np.std(plain["params"]["kernel"].value) / 0.05 - 1) < 0.03
+    assert_close(ending["params"]["kernel"].value, plain["params"]["kernel"].value / 4)
 
 
 def test_a_product_and_its_gradients():

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer_jax.config import ConfigError
+from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask, as_mask, hidden_suffix
 
 
@@ -148,3 +150,12 @@ def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
         causal=st.booleans(),
         window=st.none() | st.integers(1, S),
     )
+
+
+@pytest.mark.parametrize("mask", [jnp.zeros((1, 1, 2, 3)), jnp.ones((2, 3), bool), jnp.ones((1, 2, 3), bool)])
+def test_additive_masks_and_masks_of_another_rank_are_refused(mask):
+    with pytest.raises(ConfigError, match=r"an attention mask is a bool array \[B, N, T, S\] .*, not (float32|bool)"):
+        as_mask(mask)
+    q, k, v = jnp.ones((1, 2, 1, 4)), jnp.ones((1, 3, 1, 4)), jnp.ones((1, 3, 1, 4))
+    with pytest.raises(ConfigError, match="an attention mask is a bool array"):
+        attend(q, k, v, mask)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer_jax.config import ConfigError
 from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
 
 ROWS, S, T = 3, 8, 3
@@ -80,3 +81,35 @@ def test_all_rows_forget_their_last_token_and_write_in_its_place(make):
     slots, kept, *_ = read(slots, kept, [[13], [22]], [2, 1])
     _, _, positions, keys = read(slots, kept, [[14], [23]], [3, 2])
     assert held(positions, keys) == [[10, 11, 13, 14], [20, 22, 23]]
+
+
+@pytest.mark.parametrize("window", [1, 3, 4])
+def test_a_ring_keeps_the_window_of_each_row_whatever_padding_a_call_has(window):
+    """What a token may see are its row's last `window` real tokens, itself included."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def check(data):
+        slots, kept = RingSlots.empty(ROWS, window, 1), jnp.zeros((ROWS, 1, window, 1))
+        read_so_far: list[list[int]] = [[] for _ in range(ROWS)]
+        for T in data.draw(st.lists(st.sampled_from([1, 2, 5]), min_size=1, max_size=4)):
+            real = np.array(data.draw(st.lists(st.booleans(), min_size=ROWS * T, max_size=ROWS * T))).reshape(ROWS, T)
+            start = sum(map(len, read_so_far))
+            tokens = [[start + T * b + t if real[b, t] else None for t in range(T)] for b in range(ROWS)]
+            slots, kept, positions, keys = read(slots, kept, tokens, [len(row) for row in read_so_far])
+            for row, names, place, key in zip(read_so_far, tokens, positions, keys, strict=True):
+                seen = dict(zip(place.tolist(), key.tolist(), strict=True))
+                for name in (name for name in names if name is not None):
+                    row.append(name)
+                    at = len(row) - 1
+                    mine = [seen.get(near) for near in range(max(at - window + 1, 0), at + 1)]
+                    assert mine == row[-window:]
+
+    check()
+
+
+@pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RowSlots.empty(2, 4)])
+def test_a_full_cache_refuses_the_next_token(make):
+    slots, _ = make().admit(Tokens.of_call(jnp.arange(4)[None].repeat(2, axis=0)))
+    with pytest.raises(ConfigError, match="5 tokens do not fit a cache of 4 slots; give `init_cache` a larger length"):
+        slots.settled().admit(Tokens.of_call(jnp.full((2, 1), 4)))

@@ -11,7 +11,6 @@ from tformer_jax.config import DecodeConfig, model
 from tformer_jax.inference.generate import continue_text
 from tformer_jax.models import registry
 from tformer_jax.nn import layouts
-from tformer_jax.nn.positions import token_positions
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
@@ -104,22 +103,30 @@ def test_a_scanned_model_generates_as_its_loop():
     np.testing.assert_array_equal(*texts)
 
 
-def test_residual_kernels_start_smaller_with_depth():
-    cfg = tiny("decoder_lm", dim=64, ffn_dim=256, decoder_layers=8, initializer="normal", scale_residual_init=True)
-    params = jax.jit(lambda: registry.init(registry.build(cfg), jax.random.key(0)))()["decoder"]["layers_0"]
-    spread = {
-        "output": params["self_attention"]["output"]["kernel"].unbox().std() / 0.02,
-        "contract": params["ffn"]["contract"]["kernel"].unbox().std() / 0.02,
-        "expand": params["ffn"]["expand"]["kernel"].unbox().std() / 0.02,
-    }
-    for name, expected in (("output", 1 / 4), ("contract", 1 / 4), ("expand", 1.0)):
-        assert abs(spread[name] / expected - 1) < 0.05
+@pytest.mark.parametrize(
+    ("family", "scan", "sublayers"),
+    [
+        ("decoder_lm", False, {"decoder": 2 * 8}),
+        ("classifier", False, {"encoder": 2 * 2}),
+        ("seq2seq", True, {"encoder": 2 * 2, "decoder": 3 * 8}),
+    ],
+)
+def test_residual_kernels_start_smaller_with_the_sublayers_of_their_stack(family, scan, sublayers):
+    sizes = {"dim": 64, "ffn_dim": 256, "encoder_layers": 2, "decoder_layers": 8, "vocab_size": 11}
+    cfg = tiny(family, **sizes, initializer="normal", scale_residual_init=True, scan_layers=scan)
+    params = nn.unbox(jax.jit(lambda: registry.init(registry.build(cfg), jax.random.key(0)))())
+    for stack, count in sublayers.items():
+        layer = params[stack]["periods"]["layers_0"] if scan else params[stack]["layers_0"]
+        ending = [layer["self_attention"]["output"], layer["ffn"]["contract"]]
+        ending += [layer["cross_attention"]["output"]] if (family, stack) == ("seq2seq", "decoder") else []
+        for linear in ending:
+            assert abs(linear["kernel"].std() / 0.02 * count**0.5 - 1) < 0.05
+        assert abs(layer["ffn"]["expand"]["kernel"].std() / 0.02 - 1) < 0.05
 
 
-def test_positions_begin_again_with_each_segment():
-    segments = jnp.array([[1, 1, 2, 2, 2, 3, 0, 0], [1, 2, 3, 3, 3, 3, 3, 4]])
-    np.testing.assert_array_equal(token_positions(8, segments), [[0, 1, 0, 1, 2, 0, 0, 1], [0, 0, 0, 1, 2, 3, 4, 0]])
-    np.testing.assert_array_equal(token_positions(3, None), [[0, 1, 2]])
+def test_a_stack_without_layers_starts():
+    cfg = tiny("seq2seq", decoder_layers=0, encoder_layers=0, scale_residual_init=True, ffn="moe")
+    registry.init(registry.build(cfg), jax.random.key(0))
 
 
 def test_scanned_layers_start_differently_and_drop_differently():

@@ -127,6 +127,7 @@ SUPPORTED_SETTINGS = {
     *("remat", "attention_backend", "attention_projections", "attention_scale", "num_heads", "head_dim"),
     *("ffn_dim", "ffn_bias", "norm_eps", "norm_bias", "final_norm", "tie_embeddings", "scale_embeddings"),
     *("dropout", "attention_dropout", "ffn_dropout", "initializer", "init_std", "scale_residual_init", "dtype"),
+    "embedding_std",
 }
 """Settings of the model that it supports with any value; others must have their default."""
 UNSUPPORTED_SETTINGS = {

@@ -100,7 +100,7 @@ class ModelConfig(Section):
     norm_placement: str = setting(
         "pre", "x + f(norm(x)), norm(x + f(x)), or x + norm(f(norm(x)))", choices=("pre", "post", "both")
     )
-    norm_eps: float = setting(1e-5, "added to the variance before the square root", low=0.0)
+    norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm")
     norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialised to 0")
     final_norm: bool | None = setting(None, "a norm after each stack; None: unless norm_placement is post")
@@ -123,9 +123,20 @@ class ModelConfig(Section):
     attention_dropout: float = setting(0.0, "dropout rate of attention weights", low=0.0, high=1.0)
     ffn_dropout: float = setting(0.0, "dropout rate between the two FFN layers", low=0.0, high=1.0)
 
-    initializer: str = setting("xavier", "projection kernels: xavier (uniform) or normal", choices=("xavier", "normal"))
-    init_std: float = setting(0.02, "standard deviation of normal kernels and of learned embeddings", low=0.0)
-    scale_residual_init: bool = setting(False, "scale the initial kernels of residual outputs by 1 / sqrt(2 L)")
+    initializer: str = setting(
+        "xavier",
+        "projection kernels: xavier (uniform), fan_in (variance 1 / inputs) or normal",
+        choices=("xavier", "fan_in", "normal"),
+    )
+    init_std: float = setting(0.02, "standard deviation of normal kernels and of learned positions", low=0.0)
+    embedding_std: float | None = setting(
+        None,
+        "standard deviation of token embeddings; None: init_std if initializer is normal, else 1 / sqrt(D)",
+        low=0.0,
+    )
+    scale_residual_init: bool = setting(
+        False, "scale the initial kernels of residual outputs by 1 / sqrt(sub-layers of the stack)"
+    )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
     param_dtype: str = setting("float32", "dtype of the parameters", choices=DTYPES)
 
@@ -138,6 +149,8 @@ class ModelConfig(Section):
                 raise self.error(name, "must be below 1")
         if self.ffn == "moe" and self.experts_per_token > self.num_experts:
             raise self.error("experts_per_token", f"must be at most model.num_experts={self.num_experts}")
+        if self.ffn == "moe" and self.ffn_dropout:
+            raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
         one_vocabulary = self.tie_embeddings in ("inputs", "all")
         if self.family != "seq2seq" and one_vocabulary:
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
@@ -155,6 +168,9 @@ class ModelConfig(Section):
             raise self.error("num_kv_heads", f"must divide model.num_heads={self.num_heads}")
         if self.attention == "basic" and (self.num_heads > 1 or self.head_size != self.dim):
             raise self.error("attention", "has no projections; write model.num_heads=1, model.head_dim=None")
+        for name in ("attention_softcap", "attention_scale", "qk_norm", "attention_dropout"):
+            if self.attention == "basic" and getattr(self, name):
+                raise self.error(name, "is not applied by model.attention='basic'; leave it out")
         if self.attention == "basic" and self.position == "rotary":
             raise self.error("position", "turns queries and keys, which model.attention='basic' does not have")
         fused = {"separate": set(), "fused_qkv": {"query", "key", "value"}, "fused_kv": {"key", "value"}}
@@ -181,11 +197,6 @@ class ModelConfig(Section):
             raise self.error("layer_pattern", "must name at least one layer, such as ('full',)")
         if "window" in self.layer_pattern and self.window is None:
             raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
-        if "window" in self.layer_pattern and self.family == "seq2seq":
-            raise self.error(
-                "layer_pattern",
-                "source and target of cross-attention have no common order for a window; write ('full',) for 'seq2seq'",
-            )
         if self.window is not None and "window" not in self.layer_pattern:
             raise self.error("window", "no layer uses it; write 'window' in model.layer_pattern")
         if self.prefix_lm and self.family != "decoder_lm":

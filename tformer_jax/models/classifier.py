@@ -8,6 +8,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.padding import RealFirst
 from tformer_jax.nn.stacks import Encoder
 
 
@@ -51,12 +52,18 @@ class Classifier(nn.Module):
         *,
         mask: jax.Array | None = None,
         types: jax.Array | None = None,
+        right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
         """tokens int [B, S], real tokens bool [B, S] (None: all) -> float32 logits [B, classes].
 
-        `types` (int [B, S], None: 0) says which segment a token is in, where `cfg.token_types` is not 0.
+        Args:
+            mask: real tokens; padding between them takes no position.
+            types: int [B, S] (None: 0), which segment a token is in, where `cfg.token_types` is not 0.
+            right_padded: the padding of each row stands at its end, and sorting is saved.
         """
+        rows = RealFirst(mask, right_padded=right_padded)
+        tokens, mask, types = rows.sort(tokens), rows.sort(mask), rows.sort(types)
         x = self.input(self.embedding(tokens), types=types, train=train)
         pooled = pool(self.encoder(x, mask, train=train), mask, self.cfg.pooling)
         return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)

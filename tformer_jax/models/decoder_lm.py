@@ -10,6 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, Lineage, empty_cache
+from tformer_jax.nn.padding import RealFirst
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Decoder
 
@@ -37,16 +38,21 @@ class DecoderLM(nn.Module):
         mask: jax.Array | None = None,
         prefix: jax.Array | None = None,
         segments: jax.Array | None = None,
+        right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
         """tokens int [B, T], real tokens bool [B, T] (None: all) -> [B, T, D], for `logits`.
 
         Args:
-            prefix: int [B], the number of first tokens of a row that all its tokens see (`cfg.prefix_lm`).
+            mask: real tokens; padding between them takes no position.
+            prefix: int [B], the number of first real tokens of a row that all its tokens see (`cfg.prefix_lm`).
             segments: int [B, T], the documents that are packed into a row; each is read as if it stood alone.
+            right_padded: the padding of each row stands at its end, and sorting is saved.
         """
+        rows = RealFirst(mask, right_padded=right_padded)
+        tokens, mask, segments = rows.sort(tokens), rows.sort(mask), rows.sort(segments)
         x = self.input(self.embedding(tokens), token_positions(tokens.shape[1], segments), train=train)
-        return self.decoder(x, mask, prefix=prefix, segments=segments, train=train)
+        return rows.restore(self.decoder(x, mask, prefix=prefix, segments=segments, train=train))
 
     def init_cache(
         self,

@@ -38,10 +38,11 @@ def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothin
 
     Args:
         logits: float [..., V].
-        labels: int [...]; IGNORED counts for nothing.
+        labels: int [...]; negative ones (IGNORED, or PyTorch's -100) count for nothing, and the loss of a label that is
+            not below V is NaN.
     """
     logits = logits.astype(jnp.float32)
-    counted = labels != IGNORED
+    counted = labels >= 0
     at_label = jnp.take_along_axis(logits, jnp.where(counted, labels, 0)[..., None], axis=-1)[..., 0]
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     losses = normalizer - (1 - label_smoothing) * at_label

@@ -38,6 +38,7 @@ def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
         "target": target,
         "source_mask": source != PAD,
         "target_mask": target != PAD,
+        "right_padded": True,
         "source_segments": batch.get("source_segments"),
         "target_segments": batch.get("target_segments"),
     }
@@ -48,7 +49,7 @@ def _decoder_lm_arguments(batch: Batch) -> dict[str, Any]:
 
 
 def _classifier_arguments(batch: Batch) -> dict[str, Any]:
-    return {"tokens": batch["tokens"], "mask": batch["tokens"] != PAD}
+    return {"tokens": batch["tokens"], "mask": batch["tokens"] != PAD, "right_padded": True}
 
 
 FAMILIES = {
@@ -146,7 +147,8 @@ def forward(
     """Runs the model on a batch.
 
     Args:
-        batch: int arrays; tokens equal to PAD are hidden. Beside the family's own keys: `prefix` and `segments`
+        batch: int arrays; tokens equal to PAD are hidden and stand at the end of each
+            row. Beside the family's own keys: `prefix` and `segments`
             (decoder_lm), `source_segments` and `target_segments` (seq2seq), as the model's arguments of that name.
         dropout_key: needed where `train` and the config drops something.
         method: the model's method that takes the arguments.

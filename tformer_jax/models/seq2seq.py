@@ -10,6 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, Lineage, empty_cache
+from tformer_jax.nn.padding import RealFirst
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Decoder, Encoder
 
@@ -48,20 +49,25 @@ class Seq2Seq(nn.Module):
         target_mask: jax.Array | None = None,
         source_segments: jax.Array | None = None,
         target_segments: jax.Array | None = None,
+        right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
         """source int [B, S], target int [B, T], their real tokens bool (None: all) -> [B, T, D], for `logits`.
 
-        The segments (int, like the tokens) number the pairs that are packed into a row; each is read as if it stood
-        alone.
+        Args:
+            source_mask, target_mask: real tokens; padding between them takes no position.
+            source_segments, target_segments: int, like the tokens: the pairs that are packed into a row; each is read
+                as if it stood alone.
+            right_padded: the padding of each row stands at its end, and sorting is saved.
         """
         return self.decode(
             target,
-            self.encode(source, source_mask, source_segments, train=train),
+            self.encode(source, source_mask, source_segments, right_padded=right_padded, train=train),
             source_mask,
             target_mask=target_mask,
             segments=target_segments,
             memory_segments=source_segments,
+            right_padded=right_padded,
             train=train,
         )
 
@@ -71,11 +77,14 @@ class Seq2Seq(nn.Module):
         source_mask: jax.Array | None,
         segments: jax.Array | None = None,
         *,
+        right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
         """source int [B, S], its real tokens bool [B, S], its segments int [B, S] (None: one) -> memory [B, S, D]."""
+        rows = RealFirst(source_mask, right_padded=right_padded)
+        source, mask, segments = rows.sort(source), rows.sort(source_mask), rows.sort(segments)
         x = self.source_input(self.source_embedding(source), token_positions(source.shape[1], segments), train=train)
-        return self.encoder(x, source_mask, segments, train=train)
+        return rows.restore(self.encoder(x, mask, segments, train=train))
 
     def decode(
         self,
@@ -86,17 +95,18 @@ class Seq2Seq(nn.Module):
         target_mask: jax.Array | None = None,
         segments: jax.Array | None = None,
         memory_segments: jax.Array | None = None,
+        right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
         """target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> features [B, T, D].
 
         `segments` (int [B, T]) and `memory_segments` (int [B, S]) number the pairs that are packed into a row.
         """
-        positions = token_positions(target.shape[1], segments)
-        x = self.target_input(self.target_embedding(target), positions, train=train)
-        return self.decoder(
-            x, target_mask, memory, memory_mask, segments=segments, memory_segments=memory_segments, train=train
-        )
+        rows = RealFirst(target_mask, right_padded=right_padded)
+        target, mask, segments = rows.sort(target), rows.sort(target_mask), rows.sort(segments)
+        x = self.target_input(self.target_embedding(target), token_positions(target.shape[1], segments), train=train)
+        x = self.decoder(x, mask, memory, memory_mask, segments=segments, memory_segments=memory_segments, train=train)
+        return rows.restore(x)
 
     def init_cache(
         self,

@@ -8,7 +8,7 @@ from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.attention_ops.select import beside_cache
 from tformer_jax.nn.kv_cache import KeyValues
-from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
@@ -32,7 +32,7 @@ class Attention(nn.Module):
         if self._fused("fused_qkv"):
             self.qkv = self._project("query", axes.HEADS, N + 2 * K)
         else:
-            self.query = self._project("query", axes.HEADS, N)
+            self.query = self._project("query", axes.HEADS, N, query_factor(cfg))
             if self._fused("fused_kv"):
                 self.kv = self._project("key", axes.KV_HEADS, 2 * K)
             else:
@@ -122,9 +122,9 @@ class Attention(nn.Module):
         k, v = (constrain(x, axes.BATCH, axes.LENGTH, axes.KV_HEADS, None) for x in (k, v))
         return KeyValues.pack(k, v)
 
-    def _project(self, role: str, axis: str, heads: int) -> Linear:
+    def _project(self, role: str, axis: str, heads: int, factor: float = 1.0) -> Linear:
         outputs = ((axis, heads), (axes.HEAD_DIM, self.cfg.head_size))
-        return Linear(self.cfg, ((axes.EMBED, self.cfg.dim),), outputs, role in self.cfg.attention_bias)
+        return Linear(self.cfg, ((axes.EMBED, self.cfg.dim),), outputs, role in self.cfg.attention_bias, factor=factor)
 
     def _fused(self, kind: str) -> bool:
         """Whether this layer's projections are fused as `kind` says."""

@@ -21,8 +21,8 @@ from tformer_jax.nn.sharding import constrain
 class TokenEmbedding(nn.Module):
     """One vector a token, usable in both directions.
 
-    Initialised with N(0, 1/D) under `xavier`, so that scaled embeddings and tied logits both start near unit
-    variance, and with N(0, cfg.init_std^2) under `normal`.
+    Initialised with N(0, cfg.embedding_std^2). By default that is N(0, 1/D) under `xavier` and `fan_in`, so that scaled
+    embeddings and tied logits both start near unit variance, and N(0, cfg.init_std^2) under `normal`.
     """
 
     cfg: ModelConfig
@@ -30,12 +30,13 @@ class TokenEmbedding(nn.Module):
 
     def setup(self) -> None:
         cfg = self.cfg
-        std = cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5
+        default = cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5
+        std = default if cfg.embedding_std is None else cfg.embedding_std
         init = named(nn.initializers.normal(std), axes.VOCAB, axes.EMBED)
         self.embedding = self.param("embedding", init, (self.vocab_size, cfg.dim), jnp.dtype(cfg.param_dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """int [B, T] -> [B, T, D], times sqrt(D) where `cfg.scale_embeddings`."""
+        """int [B, T] -> [B, T, D], times sqrt(D) where `cfg.scale_embeddings`; NaN for ids outside the vocabulary."""
         vectors = with_whole(_vectors, tokens, self.embedding, 1).astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
 
@@ -48,8 +49,8 @@ class TokenEmbedding(nn.Module):
 
 
 def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
-    """Rows of the table, found whole."""
-    return constrain(table, axes.VOCAB, None)[tokens]
+    """Rows of the table, found whole; NaN for ids that it lacks."""
+    return constrain(table, axes.VOCAB, None).at[tokens].get(mode="fill", wrap_negative_indices=False)
 
 
 class InputEmbedding(nn.Module):

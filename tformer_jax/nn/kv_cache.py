@@ -122,7 +122,7 @@ class DecoderCache:
             (int32 [B, T]; 0 for padding before the first token), and what each kind of layer may attend to.
 
         Raises:
-            ConfigError: T exceeds the number of slots.
+            ConfigError: the tokens do not fit, where their number is known: outside of a compiled function.
         """
         if side_by_side:
             after, counts = jnp.zeros(token_mask.shape, jnp.int32), token_mask.any(axis=1).astype(jnp.int32)
@@ -130,7 +130,7 @@ class DecoderCache:
             after, counts = jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1, token_mask.sum(axis=1, dtype=jnp.int32)
         positions = self.lengths[:, None] + after
         new = Tokens.of_call(jnp.where(token_mask, positions, EMPTY))
-        admitted = {kind: slots.admit(new) for kind, slots in self.slots.items()}
+        admitted = {kind: slots.admit(new, side_by_side=side_by_side) for kind, slots in self.slots.items()}
         moved = dataclasses.replace(
             self, slots={kind: slots for kind, (slots, _) in admitted.items()}, lengths=self.lengths + counts
         )

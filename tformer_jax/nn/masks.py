@@ -7,6 +7,8 @@ import flax
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.config import ConfigError
+
 
 @flax.struct.dataclass
 class Mask:
@@ -16,11 +18,11 @@ class Mask:
     """
 
     real: jax.Array | None = None
-    """bool [B, S]: keys that are no padding."""
+    """bool [B, S]: keys that are not padding."""
     segments: tuple[jax.Array, jax.Array] | None = None
     """int [B, T] and [B, S]: packed documents; a query sees its own."""
     prefix: jax.Array | None = None
-    """int32 [B]: so many first keys are seen by all queries of a causal row."""
+    """int32 [B]: the number of leading keys that all queries of a causal row see."""
     explicit: jax.Array | None = None
     """bool with four axes, broadcastable to [B, N, T, S]."""
     positions: tuple[jax.Array, jax.Array] | None = None
@@ -124,9 +126,18 @@ class Mask:
 
 
 def as_mask(mask: jax.Array | Mask | None) -> Mask:
-    """A `Mask` from one, from a boolean array that broadcasts to [B, N, T, S], or from None (nothing is hidden)."""
+    """A `Mask` from one, from a boolean array broadcastable to [B, N, T, S], or from None (nothing is hidden).
+
+    Raises:
+        ConfigError: the array is not boolean (an additive mask), or does not have four axes.
+    """
     if isinstance(mask, Mask):
         return mask
+    if mask is not None and (mask.dtype != bool or mask.ndim != 4):
+        raise ConfigError(
+            f"an attention mask is a bool array [B, N, T, S] in which True means may attend, not {mask.dtype} of shape "
+            f"{mask.shape}; write `mask == 0` for an additive mask and insert axes of size 1 where it is broadcast"
+        )
     return Mask(explicit=mask)
 
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.experts import AXES, mixture
-from tformer_jax.nn.linear import kernel_initializer
+from tformer_jax.nn.linear import kernel_initializer, residual_factor
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import token_positions
 
@@ -66,11 +66,12 @@ class MixtureOfExperts(nn.Module):
     def _parameters(self) -> dict[str, jax.Array]:
         """Those of the experts, named as in `experts.AXES`."""
         cfg, params = self.cfg, {}
+        factor = residual_factor(cfg, self.path)
         D, F, dtype = cfg.dim, cfg.ffn_dim, jnp.dtype(cfg.param_dtype)
         sizes = {"expand": (D, F)} | ({"gate": (D, F)} if cfg.expert_gated else {}) | {"contract": (F, D)}
         for name, size in sizes.items():
             kernel, bias = f"{name}_kernel", f"{name}_bias"
-            init = named(kernel_initializer(cfg, *size, ends_sublayer=name == "contract"), *AXES[kernel])
+            init = named(kernel_initializer(cfg, *size, factor if name == "contract" else 1.0), *AXES[kernel])
             params[kernel] = self.param(kernel, init, (cfg.num_experts, *size), dtype)
             if cfg.ffn_bias:
                 zeros = named(nn.initializers.zeros, *AXES[bias])
@@ -119,9 +120,8 @@ def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 def _admits(chosen: jax.Array, real: jax.Array, segments: jax.Array | None, cfg: ModelConfig) -> jax.Array:
     """Whether each expert has capacity for a token that asks for it: int [B, T, k] -> bool [B, T, E].
 
-    Of the first n tokens, A(n) ask for an expert whose capacity is C(n), and it reads a(n) = min(a(n-1) + A(n) - A(n-1),
-    C(n)) of them, which is A(n) + min(0, C(1) - A(1), ..., C(n) - A(n)). Token n is read if its term is not below all
-    earlier ones.
+    Of the first n tokens A(n) ask for an expert of capacity C(n). It reads a(n) = min(a(n-1) + A(n) - A(n-1), C(n)) of
+    them, which equals A(n) + min(0, C(1) - A(1), ..., C(n) - A(n)): token n is read unless its term is a new minimum.
     """
     T, places = real.shape[1], jnp.arange(real.shape[1])
     first = places - token_positions(T, segments)

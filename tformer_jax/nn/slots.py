@@ -42,8 +42,12 @@ class Slots(Protocol):
 
     tokens: Tokens
 
-    def admit(self, new: Tokens) -> tuple[Self, Tokens]:
-        """Takes T tokens: the layout that has room for them, and the tokens [B, S] that they may attend to."""
+    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple[Self, Tokens]:
+        """Takes T tokens, which follow each other or stand `side_by_side` at one position of their row.
+
+        Returns:
+            The layout that holds them, and the tokens [B, S] that they may attend to.
+        """
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Puts the tokens of `new` ([B, K, T, ...], admitted before) into `old`.
@@ -72,11 +76,10 @@ class DenseSlots:
         """Room for `slots` tokens in each row."""
         return cls(Tokens.none(batch, slots), jnp.zeros((), jnp.int32))
 
-    def admit(self, new: Tokens) -> tuple["DenseSlots", Tokens]:
-        """Raises `ConfigError` where a call has more tokens than there are slots; see `Slots`."""
-        T, slots = new.positions.shape[1], self.tokens.positions.shape[1]
-        if T > slots:
-            raise ConfigError(f"{T} tokens do not fit a cache of {slots} slots; give `init_cache` a larger length")
+    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple["DenseSlots", Tokens]:
+        """See `Slots`."""
+        T = new.positions.shape[1]
+        _check_room(self.index + T, self.tokens)
         tokens = jax.tree.map(lambda old, new: _put(old, new, self.index, axis=1), self.tokens, new)
         return DenseSlots(tokens, self.index + T), tokens
 
@@ -96,51 +99,50 @@ class DenseSlots:
 
 @flax.struct.dataclass
 class RingSlots:
-    """The newest tokens only, for layers that see a window: a token takes the slot of the one that it pushes out.
+    """The newest tokens of each row only, for layers that see a window: the slot of a token follows from its position.
 
-    A call of more than `width` tokens attends to the ring before it and to its own tokens, and is put in afterwards.
+    A token overwrites one that has left every window. Tokens of one call at several positions attend to the ring before
+    the call and to each other, since the last of them may overwrite what the first still sees.
     """
 
     tokens: Tokens
-    index: jax.Array
-    """int32 scalar: tokens written so far."""
+    added: jax.Array
+    """int32 [B, T]: the slots of a call's tokens, or S for those that are not kept; [B, 0] between two calls."""
     width: int = flax.struct.field(pytree_node=False, default=1)
-    """Tokens of one position: what so many push out is out of every window."""
+    """Tokens at one position."""
+    one_position: bool = flax.struct.field(pytree_node=False, default=False)
+    """All tokens of the call stand at one position of their row."""
 
     @classmethod
     def empty(cls, batch: int, window: int, width: int) -> "RingSlots":
-        """Room for `window` positions."""
-        return cls(Tokens.none(batch, window * width), jnp.zeros((), jnp.int32), width)
+        """`width` slots for each of `window` positions."""
+        return cls(Tokens.none(batch, window * width), jnp.zeros((batch, 0), jnp.int32), width)
 
-    def admit(self, new: Tokens) -> tuple["RingSlots", Tokens]:
+    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple["RingSlots", Tokens]:
         """See `Slots`."""
-        after = dataclasses.replace(self, index=self.index + new.positions.shape[1])
-        positions, seen_positions = after._turn(self.tokens.positions, new.positions, axis=1)
-        columns, seen_columns = after._turn(self.tokens.columns, new.columns, axis=1)
-        return dataclasses.replace(after, tokens=Tokens(positions, columns)), Tokens(seen_positions, seen_columns)
+        S = self.tokens.positions.shape[1]
+        window = S // self.width
+        newest = new.positions.max(axis=1, keepdims=True, initial=EMPTY)
+        kept = (new.positions != EMPTY) & (new.positions > newest - window)
+        added = jnp.where(kept, new.positions % window * self.width + new.columns % self.width, S)
+        tokens = jax.tree.map(lambda old, new: _put_at(old, new, added), self.tokens, new)
+        after = dataclasses.replace(
+            self, tokens=tokens, added=added, one_position=side_by_side or new.positions.shape[1] == 1
+        )
+        return after, tokens if after.one_position else jax.tree.map(_joined, self.tokens, new)
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        return self._turn(old, new, axis=2)
-
-    def _turn(self, old: jax.Array, new: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-        """What is kept and seen, once `index` counts the tokens of `new`."""
-        size, T = old.shape[axis], new.shape[axis]
-        if T == self.width:
-            kept = _put(old, new, (self.index - T) % size, axis)
-            return kept, kept
-        seen = jnp.concatenate([old, new.astype(old.dtype)], axis)
-        in_order = jnp.concatenate([jnp.roll(old, T - self.index, axis), new.astype(old.dtype)], axis)
-        newest = jax.lax.slice_in_dim(in_order, T, T + size, axis=axis)
-        return jnp.roll(newest, self.index, axis), seen
+        kept = _put_at(old, new, self.added)
+        return kept, kept if self.one_position else _joined(old, new, axis=2)
 
     def settled(self) -> "RingSlots":
         """See `Slots`."""
-        return self
+        return dataclasses.replace(self, added=self.added[:, :0], one_position=False)
 
     def forget(self, counts: jax.Array) -> "RingSlots":
-        """See `Slots`; one token in each row, since what several have pushed out is in the window again."""
-        return dataclasses.replace(self, tokens=_without_newest(self.tokens, counts), index=self.index - counts.min())
+        """See `Slots`; one token in each row, since what several have overwritten is in the window again."""
+        return dataclasses.replace(self, tokens=_without_newest(self.tokens, counts))
 
 
 @flax.struct.dataclass
@@ -158,14 +160,14 @@ class RowSlots:
         """Room for `slots` tokens in each row."""
         return cls(Tokens.none(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
 
-    def admit(self, new: Tokens) -> tuple[Self, Tokens]:
+    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple[Self, Tokens]:
         """See `Slots`."""
         real = new.positions != EMPTY
         S = self.tokens.positions.shape[1]
         added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
-        rows = jnp.arange(added.shape[0])[:, None]
-        tokens = jax.tree.map(lambda old, new: old.at[rows, added].set(new, mode="drop"), self.tokens, new)
+        tokens = jax.tree.map(lambda old, new: _put_at(old, new, added), self.tokens, new)
         index = self.index + real.sum(axis=1, dtype=jnp.int32)
+        _check_room(index, self.tokens)
         return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
 
     def settled(self) -> Self:
@@ -181,8 +183,7 @@ class RowSlots:
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        rows = jnp.arange(old.shape[0])[:, None]
-        kept = old.at[rows, :, self.added].set(jnp.swapaxes(new, 1, 2).astype(old.dtype), mode="drop")
+        kept = _put_at(old, new, self.added)
         return kept, kept
 
 
@@ -209,11 +210,33 @@ class PagedSlots(RowSlots):
         return kept, seen.reshape(B, old.shape[1], P * size, *old.shape[3:])
 
 
+def _check_room(used: jax.Array, tokens: Tokens) -> None:
+    """Raises `ConfigError` if more slots are used than there are.
+
+    Within a compiled function that is unknown: tokens beyond the last slot are lost or overwrite others.
+    """
+    slots = tokens.positions.shape[1]
+    if not isinstance(used, jax.core.Tracer) and (most := int(used.max(initial=0))) > slots:
+        raise ConfigError(f"{most} tokens do not fit a cache of {slots} slots; give `init_cache` a larger length")
+
+
 def _without_newest(tokens: Tokens, counts: jax.Array) -> Tokens:
-    """Without so many tokens of each row, int32 [B], of which none stand side by side."""
+    """Without the newest tokens of each row, whose number is int32 [B]; none of them stand side by side."""
     newest = tokens.positions.max(axis=1) - counts
     return Tokens(jnp.where(tokens.positions > newest[:, None], EMPTY, tokens.positions), tokens.columns)
 
 
 def _put(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), index, axis)
+
+
+def _put_at(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+    """Writes new [B, T] or [B, K, T, ...] to each row's slots, int32 [B, T]; those beyond the last one are dropped."""
+    rows = jnp.arange(old.shape[0])[:, None]
+    if old.ndim == 2:
+        return old.at[rows, slots].set(new, mode="drop")
+    return old.at[rows, :, slots].set(jnp.swapaxes(new, 1, 2).astype(old.dtype), mode="drop")
+
+
+def _joined(old: jax.Array, new: jax.Array, axis: int = 1) -> jax.Array:
+    return jnp.concatenate([old, new.astype(old.dtype)], axis)

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax import axes
@@ -70,11 +69,14 @@ class Stack(nn.Module):
 
         if self.cfg.remat != "none":
             policy = getattr(jax.checkpoint_policies, self.cfg.remat)
-            apply = nn.remat(apply, policy=policy, prevent_cse=not self.cfg.scan_layers)
+            scanned = nn.remat(apply, policy=policy, prevent_cse=False)  # a scan's body is not merged with itself
+            apply = nn.remat(apply, policy=policy)
+        else:
+            scanned = apply
 
         def repeat(period: Period, x: jax.Array, around: Surroundings) -> tuple[jax.Array, None]:
             for layer in period.layers:
-                x = apply(layer, x, around)
+                x = scanned(layer, x, around)
             return x, None
 
         if self.repetitions:
@@ -140,11 +142,17 @@ class Decoder(Stack):
             prefix: int [B], the number of first tokens of a row that all its tokens see.
             segments, memory_segments: int [B, T] and [B, S], the documents that are packed into a row; each sees
                 itself only, in the memory too.
+
+        Raises:
+            ConfigError: one of `segments` and `memory_segments` is missing.
         """
-        if segments is None or memory_segments is None:
-            memory_mask = Mask(real=memory_real)
-        else:
-            memory_mask = Mask(real=memory_real, segments=(segments, memory_segments))
+        if self.cross and (segments is None) != (memory_segments is None):
+            raise ConfigError(
+                "packed rows need segments of both source and target: with one of them alone, "
+                "cross-attention would see other pairs; give both or neither"
+            )
+        pairs = None if segments is None or memory_segments is None else (segments, memory_segments)
+        memory_mask = Mask(real=memory_real, segments=pairs)
         own = None if segments is None else (segments, segments)
         around = Surroundings(
             masks=self.masks(Mask(real=real, causal=True, prefix=prefix, segments=own, self_attention=True)),

@@ -13,7 +13,7 @@ from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.models.losses import Sums, batch_loss, no_sums
 from tformer_jax.parallel import rules
-from tformer_jax.special_tokens import IGNORED, PAD
+from tformer_jax.special_tokens import PAD
 from tformer_jax.train import diagnostics, optimizers
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step_metrics import StepMetrics, pack
@@ -87,7 +87,7 @@ def accumulated_gradients(
     """
     train, parts = cfg.train, cfg.train.accumulate
     labels = batch[registry.FAMILIES[cfg.model.family].labels]
-    total = jnp.maximum((labels != IGNORED).sum(), 1)
+    total = jnp.maximum((labels >= 0).sum(), 1)
 
     trained = optimizers.trained(cfg.optim, params)
 
