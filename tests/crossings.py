@@ -1,0 +1,343 @@
+"""Every feature beside every other: whole configs and inputs drawn at random, and what must hold for all of them.
+
+XLA_FLAGS=--xla_backend_optimization_level=0 python -m tests.crossings --record tests/crossings.json
+"""
+
+import argparse
+import dataclasses
+import functools
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tests import commands, draws
+from tests.draws import GARBAGE, LENGTHS, SHAPES, T
+from tests.helpers import build, with_settings
+from tformer_jax.config import Config, ConfigError, ModelConfig, OptimConfig
+from tformer_jax.interop import exact, hf
+from tformer_jax.models import registry
+from tformer_jax.nn import kv_cache, layouts, projections
+from tformer_jax.special_tokens import PAD
+from tformer_jax.train import optimizers
+
+PLAIN = {
+    "scan_layers": False,
+    "remat": "none",
+    "attention_backend": "reference",
+    "attention_projections": "separate",
+}
+TOLERANCES = {"float32": 3e-5, "int8": 0.08, "bfloat16": 0.08, "gradients": 1e-4, "exact": 0.0}
+"""Of the largest expected value, or of 1; of the mean difference for the first two."""
+OPTIMIZERS = ("adamw", "adafactor", "lion", "lamb", "sgd", "muon", "schedule_free_adamw")
+CHUNKS = (5, 1, 1, 1)
+Finding = tuple[str, str, float]
+"""A property, the tolerance that it is held to, and the difference that was seen."""
+
+
+class Case:
+    """A config, its model with random parameters, and inputs."""
+
+    def __init__(self, seed: int):
+        rng = np.random.default_rng(seed)
+        self.cfg, self.refused = draws.config(rng)
+        self.inputs, self.rng = draws.Inputs.draw(rng), rng
+        self.plain, self.params = build(with_settings(self.cfg, **PLAIN), seed=seed, scale=0.3)
+        self.model = registry.build(self.cfg)
+
+    @functools.cached_property
+    def converted(self) -> Any:
+        """The parameters as the drawn config has them."""
+        return self.forth(self.params)
+
+    def forth(self, params: Any) -> Any:
+        """Parameters or gradients of the plain config as the drawn one has them."""
+        fused = projections.convert(params, self.plain.cfg, self.cfg.attention_projections)
+        return layouts.convert(fused, with_settings(self.cfg, scan_layers=False), scan_layers=self.cfg.scan_layers)
+
+    def back(self, params: Any) -> Any:
+        """Parameters or gradients of the drawn config as the plain one has them."""
+        loop = layouts.convert(params, self.cfg, scan_layers=False)
+        return projections.convert(loop, with_settings(self.cfg, scan_layers=False), "separate")
+
+    @functools.cached_property
+    def run(self) -> Callable[..., jax.Array]:
+        """The drawn model's logits in training, without dropout."""
+        apply = jax.jit(lambda params, inputs: self.model.apply({"params": params}, **inputs, train=True))
+        return functools.partial(apply, self.converted)
+
+    def arguments(self, rows: np.ndarray, sources: np.ndarray, prefix: int | None = None) -> dict[str, Any]:
+        """Rows without padding, int32 [B, L], as the model takes them."""
+        if self.cfg.family == "seq2seq":
+            return {"source": sources, "target": rows}
+        if self.cfg.prefix_lm:
+            return {"tokens": rows, "prefix": np.full(len(rows), self.inputs.prefix if prefix is None else prefix)}
+        return {"tokens": rows}
+
+    def padded(self, fill: int) -> tuple[dict[str, Any], np.ndarray]:
+        """The rows with padding after, before and between their tokens, a row of padding, and what is real."""
+        rows, real = draws.spread(self.inputs.rows, fill=fill)
+        sources, sources_real = draws.spread(self.inputs.sources, SHAPES[1:] + SHAPES[:1], fill=fill)
+        empty = np.full((1, T), fill, np.int32)
+        inputs = self.arguments(np.concatenate([rows, empty]), np.concatenate([sources, empty]))
+        real, sources_real = (np.concatenate([one, np.zeros((1, T), bool)]) for one in (real, sources_real))
+        if self.cfg.family == "seq2seq":
+            return inputs | {"source_mask": sources_real, "target_mask": real}, real
+        return inputs | {"mask": real}, real
+
+
+def difference(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest expected value or to 1; infinite where something is NaN."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1))
+
+
+def typical(found: Any, expected: Any) -> float:
+    """The mean difference relative to the standard deviation: a rounding may change which expert is chosen."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if not np.isfinite(found).all():
+        return float("inf")
+    return float(np.abs(found - expected).mean() / max(expected.std(), 1e-3))
+
+
+def rows(case: Case) -> Iterator[Finding]:
+    """No logit depends on a later token, on padding, on the other rows, or on its place in a packed row."""
+    inputs, family = case.inputs, case.cfg.family
+    alone = {L: case.run(case.arguments(inputs.rows[:, :L], inputs.sources)) for L in LENGTHS}
+    yield "finite", "exact", max(0.0 if np.isfinite(logits).all() else float("inf") for logits in alone.values())
+    one = case.run(case.arguments(inputs.rows[:1], inputs.sources[:1]))
+    yield "other rows", "float32", difference(one, alone[5][:1])
+    if family != "classifier":
+        first = inputs.prefix if case.cfg.prefix_lm else 1
+        seen = [difference(alone[L], alone[5][:, :L]) for L in LENGTHS if L >= first]
+        yield "later tokens", "float32", max(seen)
+    for fill, name in ((PAD, "padding"), (GARBAGE, "what padding holds")):
+        arguments, real = case.padded(fill)
+        logits = np.asarray(case.run(arguments))
+        found = logits[:3] if family == "classifier" else logits[real].reshape(3, 5, -1)
+        yield name, "float32", difference(found, alone[5])
+        yield "an empty row", "exact", 0.0 if np.isfinite(logits).all() else float("inf")
+    if family == "classifier":
+        return
+    documents = [inputs.rows[row, :L] for row, L in ((0, 3), (1, 1), (2, 5))]
+    segments = np.repeat([1, 2, 3], [3, 1, 5])[None].astype(np.int32)
+    packed = case.arguments(np.concatenate(documents)[None], inputs.sources[:3].reshape(1, -1), prefix=0)
+    if family == "seq2seq":
+        packed |= {"target_segments": segments, "source_segments": np.repeat([1, 2, 3], 5)[None].astype(np.int32)}
+    else:
+        packed |= {"segments": segments}
+    logits = case.run(packed)[0]
+    for row, (L, start) in enumerate(((3, 0), (1, 3), (5, 4))):
+        expected = case.run(case.arguments(inputs.rows[:, :L], inputs.sources, prefix=0))[row]
+        yield "packing", "float32", difference(logits[start : start + L], expected)
+
+
+def cached(case: Case) -> Iterator[Finding]:
+    """Prefill and steps, with padding anywhere, give the logits of the full pass."""
+    if case.cfg.family == "classifier":
+        return
+    cfg, params = layouts.unrolled(case.cfg, case.converted)
+    model, inputs = registry.build(cfg), case.inputs
+    prefix = min(inputs.prefix, 2)
+    full = jax.jit(lambda params, arguments: model.apply({"params": params}, **arguments))
+    expected = full(params, case.arguments(inputs.rows, inputs.sources, prefix=prefix))
+    tokens, real = draws.spread(inputs.rows)
+
+    @jax.jit
+    def step(params, cache, tokens, mask):
+        return model.apply({"params": params}, tokens, cache, token_mask=mask, method="decode_step")
+
+    kinds = _caches(case, cfg, params, prefix)
+    names = ["dense", *case.rng.permutation([name for name in kinds if name != "dense"])[:1]]
+    for name in names:
+        cache, chunks = kinds[name](), []
+        for end, size in zip(np.cumsum(CHUNKS), CHUNKS, strict=True):
+            part = slice(end - size, end)
+            logits, cache = step(params, cache, tokens[:, part], real[:, part])
+            chunks.append(logits)
+        found = np.concatenate(chunks, axis=1)[real].reshape(3, 5, -1)
+        compare = (typical, "int8") if name == "int8" else (difference, "float32")
+        yield f"cache: {name}", compare[1], compare[0](found, expected)
+
+
+def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str, Callable[[], Any]]:
+    """Empty caches for three rows of eight tokens."""
+    model = registry.build(cfg)
+    if cfg.family == "seq2seq":
+        sources, real = draws.spread(case.inputs.sources, SHAPES[1:] + SHAPES[:1])
+        memory = model.apply({"params": params}, sources, real, method="encode")
+
+        def crossed(**options: Any) -> Any:
+            return model.apply({"params": params}, memory, real, length=T, **options, method="init_cache")
+
+        return {
+            "dense": crossed,
+            "ragged": functools.partial(crossed, ragged=True),
+            "int8": functools.partial(crossed, dtype="int8"),
+        }
+    seen = jnp.full((3,), prefix, jnp.int32) if cfg.prefix_lm else None
+    empty = functools.partial(kv_cache.empty_cache, cfg, 3, T, prefix=seen)
+    kinds = {
+        "dense": empty,
+        "ragged": functools.partial(empty, ragged=True),
+        "int8": functools.partial(empty, dtype="int8"),
+    }
+
+    def paged() -> Any:
+        cache = kv_cache.paged_cache(cfg, 3, pages=13, page_size=2, pages_a_row=4)
+        table = jnp.asarray(1 + np.random.default_rng(0).permutation(12).reshape(3, 4))
+        slots = {kind: dataclasses.replace(of, table=table) for kind, of in cache.slots.items()}
+        return dataclasses.replace(cache, slots=slots, prefix=seen)
+
+    return kinds | {"paged": paged}
+
+
+def variants(case: Case) -> Iterator[Finding]:
+    """Scan, checkpointing, fused projections and backends change neither values, gradients nor training."""
+    batch = registry.example_batch(case.cfg, 3, T)
+    right = draws.spread(case.inputs.rows, SHAPES[:1] * 3)[0]
+    batch = {name: right if array.ndim == 2 else array for name, array in batch.items()}
+    if case.cfg.prefix_lm:
+        batch["prefix"] = np.full(3, case.inputs.prefix, np.int32)
+
+    def gradients(model: Any, params: Any) -> Any:
+        def total(params: Any) -> Any:
+            outputs = registry.forward(model, params, batch, train=True)
+            return (outputs.logits**2).mean() + outputs.auxiliary_loss, outputs.logits
+
+        return jax.jit(jax.grad(total, has_aux=True))(params)
+
+    expected, logits = gradients(case.plain, case.params)
+    found, drawn_logits = gradients(case.model, case.converted)
+    yield "variants: values", "float32", difference(drawn_logits, logits)
+    yield "variants: gradients", "gradients", _trees(case.back(found), expected)
+    name = case.rng.choice(OPTIMIZERS)
+    trained = _trained(name, case.plain, case.params, expected)
+    drawn = case.back(_trained(name, case.model, case.converted, case.forth(expected)))
+    moved, drawn_moved = (jax.tree.map(np.subtract, after, case.params) for after in (trained, drawn))
+    yield f"variants: {name}", "gradients", _trees(drawn_moved, moved)
+
+
+def _trained(name: str, model: Any, params: Any, gradients: Any) -> Any:
+    """The parameters after three steps with the same gradients."""
+    schedule = {} if name != "schedule_free_adamw" else {"schedule": "constant", "learning_rate": 0.01}
+    cfg = Config(optim=OptimConfig(optimizer=str(name), warmup_steps=1, **schedule))
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+
+    @jax.jit
+    def steps(params: Any) -> Any:
+        state = optimizer.init(params)
+        for _ in range(3):
+            updates, state = optimizer.update(gradients, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    return steps(params)
+
+
+def _trees(found: Any, expected: Any) -> float:
+    """The largest difference of any leaf, relative to the largest value of all."""
+    scale = max(float(np.abs(leaf).max(initial=0)) for leaf in jax.tree.leaves(expected)) or 1.0
+    pairs = jax.tree.map(lambda a, b: difference(np.asarray(a) / scale, np.asarray(b) / scale), found, expected)
+    return max(jax.tree.leaves(pairs))
+
+
+def precision(case: Case) -> Iterator[Finding]:
+    """Computation in bfloat16 is near float32."""
+    rounded = registry.build(with_settings(case.plain.cfg, dtype="bfloat16"))
+    arguments = case.arguments(case.inputs.rows, case.inputs.sources)
+    logits, expected = (
+        jax.jit(lambda params, model=model: model.apply({"params": params}, **arguments))(case.params)
+        for model in (rounded, case.plain)
+    )
+    yield "bfloat16", "bfloat16", typical(logits, expected)
+
+
+def files(case: Case) -> Iterator[Finding]:
+    """What `hf.save` writes loads as the same model, or it is refused."""
+    arguments = case.arguments(case.inputs.rows, case.inputs.sources)
+    cfg, params = layouts.unrolled(case.cfg, case.converted)
+    for model_type in hf.ARCHITECTURES:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                hf.save(Path(folder), model_type, cfg, params)
+            except ConfigError:
+                continue
+            back, read = hf.load(Path(folder))
+            yield f"files: {model_type}, settings", "exact", float(len(exact.differences(cfg, back)))
+            logits, expected = (
+                registry.build(of).apply({"params": of_params}, **arguments)
+                for of, of_params in ((back, read), (cfg, params))
+            )
+            yield f"files: {model_type}, logits", "float32", difference(logits, expected)
+
+
+CHECKS = {check.__name__: check for check in (rows, cached, variants, precision, files)}
+
+
+def examine(seed: int, checks: list[str] | None = None) -> tuple[Case, list[Finding]]:
+    """What the checks of one drawn case find."""
+    case = Case(seed)
+    return case, [finding for name in checks or CHECKS for finding in CHECKS[name](case)]
+
+
+def faults(case: Case, findings: list[Finding]) -> list[dict[str, Any]]:
+    """Differences beyond their tolerances."""
+    settings = {name: str(value) for name, value in dataclasses.asdict(case.cfg).items()}
+    usual = {name: str(value) for name, value in dataclasses.asdict(draws.tiny(case.cfg.family)).items()}
+    drawn = {name: value for name, value in settings.items() if value != usual[name]}
+    return [
+        {"property": name, "difference": seen, "config": {"family": case.cfg.family, **drawn}}
+        for name, tolerance, seen in findings
+        if not seen <= TOLERANCES[tolerance]
+    ]
+
+
+def main() -> None:
+    """Prints each fault, and records how far everything was from what must hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configs", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    seen: dict[str, dict[str, Any]] = {}
+    found: list[dict[str, Any]] = []
+    refused = 0
+    for seed in range(options.seed, options.seed + options.configs):
+        try:
+            case, findings = examine(seed)
+        except Exception:
+            found.append({"seed": seed, "error": traceback.format_exc().splitlines()[-1]})
+            print(found[-1], flush=True)
+            continue
+        refused += case.refused
+        for name, tolerance, value in findings:
+            entry = seen.setdefault(name, {"times": 0, "tolerance": TOLERANCES[tolerance], "largest": 0.0})
+            entry |= {"times": entry["times"] + 1, "largest": max(entry["largest"], value)}
+        for fault in faults(case, findings):
+            found.append({"seed": seed, **fault})
+            print(found[-1], flush=True)
+        jax.clear_caches()
+    print(f"{options.configs} configs ({refused} draws refused), {len(found)} faults")
+    if options.record:
+        commands.write_record(
+            options.record,
+            "tests.crossings",
+            seed=options.seed,
+            configs=options.configs,
+            refused_draws=refused,
+            properties=dict(sorted(seen.items())),
+            faults=found,
+        )
+
+
+if __name__ == "__main__":
+    main()

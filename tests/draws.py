@@ -1,0 +1,189 @@
+"""Whole configs and inputs, drawn at random from all that a model's config allows."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tests.helpers import tiny
+from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.models import registry
+from tformer_jax.special_tokens import PAD
+
+V, T, GARBAGE = 11, 8, 9
+LENGTHS = (5, 3, 1)
+"""Tokens of the rows; the shorter ones are also the starts of the first one."""
+SHAPES = "xxxxx...", "...xxxxx", "x..xx.xx"
+"""Where the five tokens of a row stand in a row of eight."""
+
+
+def pick(rng: np.random.Generator, *values: Any) -> Any:
+    return values[rng.integers(len(values))]
+
+
+def _attention(rng) -> dict[str, Any]:
+    heads = int(pick(rng, 1, 2, 4))
+    projections = pick(rng, "separate", "fused_qkv", "fused_kv")
+    biases = {
+        "separate": ((), ("output",), ("value",), ("query", "key", "value"), ("query", "key", "value", "output")),
+        "fused_kv": ((), ("query",), ("key", "value"), ("query", "key", "value", "output")),
+        "fused_qkv": ((), ("output",), ("query", "key", "value"), ("query", "key", "value", "output")),
+    }[projections]
+    return {
+        "attention": pick(rng, *["multi_head"] * 9, "basic"),
+        "num_heads": heads,
+        "num_kv_heads": pick(rng, None, 1, max(heads // 2, 1)),
+        "head_dim": pick(rng, None, 4, 6),
+        "attention_projections": projections,
+        "attention_bias": pick(rng, *biases),
+        "attention_scale": pick(rng, None, None, 0.3, 1.0),
+        "attention_softcap": pick(rng, None, None, 2.0),
+        "qk_norm": pick(rng, False, False, True),
+        "attention_backend": pick(rng, "auto", "reference", "xla", "blockwise"),
+        **pick(rng, {}, {}, {"layer_pattern": ("window", "full")}, {"layer_pattern": ("window",)}),
+    }
+
+
+def _positions(rng) -> dict[str, Any]:
+    rotary = {"rotary_pairing": pick(rng, "halves", "interleaved"), "rotary_base": pick(rng, 10_000.0, 50.0)}
+    rotary |= pick(
+        rng,
+        {},
+        {"rotary_scaling": "linear", "rotary_factor": 2.0},
+        {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 8},
+    )
+    return pick(
+        rng,
+        {"position": "none"},
+        {"position": "sinusoidal"},
+        {"position": "sinusoidal_halves"},
+        {"position": "learned", "position_offset": int(pick(rng, 0, 2))},
+        {"position": "rotary", **rotary},
+        {"position": "rotary", **rotary},
+        {"position": "alibi"},
+        {"position": "relative", "relative_buckets": int(pick(rng, 4, 8)), "relative_distance": int(pick(rng, 5, 9))},
+    )
+
+
+def _ffn(rng) -> dict[str, Any]:
+    experts = int(pick(rng, 2, 3, 4))
+    return {
+        "ffn": pick(rng, "mlp", "gated", "moe"),
+        "ffn_bias": pick(rng, True, False),
+        "activation": pick(rng, "relu", "relu_squared", "gelu", "gelu_tanh", "silu", "sigmoid"),
+        "num_experts": experts,
+        "experts_per_token": int(rng.integers(1, experts + 1)),
+        "expert_gated": pick(rng, True, False),
+        "expert_capacity": pick(rng, None, 0.5, 1.0, 0.0),
+        "router_normalize": pick(rng, True, False),
+        "router_z_loss": pick(rng, 0.0, 0.1),
+    }
+
+
+def _rest(rng, family: str) -> dict[str, Any]:
+    ties = ("none", "output", "inputs", "all") if family == "seq2seq" else ("none", "output")
+    return {
+        "encoder_layers": int(pick(rng, 1, 2, 3)),
+        "decoder_layers": int(pick(rng, 1, 2, 3)),
+        "norm": pick(rng, "layernorm", "rmsnorm"),
+        "norm_placement": pick(rng, "pre", "post", "both"),
+        "norm_bias": pick(rng, True, False),
+        "norm_unit_offset": pick(rng, False, False, True),
+        "final_norm": pick(rng, None, True, False),
+        "embedding_norm": pick(rng, False, True),
+        "tie_embeddings": pick(rng, *ties),
+        "scale_embeddings": pick(rng, True, False),
+        "output_bias": pick(rng, True, False),
+        "scale_output": pick(rng, False, True),
+        "output_softcap": pick(rng, None, None, 3.0),
+        "prefix_lm": family == "decoder_lm" and pick(rng, True, False, False),
+        "remat": pick(rng, "none", "nothing_saveable", "dots_saveable"),
+        "scan_layers": pick(rng, False, True),
+        **(
+            {"pooling": pick(rng, "mean", "first", "last"), "pooler": pick(rng, True, False)}
+            if family == "classifier"
+            else {}
+        ),
+    }
+
+
+_LLAMA = {
+    "ffn": "gated",
+    "ffn_bias": False,
+    "activation": "silu",
+    "attention_bias": (),
+    "norm": "rmsnorm",
+    "position": "rotary",
+    "head_dim": 4,
+    "scale_embeddings": False,
+    "tie_embeddings": "none",
+}
+_GPT2 = {
+    "attention_projections": "fused_qkv",
+    "position": "learned",
+    "activation": "gelu_tanh",
+    "scale_embeddings": False,
+}
+_GEMMA = _LLAMA | {
+    "norm_placement": "both",
+    "norm_unit_offset": True,
+    "scale_embeddings": True,
+    "tie_embeddings": "output",
+    "layer_pattern": ("window", "full"),
+    "activation": "gelu_tanh",
+}
+PUBLISHED = (_LLAMA, _GPT2, _GEMMA, _LLAMA | {"ffn": "moe"}, _LLAMA | {"attention_bias": ("query", "key", "value")})
+"""What Llama, GPT-2, Gemma 2, Mixtral and Qwen 2 set."""
+
+
+def _nearly_published(rng, settings: dict[str, Any]) -> dict[str, Any]:
+    """A published architecture with up to two settings of another one, which may be written as a checkpoint or not."""
+    names = sorted(set(settings) - {"prefix_lm", "scan_layers"})
+    changed = {name: settings[name] for name in rng.permutation(names)[: rng.integers(3)]}
+    kept = {"attention": "multi_head", "num_heads": 4, "decoder_layers": 2}
+    return kept | pick(rng, *PUBLISHED) | changed | {"scan_layers": settings["scan_layers"]}
+
+
+def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
+    """A config that is allowed, and the number of draws that were refused before it."""
+    for refused in range(1000):
+        family = pick(rng, "decoder_lm", "decoder_lm", "seq2seq", "classifier")
+        settings = _attention(rng) | _positions(rng) | _ffn(rng) | _rest(rng, family)
+        if family == "decoder_lm" and rng.random() < 0.3:
+            settings = _nearly_published(rng, settings)
+        if "window" in settings.get("layer_pattern", ()):
+            settings["window"] = int(pick(rng, 1, 2, 4))
+        if settings["attention"] == "basic":
+            settings |= {"num_heads": 1, "num_kv_heads": None, "head_dim": None, "attention_scale": None}
+            settings |= {"attention_softcap": None, "qk_norm": False}
+        try:
+            cfg = tiny(family, **settings)
+            registry.build(cfg)
+        except ConfigError:
+            continue
+        return cfg, refused
+    raise AssertionError("no config is allowed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Rows of five tokens, and sources of five tokens for translation."""
+
+    rows: np.ndarray
+    """int32 [3, 5]; none is PAD."""
+    sources: np.ndarray
+    prefix: int
+    """Tokens of each row that are seen by all, for `prefix_lm`."""
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> "Inputs":
+        rows, sources = rng.integers(4, V, (2, len(SHAPES), max(LENGTHS))).astype(np.int32)
+        return cls(rows, sources, int(pick(rng, 1, 2, 3)))
+
+
+def spread(rows: np.ndarray, shapes=SHAPES, fill: int = PAD) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of each row where its shape has an x: int32 [B, 8], and which of them are real."""
+    real = np.array([[character == "x" for character in shape] for shape in shapes])
+    padded = np.full(real.shape, fill, np.int32)
+    padded[real] = rows.reshape(-1)
+    return padded, real

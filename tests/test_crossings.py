@@ -1,0 +1,44 @@
+"""What must hold for every config, on configs drawn at random (`tests.crossings`)."""
+
+import jax
+import pytest
+
+from tests import crossings
+
+QUICK = {0: "rows", 1: "cached", 3: "variants", 6: "files"}
+"""By seed, one check each."""
+
+
+def examine(seed: int, checks: list[str] | None = None) -> None:
+    case, findings = crossings.examine(seed, checks)
+    assert not crossings.faults(case, findings), case.cfg
+
+
+@pytest.mark.parametrize(("seed", "check"), QUICK.items())
+def test_one_check_of_a_few_configs(seed, check):
+    examine(seed, [check])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(0, 300, 10))
+def test_all_checks_of_ten_configs(first):
+    for seed in range(first, first + 10):
+        examine(seed)
+        jax.clear_caches()
+
+
+@pytest.mark.slow
+def test_a_difference_is_a_fault(monkeypatch):
+    """Broken on purpose: every query sees the token after it."""
+    from tformer_jax.nn.masks import Mask
+
+    plain = Mask.places
+
+    def late(self, *arguments):
+        queries, keys = plain(self, *arguments)
+        return queries + 1, keys
+
+    monkeypatch.setattr(Mask, "places", late)
+    case, findings = crossings.examine(1, ["rows"])
+    assert {fault["property"] for fault in crossings.faults(case, findings)} >= {"later tokens"}
