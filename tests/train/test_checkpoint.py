@@ -57,6 +57,25 @@ def assert_is(found: TrainState, step: int) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, made(step))
 
 
+def test_permanent_checkpoints_stay(tmp_path):
+    keeper = Checkpointer(tmp_path / "c", keep=1, permanent_every=3)
+    for step in range(1, 9):
+        keeper.save(step, made(step), HOST)
+        keeper.wait()
+    assert keeper.steps() == [8, 6, 3]
+    keeper.close()
+
+
+def test_a_checkpoint_is_overdue_by_its_age(tmp_path):
+    for seconds, overdue in ((0, False), (1, True), (1000, False)):
+        keeper = Checkpointer(tmp_path / str(seconds), keep=1, seconds=seconds)
+        keeper.save(1, made(1), HOST)
+        keeper.wait()
+        time.sleep(1.1 if overdue else 0)
+        assert keeper.overdue(2) == overdue
+        keeper.close()
+
+
 def test_the_newest_is_restored_with_its_host_data(copied):
     keeper = Checkpointer(copied, keep=3)
     found, host = keeper.restore(abstract())

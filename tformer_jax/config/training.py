@@ -106,6 +106,10 @@ class TrainConfig(Section):
     log_every: int = setting(50, "steps between two metric records", low=1)
     eval_every: int = setting(1000, "steps between two evaluations", low=1)
     checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
+    checkpoint_seconds: int = setting(
+        0, "also save when the last checkpoint is older than this (checked every log_every steps); 0: never", low=0
+    )
+    permanent_every: int = setting(0, "checkpoints at multiples of this many steps are never deleted; 0: none", low=0)
     keep_checkpoints: int = setting(2, "number of newest checkpoints to keep", low=1)
     keep_best: int = setting(0, "number of best checkpoints to keep as well, saved at evaluations", low=0)
 

@@ -58,22 +58,30 @@ class Checkpointer:
         keep: int | None = None,
         every: int = 1,
         keep_best: int = 0,
+        permanent_every: int = 0,
+        seconds: int = 0,
         group: ProcessGroup = SINGLE,
     ):
         """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read.
 
         Args:
             every: steps between two scheduled checkpoints; only these and the newest one count towards `keep`.
+            permanent_every: checkpoints at multiples of this many steps are never deleted; 0: none.
+            seconds: age of the newest checkpoint at which another is `overdue`; 0: never.
             group: all processes of the run; each saves and restores what its devices hold.
         """
-        self.folder, self._group = folder.absolute(), group
+        self.folder, self._group, self._seconds = folder.absolute(), group, seconds
         if keep is None:
             options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
             best = policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
-            kept = policies.AnyPreservationPolicy([LatestScheduled(keep, every), best])
+            permanent = [policies.EveryNSteps(interval_steps=permanent_every)] if permanent_every else []
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=kept, best_fn=_score, create=True, cleanup_tmp_directories=True
+                preservation_policy=policies.AnyPreservationPolicy([LatestScheduled(keep, every), best, *permanent]),
+                save_decision_policy=policies.ContinuousCheckpointingPolicy(minimum_interval_secs=seconds),
+                best_fn=_score,
+                create=True,
+                cleanup_tmp_directories=True,
             )
         try:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
@@ -87,6 +95,10 @@ class Checkpointer:
     def latest_step(self) -> int | None:
         """The newest complete checkpoint's step; None when there is none."""
         return self._manager.latest_step()
+
+    def overdue(self, step: int) -> bool:
+        """Whether the newest checkpoint is so old that another is saved now; the same answer in all processes."""
+        return bool(self._seconds) and self._manager.should_save(step)
 
     def best_steps(self) -> list[int]:
         """The steps of the checkpoints that were scored, best first; of equals the newest first."""
@@ -108,7 +120,7 @@ class Checkpointer:
         metrics = None if score is None else {"score": score if math.isfinite(score) else -1e300}
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(sealed))
         try:
-            self._manager.save(step, args=args, metrics=metrics)
+            self._manager.save(step, args=args, metrics=metrics, force=True)
         except Exception as error:
             raise self._not_saved(error) from error
 

@@ -100,6 +100,8 @@ class Trainer:
             run_folder.checkpoints(experiment.folder),
             keep=train.keep_checkpoints,
             every=train.checkpoint_every,
+            seconds=train.checkpoint_seconds,
+            permanent_every=train.permanent_every,
             keep_best=train.keep_best,
             group=experiment.group,
         )
@@ -182,7 +184,10 @@ class Trainer:
             self.evaluated = self.step, metrics
             if train.keep_best:
                 self.save()
-        if not last and self.step % train.checkpoint_every == 0:
+        scheduled = self.step % train.checkpoint_every == 0 or (
+            train.permanent_every and not self.step % train.permanent_every
+        )
+        if not last and (scheduled or (self.step % train.log_every == 0 and self.checkpointer.overdue(self.step))):
             self.save()
 
     def look_at(self, steps: list[Values]) -> None:

@@ -28,6 +28,8 @@ CHANGEABLE = (
     "log_every",
     "eval_every",
     "checkpoint_every",
+    "checkpoint_seconds",
+    "permanent_every",
     "keep_checkpoints",
     "keep_best",
     "most_skipped",
