@@ -28,8 +28,8 @@ CHIPS = {
     "h200": Chip("NVIDIA H200", 989e12),
     "b200": Chip("NVIDIA B200", 2250e12),
     "v4": Chip("TPU v4", 275e12, 32 * GIB, ici=300 * GB),
-    "v5e": Chip("TPU v5 lite", 197e12, 16 * GB, ici=200 * GB),
+    "v5e": Chip("TPU v5 lite", 197e12, 16 * GIB, ici=200 * GB),
     "v5p": Chip("TPU v5", 459e12, 95 * GIB, ici=600 * GB),
-    "v6e": Chip("TPU v6 lite", 918e12, 32 * GB, ici=400 * GB),
+    "v6e": Chip("TPU v6 lite", 918e12, 32 * GIB, ici=400 * GB),
 }
 """By short name; a TPU's is the kind of its slices."""

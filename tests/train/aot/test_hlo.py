@@ -24,11 +24,11 @@ TEXT = """HloModule step, is_scheduled=true
 }
 
 %start (w: bf16[4,8]) -> bf16[16,8] {
-  ROOT %begun = bf16[16,8]{1,0} all-gather(%w), channel_id=6, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %begun = bf16[16,8]{1,0} all-gather(%w), channel_id=6, replica_groups=[2,4]<=[8], metadata={op_name="f/x"}
 }
 
 %end (w: bf16[4,8]) -> bf16[16,8] {
-  ROOT %ended = bf16[16,8]{1,0:T(8,128)} all-gather(%w), channel_id=6, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %ended = bf16[16,8]{1,0} all-gather(%w), channel_id=6, replica_groups=[2,4]<=[8], metadata={op_name="f/x"}
 }
 
 %body (state: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
@@ -41,6 +41,7 @@ TEXT = """HloModule step, is_scheduled=true
 ENTRY %main (p: f32[2]) -> f32[] {
   %spread = bf16[16,8] fusion(%w), kind=kCustom, calls=%start
   %over = bf16[16,8] fusion(%spread), kind=kCustom, calls=%end
+  %another = bf16[16,8] all-gather(%v), channel_id=6, replica_groups=[2,4]<=[8], metadata={op_name="f/y"}
   %loop = (s32[], bf16[4,8]) while(%start), condition=%condition, body=%body
   %both = (f32[10]{0}, s32[]) all-reduce(%a, %b), channel_id=4, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
   ROOT %all = f32[] all-reduce(%c), channel_id=5, replica_groups={}, to_apply=%add
@@ -50,7 +51,7 @@ ENTRY %main (p: f32[2]) -> f32[] {
 
 def test_bytes_groups_and_repetitions():
     assert set(collectives(TEXT, 8)) == {
-        Collective("all-gather", "bf16[16,8]", 256, 4, 3 + 1),
+        Collective("all-gather", "bf16[16,8]", 256, 4, 3 + 1 + 1),
         Collective("collective-permute", "bf16[4,8]", 64, 8, 3),
         Collective("reduce-scatter", "f32[2]", 8, 4, 3),
         Collective("all-reduce", "f32[10] + s32[]", 44, 4, 1),

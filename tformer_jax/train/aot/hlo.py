@@ -16,7 +16,7 @@ _ARRAY = re.compile(r"\b(?P<type>pred|bf16|[fsu]\d+)\[(?P<sizes>[\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|branch_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
 _LOOP = re.compile(r"\bwhile\(.*condition=%(?P<condition>[\w.\-]+)")
 _LIMIT = re.compile(r"= s32\[\]\S* constant\((?P<limit>\d+)\)")
-_CHANNEL = re.compile(r"channel_id=(?P<id>\d+)")
+_SOURCE = re.compile(r'channel_id=(\d+),.*op_name="([^"]*)"')
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[(?P<axes>[^\]]*)\] \{(?P<used>[^}]*)\}")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{(?P<first>[\d,]*)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(?P<size>\d+)\]<=")
@@ -48,16 +48,17 @@ def collectives(text: str, devices: int) -> list[Collective]:
 
     An operation in a loop counts as often as the loop's condition lets it run, once where that does not say.
     """
-    channels: dict[tuple[str, str], tuple[Collective, int]] = {}
+    operations: dict[tuple[str, ...], tuple[Collective, int]] = {}
     computations, entry = _computations(text)
     for name, times in _times(computations, entry).items():
         for number, line in enumerate(computations[name]):
             if operation := _COLLECTIVE.search(line):
-                channel = _CHANNEL.search(line)  # an operation that is spread over several fusions keeps its channel
-                key = ("", channel["id"]) if channel else (name, str(number))
-                channels[key] = _collective(operation, line, devices), times
+                one, source = _collective(operation, line, devices), _SOURCE.search(line)
+                # parts of one operation that is spread over several fusions keep its channel and its source
+                key = (one.kind, one.shape, *source.groups()) if source else (name, str(number))
+                operations[key] = one, times
     found: Counter[Collective] = Counter()
-    for one, times in channels.values():
+    for one, times in operations.values():
         found[one] += times
     merged = [one._replace(times=times) for one, times in found.items()]
     return sorted(merged, key=lambda one: one.sent, reverse=True)

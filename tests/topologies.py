@@ -1,0 +1,102 @@
+"""Compiles train steps for slices of TPUs and records what one device of them needs and sends.
+
+python -m tests.topologies --record configs/results/topologies.json
+python -m tests.topologies --only "gpt2 v5e:4x4" --record gpt2.json
+
+It needs libtpu (`pip install -e ".[aot]"`), and minutes for each case. A record that exists keeps its other cases.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import importlib.metadata
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.cli.describe import of_preset
+from tformer_jax.config import ParallelConfig
+from tformer_jax.train.run_folder import write_json
+
+LARGE = {"dtype": "bfloat16", "scan_layers": True, "remat": "nothing_saveable"}
+EXPERTS = LARGE | {"decoder_layers": 4}
+RING = LARGE | {"attention_backend": "ring", "attention_dropout": 0.0, "max_length": 16_384}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A published model on a mesh over a slice, one row for each device that has rows of its own."""
+
+    preset: str
+    topology: str
+    parallel: dict[str, Any]
+    model: dict[str, Any]
+    length: int
+
+
+CASES = {
+    "gpt2 v5e:4x4": Case("gpt2", "v5e:4x4", {"preset": "fsdp"}, LARGE, 1024),
+    "gpt2 v5e:16x16": Case("gpt2", "v5e:16x16", {"preset": "fsdp"}, LARGE, 1024),
+    "llama3_8b v6e:4x4": Case("llama3_8b", "v6e:4x4", {"preset": "fsdp"}, LARGE, 4096),
+    "llama3_8b v5e:16x16": Case("llama3_8b", "v5e:16x16", {"preset": "fsdp"}, LARGE, 4096),
+    "llama3_8b fsdp+tp v6e:4x4": Case("llama3_8b", "v6e:4x4", {"preset": "fsdp+tp"}, LARGE, 4096),
+    "llama3_8b fsdp+tp v5e:16x16": Case("llama3_8b", "v5e:16x16", {"preset": "fsdp+tp"}, LARGE, 4096),
+    "t5_v1_1_base v5e:4x4": Case("t5_v1_1_base", "v5e:4x4", {"preset": "fsdp"}, LARGE, 512),
+    "t5_v1_1_base v5e:16x16": Case("t5_v1_1_base", "v5e:16x16", {"preset": "fsdp"}, LARGE, 512),
+    "experts v6e:4x4": Case("mixtral_8x7b", "v6e:4x4", {"data": 1, "fsdp": 2, "expert": 8}, EXPERTS, 2048),
+    "experts v5e:16x16": Case("mixtral_8x7b", "v5e:16x16", {"data": 1, "fsdp": 32, "expert": 8}, EXPERTS, 2048),
+    "ring v5e:4x4": Case("gpt2", "v5e:4x4", {"data": 1, "fsdp": 4, "sequence": 4}, RING, 8192),
+    "ring v5e:16x16": Case("gpt2", "v5e:16x16", {"data": 1, "fsdp": 16, "sequence": 16}, RING, 16_384),
+}
+"""For 16 and 256 chips each. `experts` has four of Mixtral's layers."""
+
+
+def compiled(name: str) -> dict[str, Any]:
+    """The figures of one case."""
+    from tformer_jax.train.aot import programs, topology
+
+    case, start = CASES[name], time.perf_counter()
+    cfg = of_preset(case.preset)
+    cfg = dataclasses.replace(
+        cfg, model=dataclasses.replace(cfg.model, **case.model), parallel=ParallelConfig(**case.parallel)
+    )
+    found, _ = programs.train_step(cfg, topology.devices(case.topology), None, case.length)
+    return {
+        "case": name,
+        **dataclasses.asdict(case),
+        "rows": found.rows,
+        "seconds": round(time.perf_counter() - start),
+        "memory": {
+            "arguments": found.arguments,
+            "outputs": found.outputs,
+            "temporaries": found.temporaries,
+            "program": found.code,
+            "together": found.hbm,
+        },
+        "collectives": [one._asdict() | {"sent": round(one.sent)} for one in found.sent],
+        "flops": found.flops,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Each case is compiled in a process of its own: libtpu describes one slice in a process."""
+    result = argparse.ArgumentParser(prog="python -m tests.topologies", description=__doc__)
+    result.add_argument("--only", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
+    result.add_argument("--record", type=Path, required=True, metavar="FILE")
+    options = result.parse_args(argv)
+    written = json.loads(options.record.read_text())["cases"] if options.record.exists() else []
+    cases = {case["case"]: case for case in written}
+    for name in options.only:
+        spawned = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawned) as process:
+            cases[name] = process.submit(compiled, name).result()
+        print(name, json.dumps(cases[name]["memory"]), flush=True)
+        versions = {package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "libtpu")}
+        write_json(options.record, {"versions": versions, "cases": list(cases.values())})
+
+
+if __name__ == "__main__":
+    main()

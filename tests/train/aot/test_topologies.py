@@ -1,0 +1,51 @@
+"""What must hold of train steps that are compiled for 16 and 256 TPUs."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.topologies import CASES
+from tformer_jax import presets
+from tformer_jax.train.chips import CHIPS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def shapes(case: dict[str, Any], *kinds: str) -> list[list[int]]:
+    found = [shape for one in case["collectives"] if one["kind"] in kinds for shape in one["shape"].split(" + ")]
+    return [[int(size) for size in re.findall(r"\d+", shape.partition("[")[2])] for shape in found]
+
+
+def check(case: dict[str, Any]) -> None:
+    """It fits; activations of all rows never travel; FSDP's gradients are scattered, and keys go round a ring."""
+    plan = CASES[case["case"]]
+    model, rows, T = presets.build(plan.preset), case["rows"], plan.length
+    assert case["memory"]["together"] < CHIPS[plan.topology.partition(":")[0]].memory
+    for shape in shapes(case, "all-gather", "all-reduce", "all-to-all"):
+        assert not (model.dim in shape and (rows * T in shape or {rows, T} <= set(shape))), f"activations: {shape}"
+    if plan.parallel == {"preset": "fsdp"}:
+        assert shapes(case, "reduce-scatter")
+        for shape in shapes(case, "all-reduce"):
+            assert not {model.dim, model.ffn_dim} <= set(shape), f"a whole gradient: {shape}"
+    if "sequence" in plan.parallel:
+        assert shapes(case, "collective-permute")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", CASES)
+def test_a_case(name, tmp_path):
+    record = tmp_path / "topologies.json"
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "tests.topologies", "--only", name, "--record", record]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    (case,) = json.loads(record.read_text())["cases"]
+    check(case)
