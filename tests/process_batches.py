@@ -36,6 +36,7 @@ def write(folder: Path) -> None:
     draw = np.random.default_rng(0)
     letters = np.array(list("abcdefgh "))
     lines = ["".join(draw.choice(letters, size)) for size in draw.integers(20, 100, 6000)]
+    folder.mkdir()
     (folder / "pairs.tsv").write_text("".join(f"{line}.\t{line.upper()}.\n" for line in lines), encoding="utf-8")
     prepare(config(), folder, folder / "prepared", shards=4)
 

@@ -162,12 +162,13 @@ def resumed_by_others(bench: Bench) -> list[Outcome]:
 
 def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
     """What each of `count` processes prints of its first batches of prepared data (see `process_batches`)."""
-    if not (bench.folder / "prepared").exists():
-        process_batches.write(bench.folder)
+    folder = bench.folder / "rows"
+    if not folder.exists():
+        process_batches.write(folder)
     coordinator = f"localhost:{free_port()}"
     started = [
         bench.start(
-            [sys.executable, "-m", "tests.process_batches", str(bench.folder), coordinator, str(count), str(index)],
+            [sys.executable, "-m", "tests.process_batches", str(folder), coordinator, str(count), str(index)],
             4 // count,
         )
         for index in range(count)

@@ -26,7 +26,7 @@ def assert_batches_of_one(bench: Bench, count: int) -> None:
     texts = [["\u00e9" * (index + 1) for index in range(count)], "from 0"]
     assert [(each["index"], each["texts"], each["devices"]) for each in found] == [(i, texts, 4) for i in range(count)]
     cfg = process_batches.config()
-    data = dataclasses.replace(cfg.data, source="prepared", train=(str(bench.folder / "prepared"),))
+    data = dataclasses.replace(cfg.data, source="prepared", train=(str(bench.folder / "rows" / "prepared"),))
     cfg = dataclasses.replace(cfg, data=data)
     corpus = load_corpus(cfg, None)
     alone = train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers))._batches
