@@ -180,14 +180,14 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
 
         return {
             "dense": crossed,
-            "ragged": functools.partial(crossed, ragged=True),
+            "rows": lambda: _with_row_slots(cfg, crossed()),
             "int8": functools.partial(crossed, dtype="int8"),
         }
     seen = jnp.full((3,), prefix, jnp.int32) if cfg.prefix_lm else None
     empty = functools.partial(kv_cache.empty_cache, cfg, 3, T, prefix=seen)
     kinds = {
         "dense": empty,
-        "ragged": functools.partial(empty, ragged=True),
+        "rows": lambda: _with_row_slots(cfg, empty()),
         "int8": functools.partial(empty, dtype="int8"),
     }
 
@@ -198,6 +198,16 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
         return dataclasses.replace(cache, slots=slots, prefix=seen)
 
     return kinds | {"paged": paged}
+
+
+def _with_row_slots(cfg: ModelConfig, cache: Any) -> Any:
+    """The cache as the engine lays it out, where rows fill their slots at their own pace."""
+    rows = kv_cache.row_cache(cfg, 3, T)
+    layers = tuple(
+        dataclasses.replace(layer, self_attention=row.self_attention)
+        for layer, row in zip(cache.layers, rows.layers, strict=True)
+    )
+    return dataclasses.replace(cache, layers=layers, slots=rows.slots)
 
 
 def variants(case: Case) -> Iterator[Finding]:

@@ -97,7 +97,7 @@ class Run:
             decode = decode.changed({"beams": n} if self.config.model.family == "seq2seq" else {"strategy": "sample"})
         if decode.strategy == "beam" and decode.beams < n:
             raise ConfigError(f"{n} outputs need at least as many beams: write beams={n}")
-        return list(self._generator(decode).stream(self.params, texts, seed=seed, outputs=n))
+        return list(self._generator(decode).stream(self.params, texts, seed=seed, outputs=n, scores=True))
 
     def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """The most probable label of each text, and its probability."""

@@ -5,8 +5,6 @@ import gzip
 import io
 import json
 import math
-import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -251,52 +249,6 @@ def test_a_prompt_answers(runs, monkeypatch, capsys, command, run):
     assert "has 17 tokens, but the model takes at most 15" in found.err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "run", "texts"),
-    [(translate, "seq2seq", ["abc", "", "b"]), (generate, "decoder_lm", ["--prompt", "abc"])],
-)
-def test_a_draft_changes_no_output(runs, capsys, command, run, texts):
-    flags = ["--run", str(runs[run]), "--scores", *texts]
-    command.main(flags)
-    expected = capsys.readouterr().out
-    command.main([*flags, "--draft", str(runs[run]), "--draft-tokens", "3"])
-    found = capsys.readouterr()
-    assert found.out == expected
-    assert re.search(r"draft: (\d+) of \1 proposed tokens kept \(100.0 %\)\n$", found.err)
-    command.main([*flags, "--draft", str(runs[run]), "--temperature", "2"])
-    sampled = capsys.readouterr().out
-    command.main([*flags, "--draft", str(runs[run]), "--temperature", "2"])
-    assert capsys.readouterr().out == sampled
-
-
-@pytest.mark.slow
-def test_an_output_that_was_begun_with_a_draft_goes_on_with_it(runs, tmp_path):
-    (tmp_path / "in.txt").write_text("abc\n" + "a" * 16 + "\n")
-    files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")]
-    flags = ["--run", str(runs["decoder_lm"]), *files]
-    draft = ["--draft", str(runs["decoder_lm"])]
-    for more, sentence in (
-        (draft, "prompt 2 has 16 tokens"),
-        (["--resume"], "begun by another command (draft.folder"),
-        ([*draft, "--resume"], "prompt 2 has 16 tokens"),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(sentence)):
-            generate.main([*flags, *more])
-
-
-def test_a_draft_has_the_tokenizer_of_the_model(runs, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(runs["decoder_lm"], other)
-    saved = other / "tokenizers" / "target.json"
-    saved.write_text(saved.read_text().replace('"abc', '"abx').replace('"a", "b", "c"', '"a", "b", "x"'))
-    assert saved.read_text() != (runs["decoder_lm"] / "tokenizers" / "target.json").read_text()
-    with pytest.raises(
-        ConfigError, match="other has another tokenizer than .*: train the draft with the same data set"
-    ):
-        generate.main(["--run", str(runs["decoder_lm"]), "--prompt", "abc", "--draft", str(other)])
-
-
 def interrupt_with(error):
     raise error
 
@@ -361,9 +313,6 @@ def test_score_each_token_of_a_text(runs, capsys):
         (serve, "classifier", ["--port", "0"], "holds a classifier model: use scripts/classify.py"),
         (serve, "seq2seq", ["--port", "65536"], "--port 65536: must be at most 65535"),
         (serve, "seq2seq", ["--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: Cannot assign requested address"),
-        (translate, "seq2seq", ["x", "--draft", "missing"], "missing does not exist; name the run folder"),
-        (translate, "seq2seq", ["x", "--draft-tokens", "2"], "--draft-tokens needs --draft DIR"),
-        (translate, "seq2seq", ["x", "--draft", "d", "--beams", "2"], "--draft does not go together with beam search"),
     ],
 )
 def test_mistakes(runs, command, run, arguments, sentence):

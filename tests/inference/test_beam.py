@@ -9,8 +9,9 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, build, tiny
+from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import beam, generate
+from tformer_jax.inference import beam
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -25,7 +26,7 @@ def seq2seq(request):
 
 def best(model, params, source, *, length: int = LENGTH, **decode) -> beam.Hypotheses:
     cfg = DecodeConfig(strategy="beam", **decode)
-    return jax.device_get(generate.best_translations(model, params, source, length=length, cfg=cfg))
+    return jax.device_get(jitted_loop.best_translations(model, params, source, length=length, cfg=cfg))
 
 
 def penalty(length: int, kind: str, alpha: float) -> float:
@@ -70,7 +71,7 @@ def test_enough_beams_find_the_best_of_all_outputs(seq2seq, kind, alpha):
 def test_one_beam_is_greedy(seq2seq):
     model, params = seq2seq
     keys = jax.random.split(jax.random.key(0), 3)
-    greedy = generate.translate(model, params, SOURCES, keys, length=8, cfg=DecodeConfig())
+    greedy = jitted_loop.translate(model, params, SOURCES, keys, length=8, cfg=DecodeConfig())
     one = best(model, params, SOURCES, length=8, beams=1)
     np.testing.assert_array_equal(one.tokens[:, 0], greedy)
 
@@ -82,7 +83,7 @@ def test_beams_do_not_compete_for_experts():
     roomy = registry.build(dataclasses.replace(crowded, expert_capacity=None))
     cfg = DecodeConfig(strategy="beam", beams=4)
     prompts = np.array([[4], [5], [3]], np.int32)
-    found, expected = (generate.best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
+    found, expected = (jitted_loop.best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     assert_close(found.scores, expected.scores, 1e-6)
 
@@ -102,9 +103,9 @@ def test_a_row_that_is_done_waits_unchanged():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB), seed=5)
     prompts = np.array([[token, other] for token in (3, 4, 5) for other in (3, 4, 5)], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=2, early_stopping="first", length_alpha=2.0)
-    together = generate.best_continuations(model, params, prompts, length=12, cfg=cfg)
+    together = jitted_loop.best_continuations(model, params, prompts, length=12, cfg=cfg)
     for row, prompt in enumerate(prompts):
-        alone = generate.best_continuations(model, params, prompt[None], length=12, cfg=cfg)
+        alone = jitted_loop.best_continuations(model, params, prompt[None], length=12, cfg=cfg)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
     assert len(set((np.asarray(together.tokens[:, 0]) != PAD).sum(axis=1).tolist())) > 1
 
@@ -113,9 +114,9 @@ def test_continuations_of_prompts_of_different_length():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB))
     prompts = np.array([[PAD, PAD, 4, 5], [3, 4, 5, 3]], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=3)
-    together = generate.best_continuations(model, params, prompts, length=5, cfg=cfg)
+    together = jitted_loop.best_continuations(model, params, prompts, length=5, cfg=cfg)
     for row, prompt in enumerate(([4, 5], [3, 4, 5, 3])):
-        alone = generate.best_continuations(model, params, np.array([prompt], np.int32), length=5, cfg=cfg)
+        alone = jitted_loop.best_continuations(model, params, np.array([prompt], np.int32), length=5, cfg=cfg)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
         assert_close(together.scores[row], alone.scores[0], 1e-5)
 

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
+from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.inference import generate
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.engine import Engine, Event, Request, scheduler
+from tformer_jax.inference.engine import Engine, Event, Request, compiled
 from tformer_jax.inference.engine import engine as engines
+from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.sampling import row_keys
 from tformer_jax.special_tokens import EOS, PAD
 
@@ -72,7 +73,7 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, place: int = 
     cfg, model, params = trained
     ids = LETTERS.encode(text)
     translates = cfg.model.family == "seq2seq"
-    run = generate.translate if translates else generate.continue_text
+    run = jitted_loop.translate if translates else jitted_loop.continue_text
     row = pad_rows([[*ids, EOS] if translates else ids], 1, 32, pad_left=not translates)
     keys, rules = row_keys(seed, np.array([place])), Rules.of(decode, LETTERS)
     (output,) = np.asarray(run(model, params, row, keys, length=decode.max_new_tokens, cfg=decode, rules=rules))
@@ -99,7 +100,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("changes", rest_slow(VARIANTS, 1))
 def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
-    monkeypatch.setattr(scheduler, "CHUNK", 8)
+    monkeypatch.setattr(lanes, "CHUNK", 8)
     trained = models("decoder_lm", decoder_layers=2, **changes)
     served = engine(trained)
     long = "abcdefgabcdefgabcdefg"
@@ -109,7 +110,7 @@ def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
     found = finish(served)
     _, model, params = trained
     rows = pad_rows([LETTERS.encode(text) for text in texts], len(texts), 32, pad_left=True)
-    outputs = generate.continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
+    outputs = jitted_loop.continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
     assert [found[number, 0][0] for number in numbers] == [LETTERS.decode(row) for row in np.asarray(outputs)]
 
 
@@ -173,7 +174,7 @@ def test_the_best_outputs_come_with_their_scores(trained):
     served = engine(trained)
     number = served.submit(Request("abc", BEAM, samples=2))
     found = finish(served)
-    search = generate.best_translations if cfg.model.family == "seq2seq" else generate.best_continuations
+    search = jitted_loop.best_translations if cfg.model.family == "seq2seq" else jitted_loop.best_continuations
     ids = LETTERS.encode("abc")
     rows = np.array([[*ids, EOS] if cfg.model.family == "seq2seq" else [PAD, *ids]])
     best = search(model, params, rows, length=7, cfg=BEAM)
@@ -186,8 +187,10 @@ def test_the_best_outputs_come_with_their_scores(trained):
 def test_the_score_is_the_sum_of_log_probabilities():
     trained = cfg, _, params = models("decoder_lm", seed=1)  # whose output is made of letters
     served = engine(trained)
-    number = served.submit(Request("abcde", GREEDY))
-    text, event = finish(served)[number, 0]
+    number, unscored = (served.submit(Request("abcde", GREEDY, scored=scored)) for scored in (True, False))
+    found = finish(served)
+    text, event = found[number, 0]
+    assert found[unscored, 0] == (text, event._replace(request=unscored, score=None))
     ids = LETTERS.encode("abcde") + LETTERS.encode(text)
     tokens = np.array([ids + [EOS] * (event.finish == "stop")])
     log_p = np.log(oracles.softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, tokens, tokens != PAD)))[0]
@@ -207,14 +210,17 @@ def endless(family: str = "decoder_lm"):
 @pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
 def test_several_steps_a_call_choose_what_one_step_a_call_does(trained, decode, most, monkeypatch):
     """Also for those who come later, and beside one who leaves midway."""
-    monkeypatch.setattr(scheduler, "MOST", most)
+    monkeypatch.setattr(lanes, "MOST", most)
 
     def run(seconds: float):
         served, events = engine(trained, seconds=seconds), []
-        numbers = [served.submit(Request(text, decode, seed=3, place=place)) for place, text in enumerate(TEXTS[:4])]
+        numbers = [
+            served.submit(Request(text, decode, seed=3, place=place, scored=True))
+            for place, text in enumerate(TEXTS[:4])
+        ]
         leaves = served.submit(Request("gg", dataclasses.replace(decode, max_new_tokens=LONG - 2)))
         events += served.step()
-        numbers += [served.submit(Request(text, decode, seed=3)) for text in TEXTS[4:]]
+        numbers += [served.submit(Request(text, decode, seed=3, scored=True)) for text in TEXTS[4:]]
         for _ in range(6):
             events += served.step()
         served.cancel(leaves)
@@ -283,6 +289,40 @@ def test_pages_limit_who_runs_at_once():
     assert len({found[number, 0][0] for number in numbers}) == 1
     with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: ask for fewer"):
         served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=32)))
+
+
+def test_rounded_beam_widths_give_the_outputs_of_each_width(trained):
+    """Widths 3 and 4 share a compiled step."""
+    served = engine(trained, few_shapes=True)
+    widths = [dataclasses.replace(BEAM, beams=beams, max_new_tokens=5) for beams in (3, 4, 2)]
+    numbers = [served.submit(Request("gfed", decode, samples=2)) for decode in widths]
+    found = finish(served)
+    assert sorted(kind[0].beams for kind in served._lanes) == [2, 4]
+    for number, decode in zip(numbers, widths, strict=True):
+        alone_engine = engine(trained)
+        other = alone_engine.submit(Request("gfed", decode, samples=2))
+        expected = finish(alone_engine)
+        for sample in range(2):
+            (text, event), (wanted, one) = found[number, sample], expected[other, sample]
+            assert text == wanted
+            assert event.score == pytest.approx(one.score, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_after_the_warm_up_nothing_is_compiled(trained):
+    """Whatever the lengths of prompts and outputs, and however many begin together."""
+    served = engine(trained, few_shapes=True, slots=4)
+    decode = dataclasses.replace(GREEDY, max_new_tokens=33)
+    functions = [compiled.admit, compiled.read, compiled.advance, compiled.widen, compiled.empty]
+    served.warm_up(decode)
+    before = [function._cache_size() for function in functions]
+    for texts in (["a"], TEXTS, ["abcdefg" * 5, "ga"], ["abcdefg" * 2]):
+        for text in texts:
+            served.submit(Request(text, dataclasses.replace(decode, temperature=0.5, strategy="sample")))
+        finish(served)
+    assert [function._cache_size() for function in functions] == before
+    number = served.submit(Request("abc", GREEDY))
+    assert finish(served)[number, 0][0] == alone(trained, "abc", GREEDY)
 
 
 @pytest.mark.slow

@@ -232,7 +232,14 @@ def test_a_row_is_chosen_by_its_own_key_and_settings():
 
 def test_rows_of_a_config():
     cfg = DecodeConfig(
-        strategy="sample", temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=1.2, min_new_tokens=4
+        strategy="sample",
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        min_new_tokens=4,
+        beams=5,
     )
     found = jax.tree.map(lambda leaf: leaf.tolist(), RowSettings.of(cfg, 2))
     assert dataclasses.asdict(found) == {
@@ -243,6 +250,7 @@ def test_rows_of_a_config():
         "min_p": [pytest.approx(0.1)] * 2,
         "repetition": [pytest.approx(1.2)] * 2,
         "min_tokens": [4] * 2,
+        "beams": [5] * 2,
     }
     assert RowSettings.of(DecodeConfig(top_p=0.0), 1).top_p == 0
     for strategy in ("greedy", "beam"):

@@ -9,8 +9,9 @@ import pytest
 from tests import oracles
 from tests.helpers import assert_close, build, tiny
 from tests.inference.test_text import LETTERS, TOKENIZERS, setup
+from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import ConfigError
-from tformer_jax.inference import generate, score
+from tformer_jax.inference import score
 from tformer_jax.inference.score import Scorer
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
@@ -85,7 +86,7 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
     source = np.array([[5, 6, 7, EOS]], np.int32)
     cfg = setup("seq2seq").decode
     keys = jax.random.split(jax.random.key(0), 1)
-    ids = np.asarray(generate.translate(model, params, source, keys, length=6, cfg=cfg))[0]
+    ids = np.asarray(jitted_loop.translate(model, params, source, keys, length=6, cfg=cfg))[0]
     ids = [token for token in ids.tolist() if token != PAD]
 
     @jax.jit

@@ -7,10 +7,11 @@ import pytest
 
 from tests import oracles
 from tests.helpers import build, tiny
+from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.inference import batching, generate
+from tformer_jax.inference import batching
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
@@ -151,7 +152,7 @@ def test_a_stream_of_the_best_outputs(translations):
     translate = Translator(cfg, model, TOKENIZERS)
     found = streamed(translate, params, TEXTS, outputs=2)
     source = pad_rows([[*LETTERS.encode(text), EOS] for text in TEXTS], len(TEXTS), 16)
-    expected = generate.best_translations(model, params, source, length=5, cfg=cfg.decode)
+    expected = jitted_loop.best_translations(model, params, source, length=5, cfg=cfg.decode)
     for text, outputs, tokens, scores in zip(TEXTS, found, *map(np.asarray, expected), strict=True):
         texts = [LETTERS.decode(row) for row in tokens[:2]] if text else ["", ""]
         assert [output.text for output in outputs] == texts
@@ -181,7 +182,7 @@ def test_scores_of_a_stream_are_those_of_the_formulas(family, strategy):
     kind = Translator if family == "seq2seq" else TextGenerator
     continue_text = kind(cfg, model, TOKENIZERS)
     for prompt in ("abc", "gfedcbagfed"):
-        ((output,),) = streamed(continue_text, params, [prompt])
+        ((output,),) = streamed(continue_text, params, [prompt], scores=True)
         (plain,) = continue_text(params, [prompt])
         assert output.text == plain
         begin, ids = LETTERS.encode(prompt), LETTERS.encode(plain)

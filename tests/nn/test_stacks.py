@@ -7,8 +7,8 @@ import pytest
 from flax import linen as nn
 
 from tests.helpers import assert_close, build, rest_slow, tiny, with_settings
+from tformer_jax.benchmarks.jitted_loop import continue_text
 from tformer_jax.config import DecodeConfig, model
-from tformer_jax.inference.generate import continue_text
 from tformer_jax.models import registry
 from tformer_jax.nn import layouts
 from tformer_jax.special_tokens import PAD

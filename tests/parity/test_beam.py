@@ -7,8 +7,8 @@ import torch
 
 from tests.helpers import assert_close
 from tests.parity.test_huggingface import MODELS, V, their_model
+from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import generate
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD
@@ -62,7 +62,7 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
         output_scores=True,
     )
     cfg = DecodeConfig(strategy="beam", beams=beams, length_alpha=alpha, early_stopping=early)
-    found = jax.device_get(generate.best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
+    found = jax.device_get(jitted_loop.best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
     wanted = expected.sequences.numpy()[:, 1:].reshape(len(SOURCE), beams, -1)
     ended = np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0
     wanted = np.where(ended, PAD, wanted)  # theirs repeats EOS where PAD is 0

@@ -2,9 +2,11 @@
 
 import concurrent.futures
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -168,3 +170,18 @@ def test_a_signal_ends_the_process_with_status_0(number):
             assert len(list(pieces)) == 99
         output, errors = process.communicate(timeout=20)
         assert (process.returncode, output, errors) == (0, "", "")
+
+
+def test_a_long_step_does_not_outlive_the_grace_period():
+    """A compilation may take longer than the grace period: the process ends without waiting for it."""
+    command = [sys.executable, "-m", "tests.serving.fake_engine", "--port", "0", "--delay", "300", "--grace", "0.1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().split(" at ")[1].split(";")[0]
+        with socket.create_connection((url.split("/")[2].split(":")[0], int(url.rsplit(":", 1)[1]))) as client:
+            body = b'{"prompt": "a"}'
+            head = f"POST {COMPLETE} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tformer_jax.benchmarks.jitted_loop import translate
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import FIRST, Tokenizers
 from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
-from tformer_jax.inference.generate import translate
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.inference.prepared import prepared
 from tformer_jax.inference.sampling import row_keys

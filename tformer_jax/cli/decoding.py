@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import types
 import typing
-from pathlib import Path
 from typing import Any
 
 from tformer_jax.cli import interactive, lines
@@ -26,13 +25,6 @@ def add_all_flags(parser: argparse.ArgumentParser, family: str) -> None:
     lines.add_field(parser)
     add_flags(parser, STRATEGIES[family])
     interactive.add_flag(parser)
-    parser.add_argument(
-        "--draft",
-        type=Path,
-        metavar="DIR",
-        help="run folder of a smaller model with the same tokenizer; it proposes tokens, which changes the time that "
-        "outputs take, and not what they are (samples: how they are distributed)",
-    )
 
 
 def add_flags(parser: argparse.ArgumentParser, several: str) -> None:

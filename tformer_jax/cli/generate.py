@@ -28,7 +28,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(SEPARATOR.join(shown), end="")
     else:
         continuation.process(source, lambda prompt, output: prompt + output.text)
-    continuation.report()
 
 
 def parser() -> argparse.ArgumentParser:

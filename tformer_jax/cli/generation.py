@@ -2,17 +2,14 @@
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tformer_jax.cli import decoding, interactive, interrupt, lines, loading
 from tformer_jax.cli.inputs import Line, Source
-from tformer_jax.config import Config, ConfigError, DecodeConfig
+from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.outputs import Output
-from tformer_jax.inference.speculative_text import SpeculativeDecoder
 from tformer_jax.inference.text import TextGenerator, Translator
-from tformer_jax.train.trained import Trained
 
 KINDS: dict[str, Callable[..., Translator | TextGenerator]] = {"seq2seq": Translator, "decoder_lm": TextGenerator}
 """What generates, by the family of the model."""
@@ -25,12 +22,13 @@ class Generation:
     options: argparse.Namespace
     params: Any
     decode: DecodeConfig
-    model: Translator | TextGenerator | SpeculativeDecoder
+    model: Translator | TextGenerator
 
     def outputs(self, texts: Iterable[str], skip: int = 0) -> Iterator[list[Output]]:
         """The outputs of each text, in order, without those of `skip` first ones."""
         options = self.options
-        return self.model.stream(self.params, texts, seed=options.seed, outputs=options.outputs, skip=skip)
+        wanted = {"seed": options.seed, "outputs": options.outputs, "scores": options.scores}
+        return self.model.stream(self.params, texts, **wanted, skip=skip)
 
     def answer(self) -> None:
         """Answers at a prompt, each time with another seed."""
@@ -53,16 +51,9 @@ class Generation:
         options = self.options
         command = {name: getattr(options, name) for name in ("field", "seed", "outputs", "scores")}
         settings = {"command": command, "decode": dataclasses.asdict(self.decode)}
-        if options.draft:
-            settings["draft"] = lines.run_identity(options.draft)
         fields = {"--field": options.field}
         names = ("outputs", "scores") if options.scores else ("outputs",)
         lines.process(options, source, lines.Work(fields, settings, results, plain, added, names, options.outputs))
-
-    def report(self) -> None:
-        """Tells how the draft did, where there is one."""
-        if isinstance(self.model, SpeculativeDecoder):
-            print(self.model.acceptance(), file=sys.stderr)
 
     def with_score(self, output: Output, text: str) -> str:
         """`text` after the output's score, where that is asked for and there is one."""
@@ -73,25 +64,9 @@ def load(options: argparse.Namespace, family: str) -> Generation:
     """The model of the run, with the settings of the command line.
 
     Raises:
-        ConfigError: it is not a run folder, its model is of another family, or a setting is wrong; or the draft does
-            not fit it.
+        ConfigError: it is not a run folder, its model is of another family, or a setting is wrong.
     """
-    if options.draft_tokens is not None and options.draft is None:
-        raise ConfigError("--draft-tokens needs --draft DIR")
     trained = loading.load(options.run, family, mesh=options.mesh)
     decode = decoding.decode_config(trained.cfg.decode, options, decoding.STRATEGIES[family])
     cfg = dataclasses.replace(trained.cfg, decode=decode)
-    if options.draft is None:
-        return Generation(options, trained.params, decode, KINDS[family](cfg, trained.model, trained.tokenizers))
-    return Generation(options, trained.params, decode, _with_draft(options, cfg, trained))
-
-
-def _with_draft(options: argparse.Namespace, cfg: Config, trained: Trained) -> SpeculativeDecoder:
-    if cfg.decode.strategy == "beam":
-        raise ConfigError("--draft does not go together with beam search: leave one of them out")
-    draft = loading.load(options.draft, cfg.model.family, mesh=options.mesh)
-    if draft.tokenizers.to_json() != trained.tokenizers.to_json():
-        raise ConfigError(
-            f"{options.draft} has another tokenizer than {options.run}: train the draft with the same data settings"
-        )
-    return SpeculativeDecoder(cfg, trained.model, trained.tokenizers, draft.model, draft.params)
+    return Generation(options, trained.params, decode, KINDS[family](cfg, trained.model, trained.tokenizers))

@@ -5,7 +5,9 @@ import functools
 import importlib.util
 import logging
 import math
+import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     check_installed()
     from tformer_jax.cli import loading
-    from tformer_jax.inference.engine import SMOOTH, Engine
+    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH, Engine
     from tformer_jax.serving import server
     from tformer_jax.serving.app import Served
 
@@ -33,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         trained = loading.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
         family = trained.cfg.model.family
         parts = trained.cfg, trained.model, trained.params, trained.tokenizers
-        engine = Engine(*parts, slots=options.slots, seconds=SMOOTH)
+        pages = None if options.cache_tokens is None else -(-options.cache_tokens // PAGE_SIZE)
+        engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH, few_shapes=True)
+        if options.warm_up:
+            print("Compiling; --no-warm-up leaves it to the first requests", flush=True)
+            engine.warm_up(trained.cfg.decode)
         served = Served(trained.cfg.name, family, trained.cfg.decode, functools.partial(prompt_tokens, trained))
         serve(engine, served, bound, options)
 
@@ -55,6 +61,10 @@ def serve(engine: "Engine", served: "Served", bound: socket.socket, options: arg
     print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
     application = app.build(thread, served, limits, loopback=loopback)
     server.Server(application, thread, options.grace).run(sockets=[bound])
+    if thread.alive:  # inside a long step or a compilation, for which the interpreter would wait
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def prompt_tokens(trained: "Trained", text: str) -> int:
@@ -81,6 +91,18 @@ def parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, only this machine")
     add("--port", type=common.whole(0), default=8000, metavar="N", help="default: 8000; 0: any free one, printed")
     add("--slots", type=common.whole(1), default=8, metavar="N", help="rows computed together (default: 8)")
+    add(
+        "--cache-tokens",
+        type=common.whole(1),
+        metavar="N",
+        help="tokens in the key-value cache, which all rows share (default: enough for all rows at full length)",
+    )
+    add(
+        "--warm-up",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile the run's own decoding settings before the first request",
+    )
     add("--queue", type=common.whole(1), default=64, metavar="N", help="requests that may wait (default: 64)")
     add("--max-body", type=common.whole(1), default=MIB, metavar="BYTES", help="of a request (default: 1 MiB)")
     add("--timeout", type=seconds, default=120.0, metavar="S", help="of a request, in seconds (default: 120)")

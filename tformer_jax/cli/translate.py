@@ -18,7 +18,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         translation.answer()
     else:
         translation.process(source, lambda _, output: output.text)
-    translation.report()
 
 
 def parser() -> argparse.ArgumentParser:

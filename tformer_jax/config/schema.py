@@ -189,7 +189,6 @@ class DecodeConfig(Section):
     cache_dtype: str | None = setting(
         None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
     )
-    draft_tokens: int = setting(4, "tokens that a draft model proposes per step", low=1)
     min_new_tokens: int = setting(0, "minimum length of an output, in tokens", low=0)
     repetition_penalty: float = setting(
         1.0, "divide the logits of tokens that occurred by this (multiply negative ones); 1 disables it", low=0.01

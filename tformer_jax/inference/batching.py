@@ -105,3 +105,11 @@ def pad_rows(rows: Sequence[Sequence[int]], count: int, length: int, pad_left: b
 def power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`, and at least 1."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+def powers_of_two(first: int, last: int) -> list[int]:
+    """The powers of two from that of `first` on, below `last`, and then `last`; only `last` if it is smaller."""
+    numbers = [power_of_two(first)]
+    while numbers[-1] < last:
+        numbers.append(2 * numbers[-1])
+    return [number for number in numbers if number < last] + [last]

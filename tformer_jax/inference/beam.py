@@ -17,6 +17,8 @@ from tformer_jax.special_tokens import EOS, PAD
 
 WORST = -1e9
 """The score of no hypothesis."""
+UNUSED = -jnp.inf
+"""The score of beams beyond a row's own width."""
 
 
 class Hypotheses(NamedTuple):
@@ -38,8 +40,9 @@ class Beams:
     `first`, once it has k outputs; `heuristic`, once the best of its beginnings, if it ended now, would be no better
     than the k-th output; `never`, once that holds for whatever length is left.
 
-    The beams of a row are read as k tokens of one call that see their ancestors only: nothing is copied where beams go
-    on from one another, and what they share (the prompt, the encoder's output) is there once. See also `rows.Rows`.
+    The beams of a row are k tokens of one call that attend to their ancestors only: no cache is copied, and what beams
+    share (the prompt, the encoder's output) is kept once. Arrays have `cfg.beams` = k beams; a row uses the first
+    `settings.beams` of them, with the same outputs as in a step compiled for that width. See also `rows.Rows`.
     """
 
     prompt_end: jax.Array
@@ -63,19 +66,28 @@ class Beams:
 
     @classmethod
     def start(
-        cls, prompt: jax.Array, room: jax.Array, settings: RowSettings, rules: Rules, *, length: int, cfg: DecodeConfig
+        cls,
+        last: jax.Array,
+        counts: jax.Array,
+        room: jax.Array,
+        settings: RowSettings,
+        rules: Rules,
+        *,
+        length: int,
+        cfg: DecodeConfig,
     ) -> "Beams":
-        """Rows that have chosen nothing yet after `prompt`: int32 [B, P], P > 0, PAD on the left."""
+        """Rows that have chosen nothing yet; `last` and `counts` as of `Chains.start`, `length` at least the rooms."""
         (B,), k = room.shape, cfg.beams
-        counts = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
+        first = jnp.arange(k) == 0
+        sums = jnp.where(jnp.arange(k) < settings.beams[:, None], jnp.where(first, 0.0, WORST), UNUSED)
         nothing = jnp.full((B, k, length), PAD, jnp.int32)
         return cls(
-            prompt_end=prompt[:, -1],
+            prompt_end=last,
             made=jnp.zeros((B,), jnp.int32),
             room=room,
             done=room <= 0,
             running=nothing,
-            sums=jnp.full((B, k), WORST).at[:, 0].set(0),
+            sums=sums,
             lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), counts),
             finished=Hypotheses(nothing, jnp.full((B, k), WORST)),
             settings=settings,
@@ -83,12 +95,12 @@ class Beams:
             rules=rules,
         )
 
-    def reading(self) -> tuple[jax.Array, Lineage]:
-        """The tokens chosen last: int32 [B, k]; at first the prompt's last one, alone."""
+    def next_tokens(self) -> tuple[jax.Array, Lineage]:
+        """The tokens chosen last: int32 [B, k], PAD for unused beams; at first the prompt's last one, alone."""
         chosen = jnp.take_along_axis(self.running, jnp.maximum(self.made - 1, 0)[:, None, None], axis=2)[..., 0]
         alone = jnp.where(jnp.arange(self.cfg.beams) == 0, self.prompt_end[:, None], PAD)
         last = jnp.where((self.made == 0)[:, None], alone, chosen)
-        return jnp.where(self.done[:, None], PAD, last), self.lineage
+        return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.lineage
 
     def advance(self, logits: jax.Array) -> "Beams":
         """Chooses one more token: logits float32 [B, k, V], of which only the first beam's count at first."""
@@ -98,8 +110,9 @@ class Beams:
         made = self.made + ~self.done
         ends = (tokens == EOS) | (made >= self.room)[:, None]
         going, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
+        going = jnp.where(self._used(), going, UNUSED)
         finished = self._finish(grown, sums, ends, made)
-        can_improve = _can_improve(going[:, 0], finished.scores, made, self.room, self.cfg)
+        can_improve = self._can_improve(going[:, 0], finished.scores, made)
         ancestors = _take(self.lineage.ancestors, _take(parents, order))
         own = jnp.arange(self.cfg.beams)[:, None]
         return dataclasses.replace(
@@ -136,16 +149,24 @@ class Beams:
 
     def report(self) -> Report:
         """See `rows.Rows`."""
-        return Report(self.reading()[0][:, 0], self.sums[:, 0], self.done)
+        return Report(self.next_tokens()[0][:, 0], self.sums[:, 0], self.done)
+
+    def _used(self) -> jax.Array:
+        """bool [B, k]: the beams of each row's own width."""
+        return jnp.arange(self.cfg.beams) < self.settings.beams[:, None]
 
     def _candidates(self, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The 2 k best ways to go on, best first: their sums, the beam that each goes on from, and its token."""
+        """The 2 k best continuations, best first: their sums, the beam that each continues, and its token.
+
+        A row of width w < k has 2 w of them; the others are `UNUSED`.
+        """
         k = self.cfg.beams
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         values, tokens = sampling.top_k(self._allowed(logits, total), min(2 * k, logits.shape[-1]))
         B, _, width = values.shape
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
         best, found = sampling.top_k(sums, 2 * k)
+        best = jnp.where(jnp.arange(2 * k) < 2 * self.settings.beams[:, None], best, UNUSED)
         return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
@@ -163,27 +184,27 @@ class Beams:
     def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, made: jax.Array) -> Hypotheses:
         """The finished hypotheses with those of the k best candidates that end now."""
         k = self.cfg.beams
-        counts = ends & (jnp.arange(2 * k) < k) & ~self.done[:, None]
+        counts = ends & (jnp.arange(2 * k) < self.settings.beams[:, None]) & ~self.done[:, None]
         scores = jnp.where(counts, sums / length_penalty(made, self.cfg)[:, None], WORST)
         best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
+        best = jnp.where(self._used(), best, WORST)
         return Hypotheses(_take(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
+
+    def _can_improve(self, best_sum: jax.Array, scores: jax.Array, made: jax.Array) -> jax.Array:
+        """bool [B]: whether a hypothesis with this sum may still become better than the row's last output."""
+        scores = jnp.where(self._used(), scores, jnp.inf)
+        full = (scores > WORST).all(axis=1)
+        if self.cfg.early_stopping == "first":
+            return ~full
+        never = self.cfg.early_stopping == "never" and self.cfg.length_alpha > 0
+        reached = self.room if never else made
+        return ~full | (best_sum / length_penalty(reached, self.cfg) > scores.min(axis=1))
 
 
 def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:
     """What a sum of log-probabilities is divided by: `length^alpha`, or GNMT's `((5 + length) / 6)^alpha`."""
     base = (5 + length) / 6 if cfg.length_penalty == "gnmt" else length
     return jnp.asarray(base, jnp.float32) ** cfg.length_alpha
-
-
-def _can_improve(
-    best_sum: jax.Array, scores: jax.Array, made: jax.Array, room: jax.Array, cfg: DecodeConfig
-) -> jax.Array:
-    """bool [B]: whether a beginning with this sum may still give a better hypothesis than the k-th."""
-    full = (scores > WORST).all(axis=1)
-    if cfg.early_stopping == "first":
-        return ~full
-    reached = room if cfg.early_stopping == "never" and cfg.length_alpha > 0 else made
-    return ~full | (best_sum / length_penalty(reached, cfg) > scores.min(axis=1))
 
 
 def _take(values: jax.Array, places: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling: one output a row, one token after the other."""
+"""Greedy decoding and sampling: one output per row, token by token."""
 
 import dataclasses
 
@@ -14,91 +14,97 @@ from tformer_jax.special_tokens import EOS, PAD
 
 @flax.struct.dataclass
 class Chains:
-    """Rows that go on from the token they chose last; see `rows.Rows`."""
+    """Rows that continue from the token they chose last; see `rows.Rows`."""
 
+    last: jax.Array
+    """int32 [B]: the token to read next."""
     history: jax.Array
-    """int32 [B, L]: the tokens that count for `rules`, then PAD. The chosen ones are the last of them."""
+    """int32 [B, L]: the tokens that `rules` see, then PAD; the chosen ones are the last of them. L may be 0 unless
+    `rules.need_history`."""
     counts: jax.Array
-    """int32 [B]: tokens in `history`."""
+    """int32 [B]: tokens of the prompt and the output."""
     made: jax.Array
-    """int32 [B]: tokens that were chosen."""
+    """int32 [B]: chosen tokens."""
     room: jax.Array
-    """int32 [B]: the most that are."""
+    """int32 [B]: maximum number of chosen tokens."""
     done: jax.Array
     """bool [B]."""
+    scored: jax.Array
+    """bool [B]: rows whose `scores` are computed, which costs a pass over the logits."""
     scores: jax.Array
-    """float32 [B]: the sum of the chosen tokens' log-probabilities, where `scored`."""
+    """float32 [B]: sum of the log-probabilities of the chosen tokens; 0 unless `scored`."""
     keys: jax.Array
     """[B] PRNG keys; greedy choice ignores them."""
     settings: RowSettings
     rules: Rules = flax.struct.field(pytree_node=False)
-    scored: bool = flax.struct.field(pytree_node=False, default=False)
 
     @classmethod
     def start(
         cls,
-        prompt: jax.Array,
+        last: jax.Array,
+        counts: jax.Array,
         room: jax.Array,
         keys: jax.Array,
         settings: RowSettings,
         rules: Rules,
         *,
-        length: int,
-        scored: bool = False,
+        history: jax.Array,
+        scored: jax.Array | None = None,
     ) -> "Chains":
         """Rows that have chosen nothing yet.
 
         Args:
-            prompt: int32 [B, P], P > 0, PAD on the left; it counts for `rules`.
-            room: int32 [B], the most tokens that are chosen; 0 for a row that only fills up the batch.
-            length: at least the largest room.
+            last: int32 [B], the prompt's last token.
+            counts: int32 [B], tokens of the prompt.
+            room: int32 [B], maximum number of chosen tokens; 0 for a row that only fills up the batch.
+            history: int32 [B, L], the prompt, then PAD; L is 0, or at least the largest `counts + room`.
+            scored: bool [B]; None: no row is.
         """
-        counts = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
-        aligned = jax.vmap(jnp.roll)(prompt, counts)
-        nothing = jnp.zeros_like(counts)
         return cls(
-            history=jnp.pad(aligned, ((0, 0), (0, length)), constant_values=PAD),
+            last=last,
+            history=history,
             counts=counts,
-            made=nothing,
+            made=jnp.zeros_like(counts),
             room=room,
             done=room <= 0,
+            scored=jnp.zeros(counts.shape, bool) if scored is None else scored,
             scores=jnp.zeros(counts.shape),
             keys=keys,
             settings=settings,
             rules=rules,
-            scored=scored,
         )
 
-    def reading(self) -> tuple[jax.Array, None]:
+    def next_tokens(self) -> tuple[jax.Array, None]:
         """The tokens chosen last: int32 [B, 1]."""
-        return jnp.where(self.done, PAD, self._last())[:, None], None
+        return jnp.where(self.done, PAD, self.last)[:, None], None
 
     def advance(self, logits: jax.Array) -> "Chains":
         """One more token in each row that is not done: logits float32 [B, 1, V]."""
-        tokens = choose(self.allowed(logits[:, 0]), self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.made))
-        scores = self.scores
-        if self.scored:
-            scores = jnp.where(self.done, scores, scores + log_probabilities(logits, tokens[:, None])[:, 0])
-        return dataclasses.replace(self.extended(tokens[:, None], ~self.done), scores=scores)
-
-    def allowed(self, logits: jax.Array, ahead: jax.Array | int = 0) -> jax.Array:
-        """Logits of what the rules allow after `ahead` more tokens of the history: float32 [B, V] -> [B, V]."""
-        counts, made = self.counts + ahead, self.made + ahead
-        return constrain(forbid(logits), self.history, counts, made, self.settings, self.rules)
-
-    def extended(self, tokens: jax.Array, many: jax.Array) -> "Chains":
-        """With the first `many` (int [B]; 0 for rows that are done) of more tokens, int32 [B, T]."""
-        columns = jnp.arange(tokens.shape[1])
-        real = columns < many[:, None]
-        places = jnp.where(real, self.counts[:, None] + columns, self.history.shape[1])
-        made = self.made + many
+        logits = logits[:, 0]
+        allowed = constrain(forbid(logits), self.history, self.counts, self.made, self.settings, self.rules)
+        tokens = choose(allowed, self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.made))
+        going = ~self.done
+        made = self.made + going
+        columns = jnp.where(going, self.counts, self.history.shape[1])
         return dataclasses.replace(
             self,
-            history=self.history.at[jnp.arange(len(tokens))[:, None], places].set(tokens, mode="drop"),
-            counts=self.counts + many,
+            last=jnp.where(going, tokens, self.last),
+            history=self.history.at[jnp.arange(len(tokens)), columns].set(tokens, mode="drop"),
+            counts=self.counts + going,
             made=made,
-            done=self.done | (real & (tokens == EOS)).any(axis=1) | (made >= self.room),
+            done=self.done | (tokens == EOS) | (made >= self.room),
+            scores=self._scores(logits, tokens),
         )
+
+    def _scores(self, logits: jax.Array, tokens: jax.Array) -> jax.Array:
+        """`scores` after tokens [B], by logits [B, V]."""
+        counts = self.scored & ~self.done
+
+        def added() -> jax.Array:
+            chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+            return self.scores + jnp.where(counts, chosen - jax.nn.logsumexp(logits, axis=1), 0)
+
+        return jax.lax.cond(counts.any(), added, lambda: self.scores)
 
     def ended(self, rows: jax.Array) -> "Chains":
         """See `rows.Rows`."""
@@ -110,24 +116,9 @@ class Chains:
         return self.history.shape[1]
 
     def widened(self, length: int) -> "Chains":
-        """See `rows.Rows`; the room for a history is there from the start."""
+        """See `rows.Rows`; a history has its full length from the start."""
         return self
 
     def report(self) -> Report:
         """See `rows.Rows`."""
-        return Report(self._last(), self.scores, self.done)
-
-    def outputs(self, length: int) -> jax.Array:
-        """int32 [B, length]: the chosen tokens, up to and including EOS, then PAD."""
-        places = (self.counts - self.made)[:, None] + jnp.arange(length)
-        return jnp.take_along_axis(jnp.pad(self.history, ((0, 0), (0, length)), constant_values=PAD), places, axis=1)
-
-    def _last(self) -> jax.Array:
-        """int32 [B]."""
-        return jnp.take_along_axis(self.history, jnp.maximum(self.counts - 1, 0)[:, None], axis=1)[:, 0]
-
-
-def log_probabilities(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Those of tokens int [B, T] by logits [B, T, V]: float32 [B, T]."""
-    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+        return Report(self.last, self.scores, self.done)

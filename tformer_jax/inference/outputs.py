@@ -18,7 +18,7 @@ class Output(NamedTuple):
 
     text: str
     score: float | None
-    """Beam search's score, or else the sum of the log-probabilities of its tokens; None for a blank text."""
+    """Beam search's score, or the sum of the tokens' log-probabilities if asked for; None for a blank text."""
 
 
 class RowDecoder:
@@ -29,7 +29,7 @@ class RowDecoder:
         self._engine: Engine | None = None
 
     def __call__(
-        self, rows: Sequence[Sequence[int]], place: int, *, seed: int = 0, outputs: int = 1
+        self, rows: Sequence[Sequence[int]], place: int, *, seed: int = 0, outputs: int = 1, scores: bool = False
     ) -> list[list[Output]]:
         """So many outputs of each row, best first where beams are searched; those of an empty row are empty.
 
@@ -40,7 +40,8 @@ class RowDecoder:
         engine = self._fitting(len(order), outputs, math.inf)
         requests = {}
         for n in order:
-            request = Request(tuple(rows[n]), self._cfg.decode, seed, (place + n) * outputs, outputs, pieces=False)
+            at = (place + n) * outputs
+            request = Request(tuple(rows[n]), self._cfg.decode, seed, at, outputs, pieces=False, scored=scores)
             requests[engine.submit(request)] = n
         texts: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
         found: list[list[Output]] = [[Output("", None)] * outputs for _ in rows]

@@ -37,6 +37,8 @@ class RowSettings:
     """float32 [B]: strength of the repetition penalty; 1: none."""
     min_tokens: jax.Array
     """int32 [B]: tokens before EOS; 0: any number."""
+    beams: jax.Array
+    """int32 [B]: beam width, at most the one that a step is compiled for."""
 
     @property
     def draw(self) -> jax.Array:
@@ -63,6 +65,7 @@ class RowSettings:
             min_p=column("float32", lambda cfg: cfg.min_p),
             repetition=column("float32", lambda cfg: cfg.repetition_penalty),
             min_tokens=column("int32", lambda cfg: cfg.min_new_tokens),
+            beams=column("int32", lambda cfg: cfg.beams),
         )
 
 
@@ -90,26 +93,6 @@ def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Arr
         return jnp.where(settings.draw, drawn.astype(jnp.int32), best)
 
     return jax.lax.cond(settings.draw.any(), draw, lambda: best)
-
-
-def probabilities(logits: jax.Array, settings: RowSettings) -> jax.Array:
-    """What `choose` draws from, float32 [B, V] -> [B, V]; all of it is one token where chance decides nothing."""
-    logits = forbid(logits)
-    best = jax.nn.one_hot(most_probable(logits), logits.shape[-1])
-
-    def restricted() -> jax.Array:
-        return jnp.where(settings.draw[:, None], jax.nn.softmax(restrict(logits, settings), axis=-1), best)
-
-    return jax.lax.cond(settings.draw.any(), restricted, lambda: best)
-
-
-def draw(probabilities: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
-    """A token of each row's distribution: float32 [B, V], of any sum, and keys [B] -> int32 [B]."""
-
-    def at_random() -> jax.Array:
-        return jax.vmap(jax.random.categorical)(keys, jnp.log(probabilities)).astype(jnp.int32)
-
-    return jax.lax.cond(settings.draw.any(), at_random, lambda: most_probable(probabilities))
 
 
 def forbid(logits: jax.Array) -> jax.Array:

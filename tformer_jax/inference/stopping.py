@@ -136,6 +136,9 @@ def cut(text: str, stop: Sequence[str]) -> str:
 
 
 def _first(text: str, stop: Sequence[str]) -> int | None:
-    """Where the text of `stop` that is complete first begins; None, where there is none."""
-    places = [(text.find(end) + len(end), -len(end)) for end in stop if end in text]
-    return sum(min(places)) if places else None
+    """The index of the text of `stop` that is complete first, of several the longest; None if none occurs."""
+    found = [end for end in stop if end in text]
+    if not found:
+        return None
+    first = min(found, key=lambda end: (text.find(end) + len(end), -len(end)))
+    return text.find(first)

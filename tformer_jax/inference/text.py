@@ -35,13 +35,21 @@ class _Generator:
         return [outputs[0].text for outputs in self._decoder(params)(rows, 0, seed=seed)]
 
     def stream(
-        self, params: Any, texts: Iterable[str], *, seed: int = 0, outputs: int = 1, skip: int = 0
+        self,
+        params: Any,
+        texts: Iterable[str],
+        *,
+        seed: int = 0,
+        outputs: int = 1,
+        scores: bool = False,
+        skip: int = 0,
     ) -> Iterator[list[Output]]:
         """So many outputs of each of any number of texts, in order.
 
         Args:
             texts: read as they are needed.
             outputs: the best ones of beam search, at most `cfg.decode.beams`; or samples.
+            scores: score outputs of greedy decoding and sampling, too, which costs a pass over the logits.
             skip: leave out the outputs of so many first texts; the others are the same, bit for bit, as without it.
 
         Raises:
@@ -49,7 +57,7 @@ class _Generator:
                 raises.
         """
         texts, decode = iter(texts), self._decoder(params)
-        run = functools.partial(decode, seed=seed, outputs=outputs)
+        run = functools.partial(decode, seed=seed, outputs=outputs, scores=scores)
         return in_chunks(texts, self._reader(texts), run, skip=skip)
 
     def stream_pieces(self, params: Any, text: str, *, seed: int = 0) -> Iterator[str]:

@@ -61,7 +61,6 @@ class DecoderLM(nn.Module):
         prompt: jax.Array | None = None,
         *,
         width: int = 1,
-        ragged: bool = False,
         dtype: str | None = None,
     ) -> DecoderCache:
         """An empty cache for `length` tokens in each of `batch` rows.
@@ -69,11 +68,10 @@ class DecoderLM(nn.Module):
         Args:
             prompt: int32 [B], the real tokens of each prompt; with `cfg.prefix_lm`, all tokens see them.
             width: tokens that may stand side by side at each position.
-            ragged: rows may forget different numbers of tokens.
             dtype: of storage, a floating dtype or `int8`; None: `cfg.dtype`.
         """
         prefix = prompt if self.cfg.prefix_lm else None
-        return empty_cache(self.cfg, batch, length, width=width, ragged=ragged, dtype=dtype, prefix=prefix)
+        return empty_cache(self.cfg, batch, length, width=width, dtype=dtype, prefix=prefix)
 
     def decode_step(
         self,

@@ -115,13 +115,11 @@ class Seq2Seq(nn.Module):
         length: int,
         *,
         width: int = 1,
-        ragged: bool = False,
         dtype: str | None = None,
     ) -> DecoderCache:
         """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once.
 
-        `width` tokens may stand side by side at each position; rows of a `ragged` one may forget different numbers of
-        tokens; `dtype` is that of storage (None: `cfg.dtype`).
+        `width` tokens may stand side by side at each position; `dtype` is that of storage (None: `cfg.dtype`).
         """
         crosses = self.decoder.cross_keys_values(memory)
         return empty_cache(
@@ -129,7 +127,6 @@ class Seq2Seq(nn.Module):
             memory.shape[0],
             length,
             width=width,
-            ragged=ragged,
             dtype=dtype,
             cross_attention=crosses,
             memory_mask=memory_mask,

@@ -139,7 +139,7 @@ class DecoderCache:
     def forget(self, counts: jax.Array) -> "DecoderCache":
         """The cache without so many last tokens of each row, int32 [B].
 
-        Where rows share their places (`empty_cache` without `ragged`), it is one token, in the last column of a call.
+        Where rows share their slots (`empty_cache`), it is one token, in the last column of a call.
         """
         slots = {kind: slots.forget(counts) for kind, slots in self.slots.items()}
         return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - counts, 0))
@@ -151,7 +151,6 @@ def empty_cache(
     length: int,
     *,
     width: int = 1,
-    ragged: bool = False,
     dtype: str | None = None,
     cross_attention: Sequence[KeyValues] | None = None,
     memory_mask: jax.Array | None = None,
@@ -160,17 +159,14 @@ def empty_cache(
     """A cache with room for `length` positions in each row, holding none.
 
     Args:
-        width: tokens that stand side by side at one position; 1 where `ragged`.
-        ragged: rows may forget different numbers of tokens; then layers that see a window keep all tokens, too.
+        width: tokens that stand side by side at one position.
         dtype: of what is stored, a floating dtype or `int8`; None: `cfg.dtype`.
         cross_attention: one entry a layer.
         prefix: int32 [B], see `DecoderCache`.
     """
     slots: dict[str, Slots] = {}
     for kind in set(cfg.layer_pattern):
-        if ragged:
-            slots[kind] = RowSlots.empty(batch, length)
-        elif kind == "window" and cfg.window is not None and cfg.window < length:
+        if kind == "window" and cfg.window is not None and cfg.window < length:
             slots[kind] = RingSlots.empty(batch, cfg.window, width)
         else:
             slots[kind] = DenseSlots.empty(batch, length * width)

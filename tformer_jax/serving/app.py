@@ -30,7 +30,7 @@ from tformer_jax.serving.replies import CompletionReply, Reply, TranslationReply
 Asked = TypeVar("Asked", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
-LAST_STEP = 60.0
+LAST_STEP = 1.0
 """Seconds that the engine's last step may take at the end: it may be compiling."""
 
 

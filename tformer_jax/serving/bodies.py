@@ -95,7 +95,7 @@ class Translation(Body):
         if self.max_new_tokens:
             changes["max_new_tokens"] = self.max_new_tokens
         decode = dataclasses.replace(saved, **changes)
-        return [Request(text, decode, samples=self.n_best) for text in self.text]
+        return [Request(text, decode, samples=self.n_best, scored=True) for text in self.text]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,6 +82,11 @@ class EngineThread:
         self._inbox.put(self._end)
         self._thread.join(seconds)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
     @contextlib.contextmanager
     def job(self, requests: Sequence[Request]) -> Iterator[Job]:
         """Requests that are in the engine while the block lasts, and are cancelled at its end.

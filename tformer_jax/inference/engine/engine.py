@@ -1,20 +1,24 @@
-"""Requests come and go at any time, and every step serves all that run.
+"""Continuous batching: requests are added at any time, and each step serves all that run.
 
-Rows of one compiled step are given to requests, and taken back when their output ends; pages of one pool hold their
-keys and values. `Engine` is plain Python around `lane`, which is all that is compiled. One thread uses it.
+A request takes rows of a compiled step and gives them back when its outputs end; keys and values are in pages of a
+pool, or in a dense cache. `Engine` is plain Python; all compiled functions are in `compiled`. It is not thread-safe.
 """
 
 import collections
 import dataclasses
+import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import encode_one
-from tformer_jax.inference.engine.scheduler import Chosen, Lane, Running
+from tformer_jax.inference.engine.lane import Chosen, Lane, Running
+from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.prepared import prepared
 from tformer_jax.inference.stopping import TextStream, WholeText, cut
@@ -24,11 +28,11 @@ from tformer_jax.special_tokens import BOS, EOS, PAD
 PAGE_SIZE = 16
 """Tokens of a page."""
 LANES = 4
-"""So many kinds of decoding (greedy and sampling are one) are kept ready at once."""
+"""Maximum number of lanes, one for each kind of decoding; greedy decoding and sampling share a kind."""
 REMEMBERED = 256
-"""So many settings of requests are looked up instead of worked out."""
+"""Maximum number of decoding settings whose kinds are cached."""
 SMOOTH = 0.05
-"""Seconds of a step, for people who read along."""
+"""Seconds of a step that make streamed text appear smoothly."""
 BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
 Kind = tuple[DecodeConfig, Rules]
 
@@ -47,7 +51,9 @@ class Request:
     samples: int = 1
     """Outputs wanted: samples, or the best ones of beam search."""
     pieces: bool = True
-    """Somebody reads along; otherwise the text of an output comes with its last event, which costs less."""
+    """Report text as it is generated; otherwise all of an output's text comes with its last event, at less cost."""
+    scored: bool = False
+    """Report scores; beam search always does."""
 
 
 class _Waiting(NamedTuple):
@@ -55,6 +61,11 @@ class _Waiting(NamedTuple):
 
     kind: Kind
     rows: list[Running]
+
+    @property
+    def number(self) -> int:
+        """What `submit` returned."""
+        return self.rows[0].request
 
 
 class Event(NamedTuple):
@@ -69,7 +80,7 @@ class Event(NamedTuple):
     finish: str | None
     """None while it goes on; `stop`: EOS or a stop text; `length`: no room is left."""
     score: float | None
-    """Known at the end: the sum of the chosen tokens' log-probabilities, or beam search's score."""
+    """In the last event: beam search's score, or the sum of the tokens' log-probabilities if `Request.scored`."""
     tokens: int
     """Generated for this output so far."""
 
@@ -81,8 +92,11 @@ class Engine:
         slots: rows of a step.
         pages: of `PAGE_SIZE` tokens, for each kind of decoding; None: as many as all rows can need. Then translations,
             whose beginnings nobody shares, have their tokens in one piece, which a CPU reads faster.
-        seconds: about how long `step` may take: it makes as many tokens as fit, at least one for each output that
-            runs. Outputs do not depend on it.
+        seconds: target duration of `step`: it generates as many tokens as fit, at least one for each running output.
+            If infinite, only throughput counts, and prompts are read in groups. Outputs do not depend on it.
+        few_shapes: compile fewer steps, for a server, where all wait while one is compiled: beam widths are rounded up
+            to powers of two, and prompts are read alone or together with as many fillers as there are rows. Outputs do
+            not depend on it.
     """
 
     def __init__(
@@ -95,26 +109,28 @@ class Engine:
         slots: int,
         pages: int | None = None,
         seconds: float = 0.0,
+        few_shapes: bool = False,
     ):
-        self._cfg, self._tokenizers, self._seconds = cfg, tokenizers, seconds
+        self._cfg, self._tokenizers, self._seconds, self._few_shapes = cfg, tokenizers, seconds, few_shapes
+        self._group = -(-slots // 4) if seconds == math.inf else 1
         self._mesh = mesh_of(params)
         with everywhere(self._mesh):
             self._model, self._params = prepared(model, params)
         self._slots, self._pages = slots, pages
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
-        self._queue: collections.deque[_Waiting] = collections.deque()
+        self._queues: dict[Kind, collections.deque[_Waiting]] = {}
         self._next = 0
 
     @property
     def idle(self) -> bool:
         """Nothing waits or runs."""
-        return not self._queue and not self.running
+        return not self._queues and not self.running
 
     @property
     def waiting(self) -> int:
         """Requests that have no row yet."""
-        return len(self._queue)
+        return sum(map(len, self._queues.values()))
 
     @property
     def running(self) -> int:
@@ -142,13 +158,23 @@ class Engine:
             ConfigError: see `check`.
         """
         number = self._next
-        self._queue.append(self._waiting(number, request))
+        waiting = self._waiting(number, request)
+        self._queues.setdefault(waiting.kind, collections.deque()).append(waiting)
         self._next += 1
         return number
 
+    def warm_up(self, decode: DecodeConfig) -> None:
+        """Compiles what requests with these settings need; others compile when they come."""
+        with everywhere(self._mesh):
+            self._lane(self._kind(decode)).warm_up(decode.max_new_tokens)
+
     def cancel(self, request: int) -> None:
         """Ends a request at once, wherever it is; no event follows."""
-        self._queue = collections.deque(one for one in self._queue if one.rows[0].request != request)
+        left = {
+            kind: collections.deque(one for one in queue if one.number != request)
+            for kind, queue in self._queues.items()
+        }
+        self._queues = {kind: queue for kind, queue in left.items() if queue}
         for lane in self._lanes.values():
             for row in [row for row, running in lane.running.items() if running.request == request]:
                 lane.leave(row)
@@ -157,8 +183,9 @@ class Engine:
         """Gives free rows to those that wait, then more tokens to all that run: an event for each that has some."""
         with everywhere(self._mesh):
             self._admit()
-            lanes = [lane for lane in self._lanes.values() if lane.running]
-            return [event for lane in lanes for event in self._advance(lane, self._seconds / len(lanes))]
+            lanes = {kind: lane for kind, lane in self._lanes.items() if lane.running}
+            seconds = self._seconds / max(len(lanes), 1)
+            return [event for kind, lane in lanes.items() for event in self._advance(kind, lane, seconds)]
 
     def _encode(self, request: Request) -> list[int]:
         """The tokens of a request's text."""
@@ -180,20 +207,35 @@ class Engine:
         return tokens
 
     def _admit(self) -> None:
-        """Requests are taken in order; one that finds no room lets none of its lane pass."""
-        full = {kind for kind, lane in self._lanes.items() if not lane.worth_beginning(self.waiting)}
+        """Starts the waiting requests that `scheduler.admit` chooses."""
+        if not self._queues:
+            return
+        front = sorted((one for kind in self._queues for one in self._front(kind)), key=lambda one: one.number)
+        plans = {kind: self._plan(kind) for kind in self._queues}
+        chosen = admit(
+            [PendingRequest(one.kind, len(one.rows), self._pages_needed(one)) for one in front],
+            {kind: lane.vacancy for kind, lane in self._lanes.items()},
+            empty={kind: Vacancy(plan.rows, plan.pages - 1, 0) for kind, plan in plans.items()},
+            most_lanes=LANES,
+            group=self._group,
+        )
         beginning: dict[Kind, list[list[Running]]] = collections.defaultdict(list)
-        left = []
-        while self._queue and not full >= self._lanes.keys() > set():
-            one = self._queue.popleft()
-            if one.kind in full or not self._ready(one.kind) or not self._lanes[one.kind].reserve(one.rows):
-                full.add(one.kind)
-                left.append(one)
-            else:
-                beginning[one.kind].append(one.rows)
-        self._queue.extendleft(reversed(left))
+        for one in [front[index] for index in chosen]:
+            self._lane(one.kind).reserve(one.rows)
+            beginning[one.kind].append(one.rows)
+            self._queues[one.kind].popleft()
+        self._queues = {kind: queue for kind, queue in self._queues.items() if queue}
         for kind, requests in beginning.items():
             self._lanes[kind].begin(requests)
+
+    def _front(self, kind: Kind) -> list[_Waiting]:
+        """The first requests of a kind that wait, as many as have room in an empty lane."""
+        return list(itertools.islice(self._queues.get(kind, ()), self._slots))
+
+    def _pages_needed(self, one: _Waiting) -> int:
+        """Free pages that a request takes, at most."""
+        lane = self._lanes.get(one.kind)
+        return _most_pages(one.rows) if lane is None else lane.pages_needed(one.rows)
 
     def _waiting(self, number: int, request: Request) -> "_Waiting":
         """The rows that the request takes.
@@ -216,10 +258,11 @@ class Engine:
                 seeds=(request.seed, request.place + sample),
                 stream=self._stream(request),
                 outputs=request.samples,
+                scored=request.scored,
             )
             for sample in range(1 if decode.strategy == "beam" else request.samples)
         ]
-        pages = len(rows) * -(-(len(prompt) + room * decode.width) // PAGE_SIZE)
+        pages = _most_pages(rows)
         if self._pages is not None and pages > self._pages:
             raise ConfigError(
                 f"the request may need {pages} pages of {PAGE_SIZE} tokens, and the engine has {self._pages}: "
@@ -233,43 +276,52 @@ class Engine:
         return TextStream(tokenizer, stop) if request.pieces or stop else WholeText(tokenizer)
 
     def _kind(self, decode: DecodeConfig) -> Kind:
-        """What a lane is compiled for; greedy and sampling differ by settings of each row only."""
+        """What a lane is compiled for; all other settings differ from row to row."""
         if decode not in self._kinds:
             if len(self._kinds) == REMEMBERED:
                 self._kinds.clear()
             rules = Rules.of(decode, self._tokenizers.target)
             names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
             given = {name: getattr(decode, name) for name in names}
+            if self._few_shapes and decode.strategy == "beam":
+                given["beams"] = power_of_two(decode.beams)
             self._kinds[decode] = DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), rules
         return self._kinds[decode]
 
-    def _ready(self, kind: Kind) -> bool:
-        """Makes a lane for a kind of decoding, in the place of one without rows; False while all have some."""
-        if kind in self._lanes:
-            return True
-        if len(self._lanes) == LANES:
-            unused = [other for other, lane in self._lanes.items() if lane.unused]
-            if not unused:
-                return False
-            del self._lanes[unused[0]]
+    def _lane(self, kind: Kind) -> Lane:
+        """The lane of a kind; a new one replaces the first without rows where there are `LANES`."""
+        if kind not in self._lanes:
+            if len(self._lanes) == LANES:
+                del self._lanes[next(other for other, lane in self._lanes.items() if not lane.vacancy.running)]
+            self._lanes[kind] = Lane(self._plan(kind), self._params, few_shapes=self._few_shapes)
+        return self._lanes[kind]
+
+    def _plan(self, kind: Kind) -> Plan:
+        """What a lane of this kind is compiled for."""
         paged = self._pages is not None or self._cfg.model.family == "decoder_lm"
         plan = Plan(self._model, *kind, rows=self._slots, pages=0, page_size=PAGE_SIZE, paged=paged)
         pages = self._pages or self._slots * plan.pages_a_row
-        self._lanes[kind] = Lane(dataclasses.replace(plan, pages=pages + 1), self._params)
-        return True
+        return dataclasses.replace(plan, pages=pages + 1)
 
-    def _advance(self, lane: Lane, seconds: float) -> list[Event]:
+    def _advance(self, kind: Kind, lane: Lane, seconds: float) -> list[Event]:
+        """The next tokens of a lane's rows; rows whose outputs have ended are free afterwards."""
+        waiting = sum(len(one.rows) for one in self._front(kind))
+        wanted = min(self._group, waiting) if waiting else None
         events = []
-        for row, chosen in lane.advance(seconds, self.waiting).items():
-            running = lane.running[row]
-            if lane.plan.decode.strategy != "beam":
-                events.append(_chain_event(running, chosen))
-            else:
-                running.made += len(chosen.tokens)
-                events += self._best(running, *lane.hypotheses(row)) if chosen.done else []
-            if events and events[-1].request == running.request and events[-1].finish:
+        for row, chosen in lane.advance(seconds, wanted).items():
+            new = self._events(lane, row, chosen)
+            if new and new[-1].finish:
                 lane.leave(row)
+            events += new
         return events
+
+    def _events(self, lane: Lane, row: int, chosen: Chosen) -> list[Event]:
+        """The events of what a row chose; beam search has some at its end only."""
+        running = lane.running[row]
+        if lane.plan.decode.strategy != "beam":
+            return [_chain_event(running, chosen)]
+        running.made += len(chosen.tokens)
+        return self._best(running, *lane.hypotheses(row)) if chosen.done else []
 
     def _best(self, running: Running, tokens: np.ndarray, scores: np.ndarray) -> list[Event]:
         """The outputs of a beam search that is done: int [k, length] and float [k]."""
@@ -283,6 +335,11 @@ class Engine:
         return events
 
 
+def _most_pages(rows: list[Running]) -> int:
+    """The pages that the rows of a request hold at their end if they share none."""
+    return sum(-(-row.slots // PAGE_SIZE) for row in rows)
+
+
 def _chain_event(running: Running, chosen: Chosen) -> Event:
     """The event of what a row chose; what comes after a stop text is dropped."""
     text, stream, before = "", running.stream, running.made
@@ -294,5 +351,5 @@ def _chain_event(running: Running, chosen: Chosen) -> Event:
     finish = "stop" if stream.done else "length" if chosen.done else None
     if finish:
         text += stream.close()
-    score = chosen.scores[running.made - before - 1] if finish else None
+    score = chosen.scores[running.made - before - 1] if finish and running.scored else None
     return Event(running.request, running.sample, text, finish, score, running.made)

@@ -1,232 +1,291 @@
-"""The compiled side of continuous batching: a fixed number of rows over one paged cache, taken and left one by one."""
+"""The rows and pages of a lane, and when its requests read their prompts."""
 
 import dataclasses
-import functools
+import math
+import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
-from tformer_jax.inference.beam import Beams, Hypotheses
-from tformer_jax.inference.chains import Chains
-from tformer_jax.inference.engine.state import (
-    ALL,
-    Newcomers,
-    Plan,
-    Size,
-    State,
-    keys_of,
-    of_rows,
-    placed,
-    put,
-    row_slots,
-    slots_in_one_piece,
-    start,
-    with_rows,
-)
-from tformer_jax.inference.generate import read_prompt, reader
-from tformer_jax.inference.rows import Report, Rows
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two, powers_of_two
+from tformer_jax.inference.beam import Hypotheses
+from tformer_jax.inference.engine import compiled
+from tformer_jax.inference.engine.compiled import MOST
+from tformer_jax.inference.engine.page_table import NOBODY, Holding, PageTable
+from tformer_jax.inference.engine.scheduler import Vacancy
+from tformer_jax.inference.engine.state import Newcomers, Plan, Size
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, paged_cache, row_cache
-from tformer_jax.nn.sharding import whole
-from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
+from tformer_jax.inference.stopping import TextStream, WholeText
 from tformer_jax.special_tokens import PAD
 
-MOST = 32
-"""Steps of one call of `advance`, at most."""
+CHUNK = 256
+"""Prompt tokens that are read at once: longer prompts do not hold up the others for long."""
+
+SMALLEST = Size(SHORTEST, SHORTEST)
+MUCH = 4
 
 
-class Steps(NamedTuple):
-    """What the steps of one call did."""
+@dataclasses.dataclass
+class Running:
+    """One row of a request."""
 
-    reports: Report
-    """Of each step: arrays [MOST, R], of which those of steps that were not taken mean nothing."""
-    taken: jax.Array
-    """int32 scalar: the number of steps."""
+    request: int
+    sample: int
+    decode: DecodeConfig
+    prompt: list[int]
+    source: list[int] | None
+    """What an encoder reads."""
+    room: int
+    """The most tokens that are chosen."""
+    seeds: tuple[int, int]
+    stream: TextStream | WholeText
+    outputs: int
+    scored: bool
+    made: int = 0
+    holding: Holding = dataclasses.field(default_factory=Holding)
+    copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Pages to copy, from and to, once the first row of the request has read the prompt; at most one."""
 
-
-@functools.partial(jax.jit, static_argnames=("plan", "size"))
-def empty(plan: Plan, size: Size) -> State:
-    """A lane in which nothing runs."""
-    cfg, R, dtype = plan.model.cfg, plan.rows, plan.decode.cache_dtype
-    if plan.paged:
-        pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_a_row": plan.pages_a_row}
-        cache = paged_cache(cfg, R, **pages, dtype=dtype)
-    else:
-        cache = row_cache(cfg, R, slots_in_one_piece(plan, size), dtype=dtype)
-    if cfg.family == "seq2seq":
-        room = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
-        cross = KeyValues(room, room).stored(dtype or cfg.dtype)
-        layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
-        cache = dataclasses.replace(cache, layers=layers, memory_mask=jnp.zeros((R, size.source), bool))
-    nothing, prompts = jnp.zeros((R,), jnp.int32), jnp.full((R, plan.length), PAD)
-    settings = RowSettings.of(plan.decode, R)
-    rows = start(plan, prompts, nothing, jnp.zeros((R, 2), jnp.uint32), settings, size.output)
-    return placed(plan, State(cache, rows))
+    @property
+    def slots(self) -> int:
+        """The most slots of a cache that the row fills."""
+        return len(self.prompt) + self.room * self.decode.width
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "size"))
-def widen(plan: Plan, state: State, size: Size) -> State:
-    """The same with longer arrays."""
-    cache, room = state.cache, slots_in_one_piece(plan, size)
+class Chosen(NamedTuple):
+    """What a row chose in one call, which may have taken several steps."""
 
-    def pad(kept: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
-        widths = [(0, 0)] * kept.ndim
-        widths[axis] = (0, length - kept.shape[axis])
-        return jnp.pad(kept, widths, constant_values=value)
-
-    def layer(kept: LayerCache) -> LayerCache:
-        cross = jax.tree.map(lambda leaf: pad(leaf, size.source, 2), kept.cross_attention)
-        own = kept.self_attention
-        return LayerCache(own if plan.paged else jax.tree.map(lambda leaf: pad(leaf, room, 2), own), cross)
-
-    def longer(slots: RowSlots) -> RowSlots:
-        old = slots.tokens
-        tokens = Tokens(pad(old.positions, room, 1, EMPTY), pad(old.columns, room, 1))
-        return dataclasses.replace(slots, tokens=tokens)
-
-    slots = row_slots(cache)
-    cache = dataclasses.replace(
-        cache,
-        layers=tuple(layer(kept) for kept in cache.layers),
-        slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
-        memory_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_mask),
-    )
-    return placed(plan, State(cache, state.rows.widened(size.output)))
+    tokens: list[int]
+    """Of beams, those of the best one in each step."""
+    scores: list[float]
+    """The row's score so far, at each token."""
+    done: bool
 
 
-@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
-def admit(plan: Plan, params: Any, state: State, new: Newcomers) -> State:
-    """Gives rows to newcomers; an encoder reads their sources. Their prompts are read afterwards."""
-    cache, places = state.cache, new.places
-    slots = row_slots(cache)
-    positions = jnp.arange(next(iter(slots.values())).tokens.positions.shape[1])
-    held = jnp.where(positions < new.filled[:, None], positions, EMPTY)
-    fresh = RowSlots(Tokens(held, jnp.zeros_like(held)), new.filled, jnp.zeros((len(places), 0), jnp.int32))
-    if plan.paged:
-        fresh = PagedSlots(fresh.tokens, fresh.index, fresh.added, new.tables)
-    counts = (new.prompts != PAD).sum(axis=1, dtype=jnp.int32)
-    cache = dataclasses.replace(
-        cache,
-        slots={kind: put(of, places, fresh) for kind, of in slots.items()},
-        lengths=put(cache.lengths, places, new.filled),
-        prefix=None if cache.prefix is None else put(cache.prefix, places, counts),
-    )
-    if new.sources is not None:
-        cache = _with_sources(plan, params, cache, places, new.sources)
-    begun = start(plan, new.prompts, new.room, new.seeds, new.settings, state.rows.length)
-    return placed(plan, State(cache, put(state.rows, places, begun)))
+class Lane:
+    """The rows of one `Plan`."""
 
+    def __init__(self, plan: Plan, params: Any, *, few_shapes: bool = False):
+        self.plan, self._params, self._few_shapes = plan, params, few_shapes
+        self.table = PageTable(plan.pages, plan.page_size)
+        self.running: dict[int, Running] = {}
+        self._reserved = 0
+        self._size = self._needed = self._smallest = SMALLEST
+        self.state = compiled.empty(plan, self._size)
+        self._hypotheses: Hypotheses | None = None
+        self._ended = np.zeros(plan.rows, bool)
+        self._pace = math.inf
+        """Seconds of a step, by the last call."""
 
-@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
-def read(plan: Plan, params: Any, state: State, places: jax.Array, tokens: jax.Array) -> State:
-    """Rows `places` (int32 [P]) read more of their prompts: int32 [P, T], PAD on the left; see `read_prompt`."""
-    own = read_prompt(plan.model, {"params": params}, tokens, of_rows(state.cache, places))
-    return placed(plan, State(with_rows(state.cache, places, own), state.rows))
+    @property
+    def vacancy(self) -> Vacancy:
+        """What newcomers may take."""
+        taken = len(self.running) + self._reserved
+        return Vacancy(self.plan.rows - taken, self.table.free, taken)
 
+    @property
+    def _free(self) -> list[int]:
+        return [row for row in range(self.plan.rows) if row not in self.running]
 
-@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
-def fork(
-    plan: Plan, state: State, source: jax.Array, to: jax.Array, seeds: jax.Array, table: jax.Array, copies: jax.Array
-) -> State:
-    """Row `to` goes on from what row `source` has read, with other random numbers.
+    def pages_needed(self, rows: Sequence[Running]) -> int:
+        """Free pages that the rows of one request take now; prompts that others have read are shared."""
+        leader = rows[0]
+        pages = self.table.needed(leader.slots)
+        held = self.table.held(leader.prompt) if self._shares else 0
+        return len(rows) * pages - held - (len(rows) - 1) * self.table.full(len(leader.prompt) - 1)
 
-    Args:
-        source, to: int32 scalars.
-        seeds: uint32 [2], as in `Newcomers`.
-        table: int32 [pages of a row], the new row's.
-        copies: int32 [n, 2]: pages to copy, from and to; 0 and 0 copies nothing.
-    """
+    def reserve(self, rows: Sequence[Running]) -> None:
+        """Sets pages aside for the rows of one request.
 
-    def twin(leaf: jax.Array) -> jax.Array:
-        return leaf.at[to].set(leaf[source])
+        The first row holds what others have read of the same prompt, and reads the rest; its siblings share that.
 
-    def copied(pool: jax.Array) -> jax.Array:
-        return pool.at[copies[:, 1]].set(pool[copies[:, 0]])
+        Raises:
+            OutOfPages: fewer than `pages_needed` are free.
+        """
+        leader, *siblings = rows
+        if self._shares:
+            leader.holding = self.table.match(leader.prompt)
+        self.table.grow(leader.holding, leader.slots)
+        read = dataclasses.replace(leader.holding, filled=len(leader.prompt) - 1)
+        for row in siblings:
+            row.holding, row.copies = self.table.fork(read)
+            self.table.grow(row.holding, row.slots)
+        self._reserved += len(rows)
 
-    def layer(kept: LayerCache) -> LayerCache:
-        return LayerCache(
-            jax.tree.map(copied if plan.paged else twin, kept.self_attention), jax.tree.map(twin, kept.cross_attention)
+    @property
+    def _shares(self) -> bool:
+        """Whether prompts with a common beginning share its pages: its keys do not depend on what follows."""
+        cfg = self.plan.model.cfg
+        return cfg.family == "decoder_lm" and not cfg.prefix_lm
+
+    def begin(self, requests: Sequence[Sequence[Running]]) -> None:
+        """Lets those that were reserved begin: sources and prompts are read."""
+        self._reserved = 0
+        free = iter(self._free)
+        placed = [[(next(free), row) for row in request] for request in requests]
+        leaders = [request[0][1] for request in placed]
+        places = self._nowhere(len(leaders))
+        places[: len(leaders)] = [request[0][0] for request in placed]
+        if not self.running:
+            self._shrink()
+        self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
+        self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers(leaders, places))
+        self._read_prompts(leaders, places)
+        for (place, _), *siblings in placed:
+            for to, row in siblings:
+                self._fork(place, to, row)
+        for place, row in (pair for request in placed for pair in request):
+            self.running[place] = row
+            self._ended[place] = False
+
+    def advance(self, seconds: float, wanted: int | None) -> dict[int, Chosen]:
+        """Generates more tokens in every row, at least one; returns what each row chose.
+
+        One call to the device takes several steps: as many as fit into `seconds` by the pace of the last call, until
+        `wanted` rows are free (None: until all have ended), or until an array has to be longer.
+        """
+        self._hypotheses = None
+        width = self.plan.decode.width
+        longest = max(running.made for running in self.running.values())
+        slots = max(running.holding.filled + (width if running.made else 1) for running in self.running.values())
+        self._widen(0, longest + 1)
+        steps = min(self._affordable(seconds), self._size.output - longest)
+        pages = None
+        if self.plan.paged:
+            pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row)
+            steps = min(steps, 1 + (pages * self.plan.page_size - slots) // width)
+        free = self.plan.rows - len(self.running)
+        enough = self.plan.rows if wanted is None else max(wanted, free + 1)
+        begun = time.perf_counter()
+        reports, taken = self._take_steps(steps, enough, pages)
+        self._pace = (time.perf_counter() - begun) / taken
+        return {row: self._chosen(row, *(column[:taken, row] for column in reports)) for row in self.running}
+
+    def _take_steps(self, steps: int, enough: int, pages: int | None) -> tuple[Any, Any]:
+        """`compiled.advance`, its result on the host."""
+        numbers = np.int32(steps), np.int32(enough)
+        self.state, done = compiled.advance(self.plan, self._params, self.state, self._ended, *numbers, pages=pages)
+        reports, taken = jax.device_get(done)
+        return reports, taken
+
+    def _affordable(self, seconds: float) -> int:
+        """The number of steps that fit into `seconds`."""
+        return MOST if seconds == math.inf else min(max(int(seconds / self._pace), 1), MOST)
+
+    def _chosen(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> Chosen:
+        """What a row chose in the steps of one call, by the columns of their reports."""
+        count = int(done.argmax()) + 1 if done.any() else len(done)
+        running = self.running[row]
+        width = running.decode.width
+        running.holding.filled += count * width - (0 if running.made else width - 1)
+        return Chosen(tokens[:count].tolist(), scores[:count].tolist(), bool(done[-1]))
+
+    def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """What beam search has found for a row: tokens int32 [k, length], scores float32 [k]."""
+        if self._hypotheses is None:
+            self._hypotheses = jax.device_get(compiled.finished(self.state))
+        return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
+
+    def warm_up(self, new_tokens: int) -> None:
+        """Compiles what requests for up to `new_tokens` tokens need, for arrays that need not grow for them.
+
+        Memory for rows of that length is allocated now and kept.
+        """
+        translates = self.plan.model.cfg.family == "seq2seq"
+        self._widen(self.plan.length if translates else 0, new_tokens)
+        self._smallest = self._size
+        lengths = powers_of_two(
+            SHORTEST, self._size.source if translates else min(CHUNK, power_of_two(self.plan.length - 1))
         )
+        for places in map(self._nowhere, sorted({1, self.plan.rows})):
+            for length in lengths if translates else lengths[:1]:
+                self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers([], places, length))
+            for length in [] if translates else lengths:
+                tokens = np.full((len(places), length), PAD, np.int32)
+                self.state = compiled.read(self.plan, self._params, self.state, places, tokens)
+        for pages in powers_of_two(1, self.plan.pages_a_row) if self.plan.paged else [None]:
+            self._take_steps(1, 1, pages)
+        if self.plan.decode.strategy == "beam":
+            jax.block_until_ready(compiled.finished(self.state))
 
-    cache = state.cache
-    cache = dataclasses.replace(
-        jax.tree.map(twin, dataclasses.replace(cache, layers=())), layers=tuple(layer(kept) for kept in cache.layers)
-    )
-    slots = {
-        kind: dataclasses.replace(of, table=of.table.at[to].set(table)) if isinstance(of, PagedSlots) else of
-        for kind, of in row_slots(cache).items()
-    }
-    rows = jax.tree.map(twin, state.rows)
-    assert isinstance(rows, Chains), "the outputs of beam search share one row"
-    rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(keys_of(seeds[None])[0]))
-    return placed(plan, State(dataclasses.replace(cache, slots=slots), rows))
+    def leave(self, row: int) -> None:
+        """Takes a row back, with its pages."""
+        self.table.release(self.running.pop(row).holding)
+        self._ended[row] = True
 
+    def _shrink(self) -> None:
+        """Between two works: arrays that have become much longer than the last one needed are made anew."""
+        if any(length >= MUCH * needed for length, needed in zip(self._size, self._needed, strict=True)):
+            self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
+        self._needed = self._smallest
 
-@functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
-def advance(
-    plan: Plan,
-    params: Any,
-    state: State,
-    ended: jax.Array,
-    steps: jax.Array,
-    enough: jax.Array,
-    *,
-    pages: int | None,
-) -> tuple[State, Steps]:
-    """More tokens in every row that runs, without asking the host in between.
+    def _widen(self, source: int, output: int) -> None:
+        """Makes room for sources and outputs of such lengths."""
+        wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output)))
+        self._needed = Size(*map(max, wanted, self._needed))
+        size = Size(*map(max, wanted, self._size))
+        if size != self._size:
+            self._size, self.state = size, compiled.widen(self.plan, self.state, size)
 
-    Args:
-        ended: bool [R], rows that are to end.
-        steps: int32 scalar, 1, ..., `MOST`: the most tokens of each row.
-        enough: int32 scalar: once this many rows are done, no further step is taken; one always is.
-        pages: the pages that the longest row needs after `steps` steps, where the cache is paged; others are not read.
+    def _fork(self, source: int, to: int, row: Running) -> None:
+        table = np.zeros(self.plan.pages_a_row, np.int32)
+        table[: len(row.holding.pages)] = row.holding.pages
+        seeds = np.array(row.seeds, np.uint32)
+        copies = np.array(row.copies or [(NOBODY, NOBODY)], np.int32)
+        self.state = compiled.fork(self.plan, self.state, source, to, seeds, table, copies)
 
-    Returns:
-        The state, and what each step did.
-    """
-    read = reader(plan.model, {"params": params})
+    def _nowhere(self, count: int) -> np.ndarray:
+        """Places outside the lane for at least `count` rows that are read together: int32 [P]."""
+        size = power_of_two(count) if not self._few_shapes else 1 if count == 1 else self.plan.rows
+        return np.full(size, self.plan.rows, np.int32)
 
-    def goes_on(carry: tuple[Steps, Rows, DecoderCache]) -> jax.Array:
-        (_, taken), rows, _ = carry
-        return (taken == 0) | (taken < steps) & (rows.done.sum() < enough)
+    def _newcomers(self, rows: Sequence[Running], places: np.ndarray, source: int = SHORTEST) -> Newcomers:
+        """Rows that begin, padded to one per place; sources have at least `source` tokens."""
+        count, plan = len(places), self.plan
+        filler = count - len(rows)
+        tables = np.zeros((count, plan.pages_a_row), np.int32)
+        for table, row in zip(tables, rows, strict=False):
+            table[: len(row.holding.pages)] = row.holding.pages
+        sources: Any = None
+        if plan.model.cfg.family == "seq2seq":
+            texts = [row.source or [] for row in rows]
+            longest = max([source, *map(len, texts)])
+            sources = pad_rows(texts, count, min(power_of_two(longest), self._size.source))
+        history = pad_rows([row.prompt for row in rows] if plan.history else [], count, plan.history)
+        host: dict[str, Any] = {
+            "places": places,
+            "last": np.array([row.prompt[-1] for row in rows] + [PAD] * filler, np.int32),
+            "counts": np.array([len(row.prompt) for row in rows] + [0] * filler, np.int32),
+            "history": history,
+            "room": np.array([row.room for row in rows] + [0] * filler, np.int32),
+            "seeds": np.array([row.seeds for row in rows] + [(0, 0)] * filler, np.uint32),
+            "scored": np.array([row.scored for row in rows] + [False] * filler, bool),
+            "tables": tables,
+            "filled": np.array([row.holding.filled for row in rows] + [0] * filler, np.int32),
+            "settings": RowSettings.of_each([row.decode for row in rows] + [plan.decode] * filler),
+            "sources": sources,
+        }
+        return Newcomers(**host)
 
-    def step(carry: tuple[Steps, Rows, DecoderCache]) -> tuple[Steps, Rows, DecoderCache]:
-        (reports, taken), rows, cache = carry
-        tokens, lineage = rows.reading()
-        logits, cache = read(tokens, cache, lineage)
-        rows = rows.advance(logits)
-        reports = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), reports, rows.report())
-        return Steps(reports, taken + 1), rows, cache
-
-    rows = state.rows.ended(ended)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros((MOST, *leaf.shape), leaf.dtype), rows.report())
-    begun = Steps(nothing, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
-    taken, rows, cache = jax.lax.while_loop(goes_on, step, begun)
-    return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(whole, taken)
-
-
-@jax.jit
-def finished(state: State) -> Hypotheses:
-    """What beam search has found for each row."""
-    rows = state.rows
-    assert isinstance(rows, Beams)
-    return Hypotheses(*map(whole, rows.finished))
-
-
-def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Array, sources: jax.Array) -> DecoderCache:
-    assert cache.memory_mask is not None
-    variables, real = {"params": params}, sources != PAD
-    memory = plan.model.apply(variables, sources, real, method="encode")
-    own: Any = plan.model.apply(variables, memory, real, 1, dtype=plan.decode.cache_dtype, method="init_cache")
-    missing = cache.memory_mask.shape[1] - sources.shape[1]
-
-    def padded(kept: jax.Array, new: jax.Array) -> jax.Array:
-        return kept.at[places].set(jnp.pad(new, ((0, 0), (0, 0), (0, missing), (0, 0))), mode="drop")
-
-    layers = tuple(
-        LayerCache(layer.self_attention, jax.tree.map(padded, layer.cross_attention, read.cross_attention))
-        for layer, read in zip(cache.layers, own.layers, strict=True)
-    )
-    mask = put(cache.memory_mask, places, jnp.pad(real, ((0, 0), (0, missing))))
-    return dataclasses.replace(cache, layers=layers, memory_mask=mask)
+    def _read_prompts(self, rows: Sequence[Running], places: np.ndarray) -> None:
+        """All but the last token of each prompt, without what the row's pages hold already."""
+        whole = self.plan.model.cfg.prefix_lm
+        prompts = [row.prompt if whole else row.prompt[:-1] for row in rows]
+        unread = [prompt[row.holding.filled :] for prompt, row in zip(prompts, rows, strict=True)]
+        longest = max(map(len, unread))
+        for row in rows:
+            row.holding.filled = len(row.prompt) - 1
+        if longest == 0:
+            return
+        chunk = self.plan.length if whole else CHUNK
+        length = min(power_of_two(max(longest, SHORTEST)), -(-longest // chunk) * chunk)
+        tokens = pad_rows(unread, len(places), length, pad_left=True)
+        for start in range(0, length, chunk):
+            part = tokens[:, start : start + chunk]
+            self.state = compiled.read(self.plan, self._params, self.state, places, part)
+        if self._shares:
+            for row, prompt in zip(rows, prompts, strict=True):
+                self.table.remember(row.holding, prompt)

@@ -54,18 +54,31 @@ class PageTable:
         """The pages that so many slots take."""
         return -(-slots // self.size)
 
+    def full(self, slots: int) -> int:
+        """The pages that the first `slots` slots fill completely."""
+        return slots // self.size
+
+    def held(self, tokens: Sequence[int]) -> int:
+        """The pages that `match` would share with rows that run, so that no free page is taken for them."""
+        return sum(self._references[page] > 0 for page in self._matching(tokens))
+
     def match(self, tokens: Sequence[int]) -> Holding:
         """Takes the known full pages with which `tokens` begins; at least one token is left to be read."""
-        found = Holding()
-        for start in range(0, (len(tokens) - 1) // self.size * self.size, self.size):
-            before = found.pages[-1] if found.pages else NOBODY
+        pages = self._matching(tokens)
+        for page in pages:
+            self._take(page)
+        return Holding(pages, len(pages) * self.size)
+
+    def _matching(self, tokens: Sequence[int]) -> list[int]:
+        """The known full pages with which `tokens` begins, without its last token."""
+        pages: list[int] = []
+        for start in range(0, self.full(len(tokens) - 1) * self.size, self.size):
+            before = pages[-1] if pages else NOBODY
             page = self._known.get((before, tuple(tokens[start : start + self.size])))
             if page is None:
                 break
-            self._take(page)
-            found.pages.append(page)
-        found.filled = len(found.pages) * self.size
-        return found
+            pages.append(page)
+        return pages
 
     def grow(self, holding: Holding, slots: int) -> None:
         """Makes room for `slots` slots in all.

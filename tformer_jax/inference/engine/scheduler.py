@@ -1,253 +1,72 @@
-"""Who has which row and which pages of a lane, and what is read when."""
+"""Which waiting requests begin: a pure function of the queue and of the lanes."""
 
-import dataclasses
-import math
-import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import jax
-import numpy as np
-
-from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two
-from tformer_jax.inference.beam import Hypotheses
-from tformer_jax.inference.engine import lane as compiled
-from tformer_jax.inference.engine.lane import MOST
-from tformer_jax.inference.engine.page_table import Holding, OutOfPages, PageTable
-from tformer_jax.inference.engine.state import Newcomers, Plan, Size
-from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.stopping import TextStream, WholeText
-
-CHUNK = 256
-"""Prompt tokens that are read at once: longer prompts do not hold up the others for long."""
-
-SMALLEST = Size(SHORTEST, SHORTEST)
-MUCH = 4
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 
-@dataclasses.dataclass
-class Running:
-    """One row of a request."""
+class PendingRequest(NamedTuple):
+    """A waiting request, as far as admission is concerned."""
 
-    request: int
-    sample: int
-    decode: DecodeConfig
-    prompt: list[int]
-    source: list[int] | None
-    """What an encoder reads."""
-    room: int
-    """The most tokens that are chosen."""
-    seeds: tuple[int, int]
-    stream: TextStream | WholeText
-    outputs: int
-    made: int = 0
-    holding: Holding = dataclasses.field(default_factory=Holding)
-    copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Pages to copy, from and to, once the first row of the request has read the prompt."""
+    kind: Hashable
+    """The lane that can run it."""
+    rows: int
+    pages: int
+    """Upper bound of the free pages that it takes."""
 
 
-class Chosen(NamedTuple):
-    """What a row chose in one call, which may have taken several steps."""
+class Vacancy(NamedTuple):
+    """What a lane has left."""
 
-    tokens: list[int]
-    """Of beams, those of the best one in each step."""
-    scores: list[float]
-    """The row's score so far, at each token."""
-    done: bool
+    rows: int
+    pages: int
+    running: int
+    """Rows that are in use."""
 
 
-class Lane:
-    """The rows of one `Plan`."""
+def admit(
+    pending: Sequence[PendingRequest],
+    lanes: Mapping[Hashable, Vacancy],
+    *,
+    empty: Mapping[Hashable, Vacancy],
+    most_lanes: int,
+    group: int = 1,
+) -> list[int]:
+    """The indices of the requests that begin now, in order.
 
-    def __init__(self, plan: Plan, params: Any):
-        self.plan, self._params = plan, params
-        self.table = PageTable(plan.pages, plan.page_size)
-        self.running: dict[int, Running] = {}
-        self._reserved = 0
-        self._size = self._needed = SMALLEST
-        self.state = compiled.empty(plan, self._size)
-        self._hypotheses: Hypotheses | None = None
-        self._ended = np.zeros(plan.rows, bool)
-        self._pace = math.inf
-        """Seconds of a step, by the last call."""
+    Requests of one kind begin in the order of arrival: one that does not fit holds back the later ones of its kind,
+    and nobody else. Where a request needs another lane and `most_lanes` lanes run, the lane with the fewest running
+    rows takes no later request, so that it ends and makes place.
 
-    @property
-    def unused(self) -> bool:
-        """Whether no row runs or is about to."""
-        return not self.running and not self._reserved
+    Args:
+        pending: the queue, in order of arrival.
+        lanes: the lanes that exist, in order of creation; the first one without running rows makes place for another.
+        empty: a new lane of each kind that has none.
+        most_lanes: maximum number of lanes.
+        group: a lane in use admits requests only if this many rows are free, or all that wait for it fit: reading
+            prompts together is faster, waiting for one another is slower.
+    """
+    left, held, chosen = dict(lanes), _held_for_a_group(pending, lanes, group), []
+    for index, request in enumerate(pending):
+        if request.kind in held:
+            continue
+        if request.kind not in left and len(left) == most_lanes:
+            unused = [kind for kind, vacancy in left.items() if not vacancy.running]
+            if not unused:
+                held |= {request.kind, min(left.keys() - held or left, key=lambda kind: left[kind].running)}
+                continue
+            del left[unused[0]]
+        rows, pages, running = left.get(request.kind) or empty[request.kind]
+        if request.rows > rows or request.pages > pages:
+            held.add(request.kind)
+            continue
+        left[request.kind] = Vacancy(rows - request.rows, pages - request.pages, running + request.rows)
+        chosen.append(index)
+    return chosen
 
-    def worth_beginning(self, waiting: int) -> bool:
-        """Whether rows are given to `waiting` requests now: a few together where many wait, for speed."""
-        return len(self._free) >= self._worth(waiting)
 
-    def _worth(self, waiting: int) -> int:
-        """Free rows for which it is worth to begin."""
-        return min(waiting, -(-self.plan.rows // 4))
-
-    @property
-    def _free(self) -> list[int]:
-        return [row for row in range(self.plan.rows) if row not in self.running]
-
-    def reserve(self, rows: Sequence[Running]) -> bool:
-        """Sets pages aside for the rows of one request; False where rows or pages do not suffice now.
-
-        The first row holds what others have read of the same prompt, and reads the rest; its siblings share that.
-        """
-        if len(rows) > len(self._free) - self._reserved:
-            return False
-        leader, *siblings = rows
-        slots = len(leader.prompt) + leader.room * self.plan.decode.width
-        try:
-            if self._shares:
-                leader.holding = self.table.match(leader.prompt)
-            self.table.grow(leader.holding, slots)
-            read = dataclasses.replace(leader.holding, filled=len(leader.prompt) - 1)
-            for row in siblings:
-                row.holding, row.copies = self.table.fork(read)
-                self.table.grow(row.holding, slots)
-        except OutOfPages:
-            for row in rows:
-                self.table.release(row.holding)
-            return False
-        self._reserved += len(rows)
-        return True
-
-    @property
-    def _shares(self) -> bool:
-        """Whether prompts with a common beginning share its pages: its keys do not depend on what follows."""
-        cfg = self.plan.model.cfg
-        return cfg.family == "decoder_lm" and not cfg.prefix_lm
-
-    def begin(self, requests: Sequence[Sequence[Running]]) -> None:
-        """Lets those that were reserved begin: sources and prompts are read."""
-        self._reserved = 0
-        if not requests:
-            return
-        free = iter(self._free)
-        placed = [[(next(free), row) for row in request] for request in requests]
-        leaders = [request[0][1] for request in placed]
-        places = np.full(power_of_two(len(leaders)), self.plan.rows, np.int32)
-        places[: len(leaders)] = [request[0][0] for request in placed]
-        if not self.running:
-            self._shrink()
-        self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
-        self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers(leaders, places))
-        self._read_prompts(leaders, places)
-        for (place, _), *siblings in placed:
-            for to, row in siblings:
-                self._fork(place, to, row)
-        for place, row in (pair for request in placed for pair in request):
-            self.running[place] = row
-            self._ended[place] = False
-
-    def advance(self, seconds: float, waiting: int) -> dict[int, Chosen]:
-        """More tokens for every row, at least one: what each chose, by row.
-
-        One call to the device takes several steps: as many as take `seconds`, by those before, until so many rows have
-        ended that some of the `waiting` requests begin, or an array has to be longer.
-        """
-        self._hypotheses = None
-        width = self.plan.decode.width
-        longest = max(running.made for running in self.running.values())
-        slots = max(running.holding.filled + (width if running.made else 1) for running in self.running.values())
-        self._widen(0, longest + 1)
-        steps = min(self._affordable(seconds), self._size.output - longest)
-        pages = None
-        if self.plan.paged:
-            pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row)
-            steps = min(steps, 1 + (pages * self.plan.page_size - slots) // width)
-        free = self.plan.rows - len(self.running)
-        enough = max(self._worth(waiting), free + 1) if waiting else self.plan.rows
-        begun = time.perf_counter()
-        self.state, done = compiled.advance(
-            self.plan, self._params, self.state, self._ended, np.int32(steps), np.int32(enough), pages=pages
-        )
-        reports, taken = jax.device_get(done)
-        self._pace = (time.perf_counter() - begun) / taken
-        return {row: self._chosen(row, *(column[:taken, row] for column in reports)) for row in self.running}
-
-    def _affordable(self, seconds: float) -> int:
-        """The number of steps that take so long."""
-        return MOST if seconds == math.inf else min(max(int(seconds / self._pace), 1), MOST)
-
-    def _chosen(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> Chosen:
-        """What a row chose in the steps of one call, by the columns of their reports."""
-        count = int(done.argmax()) + 1 if done.any() else len(done)
-        running, width = self.running[row], self.plan.decode.width
-        running.holding.filled += count * width - (0 if running.made else width - 1)
-        return Chosen(tokens[:count].tolist(), scores[:count].tolist(), bool(done[-1]))
-
-    def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """What beam search has found for a row: tokens int32 [k, length], scores float32 [k]."""
-        if self._hypotheses is None:
-            self._hypotheses = jax.device_get(compiled.finished(self.state))
-        return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
-
-    def leave(self, row: int) -> None:
-        """Takes a row back, with its pages."""
-        self.table.release(self.running.pop(row).holding)
-        self._ended[row] = True
-
-    def _shrink(self) -> None:
-        """Between two works: arrays that have become much longer than the last one needed are made anew."""
-        if any(length >= MUCH * needed for length, needed in zip(self._size, self._needed, strict=True)):
-            self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
-        self._needed = SMALLEST
-
-    def _widen(self, source: int, output: int) -> None:
-        """Makes room for sources and outputs of such lengths."""
-        wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output)))
-        self._needed = Size(*map(max, wanted, self._needed))
-        size = Size(*map(max, wanted, self._size))
-        if size != self._size:
-            self._size, self.state = size, compiled.widen(self.plan, self.state, size)
-
-    def _fork(self, source: int, to: int, row: Running) -> None:
-        table = np.zeros(self.plan.pages_a_row, np.int32)
-        table[: len(row.holding.pages)] = row.holding.pages
-        seeds, copies = np.array(row.seeds, np.uint32), np.array([*row.copies, (0, 0)][:1], np.int32)
-        self.state = compiled.fork(self.plan, self.state, source, to, seeds, table, copies)
-
-    def _newcomers(self, rows: Sequence[Running], places: np.ndarray) -> Newcomers:
-        count, plan = len(places), self.plan
-        filler = count - len(rows)
-        tables = np.zeros((count, plan.pages_a_row), np.int32)
-        for table, row in zip(tables, rows, strict=False):
-            table[: len(row.holding.pages)] = row.holding.pages
-        sources: Any = None
-        if plan.model.cfg.family == "seq2seq":
-            texts = [row.source or [] for row in rows]
-            longest = max(SHORTEST, *map(len, texts))
-            sources = pad_rows(texts, count, min(power_of_two(longest), self._size.source))
-        host: dict[str, Any] = {
-            "places": places,
-            "prompts": pad_rows([row.prompt for row in rows], count, plan.length, pad_left=True),
-            "room": np.array([row.room for row in rows] + [0] * filler, np.int32),
-            "seeds": np.array([row.seeds for row in rows] + [(0, 0)] * filler, np.uint32),
-            "tables": tables,
-            "filled": np.array([row.holding.filled for row in rows] + [0] * filler, np.int32),
-            "settings": RowSettings.of_each([row.decode for row in rows] + [plan.decode] * filler),
-            "sources": sources,
-        }
-        return Newcomers(**host)
-
-    def _read_prompts(self, rows: Sequence[Running], places: np.ndarray) -> None:
-        """All but the last token of each prompt, without what the row's pages hold already."""
-        whole = self.plan.model.cfg.prefix_lm
-        prompts = [row.prompt if whole else row.prompt[:-1] for row in rows]
-        unread = [prompt[row.holding.filled :] for prompt, row in zip(prompts, rows, strict=True)]
-        longest = max(map(len, unread))
-        for row in rows:
-            row.holding.filled = len(row.prompt) - 1
-        if longest == 0:
-            return
-        chunk = self.plan.length if whole else CHUNK
-        length = min(power_of_two(max(longest, SHORTEST)), -(-longest // chunk) * chunk)
-        tokens = pad_rows(unread, len(places), length, pad_left=True)
-        for start in range(0, length, chunk):
-            part = tokens[:, start : start + chunk]
-            self.state = compiled.read(self.plan, self._params, self.state, places, part)
-        if self._shares:
-            for row, prompt in zip(rows, prompts, strict=True):
-                self.table.remember(row.holding, prompt)
+def _held_for_a_group(
+    pending: Sequence[PendingRequest], lanes: Mapping[Hashable, Vacancy], group: int
+) -> set[Hashable]:
+    """The lanes that wait until more rows are free."""
+    wanted = {kind: sum(request.rows for request in pending if request.kind == kind) for kind in lanes}
+    return {kind for kind, vacancy in lanes.items() if vacancy.running and vacancy.rows < min(group, wanted[kind])}

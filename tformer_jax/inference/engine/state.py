@@ -43,6 +43,11 @@ class Plan:
         return self.model.cfg.max_length + 1
 
     @property
+    def history(self) -> int:
+        """Tokens that are kept of each row for its rules."""
+        return self.length if self.decode.strategy != "beam" and self.rules.need_history else 0
+
+    @property
     def pages_a_row(self) -> int:
         """The most pages of one row."""
         return -(-self.length * self.decode.width // self.page_size)
@@ -62,12 +67,18 @@ class Newcomers:
 
     places: jax.Array
     """int32 [P]: the rows of the lane that they take."""
-    prompts: jax.Array
-    """int32 [P, L]: all tokens before the first choice, PAD on the left."""
+    last: jax.Array
+    """int32 [P]: the last token of each prompt."""
+    counts: jax.Array
+    """int32 [P]: tokens of each prompt."""
+    history: jax.Array
+    """int32 [P, L]: the prompts, then PAD; L is 0 unless the rules look at earlier tokens."""
     room: jax.Array
     """int32 [P]: the most tokens that are chosen."""
     seeds: jax.Array
     """uint32 [P, 2]: of sampling, and what is folded into it."""
+    scored: jax.Array
+    """bool [P]: rows whose chosen tokens' log-probabilities are summed."""
     tables: jax.Array
     """int32 [P, pages of a row]."""
     filled: jax.Array
@@ -114,13 +125,12 @@ def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
     return cast(dict[str, RowSlots], cache.slots)
 
 
-def start(
-    plan: Plan, prompts: jax.Array, room: jax.Array, seeds: jax.Array, settings: RowSettings, length: int
-) -> Rows:
-    """Rows that have chosen nothing yet; arguments as in `Newcomers`, and the room for outputs of beam search."""
+def start(plan: Plan, new: Newcomers, length: int) -> Rows:
+    """Rows that have chosen nothing yet; `length` is the room for outputs of beam search."""
     if plan.decode.strategy == "beam":
-        return Beams.start(prompts, room, settings, plan.rules, length=length, cfg=plan.decode)
-    return Chains.start(prompts, room, keys_of(seeds), settings, plan.rules, length=0, scored=True)
+        return Beams.start(new.last, new.counts, new.room, new.settings, plan.rules, length=length, cfg=plan.decode)
+    options: Any = {"history": new.history, "scored": new.scored}
+    return Chains.start(new.last, new.counts, new.room, keys_of(new.seeds), new.settings, plan.rules, **options)
 
 
 def keys_of(seeds: jax.Array) -> jax.Array:

@@ -6,8 +6,9 @@ import pytest
 
 from tests import oracles
 from tests.helpers import build, tiny
+from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import chains, generate
+from tformer_jax.inference import chains
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 LENGTH = 7
@@ -68,7 +69,7 @@ def next_logits(model, params, source: list[int]):
 
 def test_translation_equals_full_passes(seq2seq):
     model, params = seq2seq
-    outputs = run(generate.translate, model, params, pad(SOURCES))
+    outputs = run(jitted_loop.translate, model, params, pad(SOURCES))
     expected = [greedy_by_full_passes(next_logits(model, params, source), [BOS]) for source in SOURCES]
     np.testing.assert_array_equal(outputs, expected)
     assert len(np.unique(outputs, axis=0)) > 1
@@ -80,7 +81,7 @@ def test_continuation_equals_full_passes(decoder_lm):
     def logits_of(prefix):
         return oracles.decoder_lm(oracles.f64(params), model.cfg, prefix, np.ones(prefix.shape, bool))
 
-    outputs = run(generate.continue_text, model, params, pad(PROMPTS, left=True))
+    outputs = run(jitted_loop.continue_text, model, params, pad(PROMPTS, left=True))
     np.testing.assert_array_equal(outputs, [greedy_by_full_passes(logits_of, prompt) for prompt in PROMPTS])
     assert len(np.unique(outputs, axis=0)) > 1
 
@@ -94,18 +95,18 @@ def assert_independent(function, model, params, rows, *, left: bool):
 
 
 def test_translation_depends_on_no_other_row(seq2seq):
-    assert_independent(generate.translate, *seq2seq, SOURCES, left=False)
+    assert_independent(jitted_loop.translate, *seq2seq, SOURCES, left=False)
 
 
 def test_continuation_depends_on_no_other_row(decoder_lm):
-    assert_independent(generate.continue_text, *decoder_lm, PROMPTS, left=True)
+    assert_independent(jitted_loop.continue_text, *decoder_lm, PROMPTS, left=True)
 
 
 def test_a_prompt_gets_what_its_own_length_leaves_room_for():
     model, params = build(tiny("decoder_lm", output_bias=True))
     params["head"]["bias"] = params["head"]["bias"].at[EOS].set(-1e4)
     prompts = pad([[5] * 12, [6] * 16, [7] * 3, []], left=True, length=16)
-    output = run(generate.continue_text, model, params, prompts, length=6)
+    output = run(jitted_loop.continue_text, model, params, prompts, length=6)
     np.testing.assert_array_equal((output != PAD).sum(1), [16 - 12, 0, 6, 0])
 
 
@@ -122,7 +123,7 @@ def test_no_step_is_taken_for_rows_that_are_done(monkeypatch):
     for bias, steps in ((-1e4, LENGTH), (1e4, 1)):
         params["head"]["bias"] = params["head"]["bias"].at[EOS].set(bias)
         calls.clear()
-        output = run(generate.translate, model, params, pad([*SOURCES, []]))
+        output = run(jitted_loop.translate, model, params, pad([*SOURCES, []]))
         jax.effects_barrier()
         np.testing.assert_array_equal((output != PAD).sum(1), [steps, steps, steps, 0])
         assert len(calls) == steps
@@ -130,9 +131,9 @@ def test_no_step_is_taken_for_rows_that_are_done(monkeypatch):
 
 def test_the_second_call_compiles_nothing(decoder_lm, monkeypatch):
     model, params = decoder_lm
-    run(generate.continue_text, model, params, pad(PROMPTS, left=True))
-    monkeypatch.setattr(generate, "_decode", None)  # a second trace would call it
-    run(generate.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
+    run(jitted_loop.continue_text, model, params, pad(PROMPTS, left=True))
+    monkeypatch.setattr(jitted_loop, "_decode", None)  # a second trace would call it
+    run(jitted_loop.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
 
 
 def test_sampling_depends_on_the_key_of_the_row_alone():
@@ -140,13 +141,13 @@ def test_sampling_depends_on_the_key_of_the_row_alone():
     sample = {"strategy": "sample", "temperature": 2.0}
     prompts = pad(PROMPTS * 4, left=True)
     first, again, other = (
-        run(generate.continue_text, model, params, prompts, seed=seed, **sample) for seed in (1, 1, 2)
+        run(jitted_loop.continue_text, model, params, prompts, seed=seed, **sample) for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     keys = jax.random.split(jax.random.key(1), 12)[::-1]
     cfg = DecodeConfig(**sample)
-    reversed_rows = generate.continue_text(model, params, prompts[::-1], keys, length=LENGTH, cfg=cfg)
+    reversed_rows = jitted_loop.continue_text(model, params, prompts[::-1], keys, length=LENGTH, cfg=cfg)
     np.testing.assert_array_equal(reversed_rows[::-1], first)
 
 
@@ -155,5 +156,5 @@ def test_each_step_draws_anew():
     uniform = jax.tree.map(np.zeros_like, params)
     cfg = DecodeConfig(strategy="sample", min_new_tokens=12)
     prompts, keys = np.full((4, 2), 5, np.int32), jax.random.split(jax.random.key(0), 4)
-    outputs = np.asarray(generate.continue_text(model, uniform, prompts, keys, length=12, cfg=cfg))
+    outputs = np.asarray(jitted_loop.continue_text(model, uniform, prompts, keys, length=12, cfg=cfg))
     assert min(len(set(row)) for row in outputs.tolist()) > 3

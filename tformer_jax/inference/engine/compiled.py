@@ -1,0 +1,241 @@
+"""The compiled side of continuous batching: a fixed number of rows over one paged cache, taken and left one by one."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.inference.beam import Beams, Hypotheses
+from tformer_jax.inference.chains import Chains
+from tformer_jax.inference.engine.state import (
+    ALL,
+    Newcomers,
+    Plan,
+    Size,
+    State,
+    keys_of,
+    of_rows,
+    placed,
+    put,
+    row_slots,
+    slots_in_one_piece,
+    start,
+    with_rows,
+)
+from tformer_jax.inference.model_step import prefill, step_fn
+from tformer_jax.inference.rows import Report, Rows
+from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, paged_cache, row_cache
+from tformer_jax.nn.sharding import whole
+from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
+from tformer_jax.special_tokens import PAD
+
+MOST = 32
+"""Steps of one call of `advance`, at most."""
+
+
+class Steps(NamedTuple):
+    """What the steps of one call did."""
+
+    reports: Report
+    """Of each step: arrays [MOST, R], of which those of steps that were not taken mean nothing."""
+    taken: jax.Array
+    """int32 scalar: the number of steps."""
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "size"))
+def empty(plan: Plan, size: Size) -> State:
+    """A lane in which nothing runs."""
+    cfg, R, dtype = plan.model.cfg, plan.rows, plan.decode.cache_dtype
+    if plan.paged:
+        pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_a_row": plan.pages_a_row}
+        cache = paged_cache(cfg, R, **pages, dtype=dtype)
+    else:
+        cache = row_cache(cfg, R, slots_in_one_piece(plan, size), dtype=dtype)
+    if cfg.family == "seq2seq":
+        room = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
+        cross = KeyValues(room, room).stored(dtype or cfg.dtype)
+        layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
+        cache = dataclasses.replace(cache, layers=layers, memory_mask=jnp.zeros((R, size.source), bool))
+    zeros = jnp.zeros((R,), jnp.int32)
+    nobody = Newcomers(
+        places=zeros,
+        last=zeros,
+        counts=zeros,
+        history=jnp.full((R, plan.history), PAD),
+        room=zeros,
+        seeds=jnp.zeros((R, 2), jnp.uint32),
+        scored=zeros > 0,
+        tables=zeros[:, None],
+        filled=zeros,
+        settings=RowSettings.of(plan.decode, R),
+        sources=None,
+    )
+    return placed(plan, State(cache, start(plan, nobody, size.output)))
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "size"))
+def widen(plan: Plan, state: State, size: Size) -> State:
+    """The same with longer arrays."""
+    cache, room = state.cache, slots_in_one_piece(plan, size)
+
+    def pad(kept: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
+        widths = [(0, 0)] * kept.ndim
+        widths[axis] = (0, length - kept.shape[axis])
+        return jnp.pad(kept, widths, constant_values=value)
+
+    def layer(kept: LayerCache) -> LayerCache:
+        cross = jax.tree.map(lambda leaf: pad(leaf, size.source, 2), kept.cross_attention)
+        own = kept.self_attention
+        return LayerCache(own if plan.paged else jax.tree.map(lambda leaf: pad(leaf, room, 2), own), cross)
+
+    def longer(slots: RowSlots) -> RowSlots:
+        old = slots.tokens
+        tokens = Tokens(pad(old.positions, room, 1, EMPTY), pad(old.columns, room, 1))
+        return dataclasses.replace(slots, tokens=tokens)
+
+    slots = row_slots(cache)
+    cache = dataclasses.replace(
+        cache,
+        layers=tuple(layer(kept) for kept in cache.layers),
+        slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
+        memory_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_mask),
+    )
+    return placed(plan, State(cache, state.rows.widened(size.output)))
+
+
+@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
+def admit(plan: Plan, params: Any, state: State, new: Newcomers) -> State:
+    """Gives rows to newcomers; an encoder reads their sources. Their prompts are read afterwards."""
+    cache, places = state.cache, new.places
+    slots = row_slots(cache)
+    positions = jnp.arange(next(iter(slots.values())).tokens.positions.shape[1])
+    held = jnp.where(positions < new.filled[:, None], positions, EMPTY)
+    fresh = RowSlots(Tokens(held, jnp.zeros_like(held)), new.filled, jnp.zeros((len(places), 0), jnp.int32))
+    if plan.paged:
+        fresh = PagedSlots(fresh.tokens, fresh.index, fresh.added, new.tables)
+    cache = dataclasses.replace(
+        cache,
+        slots={kind: put(of, places, fresh) for kind, of in slots.items()},
+        lengths=put(cache.lengths, places, new.filled),
+        prefix=None if cache.prefix is None else put(cache.prefix, places, new.counts),
+    )
+    if new.sources is not None:
+        cache = _with_sources(plan, params, cache, places, new.sources)
+    return placed(plan, State(cache, put(state.rows, places, start(plan, new, state.rows.length))))
+
+
+@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
+def read(plan: Plan, params: Any, state: State, places: jax.Array, tokens: jax.Array) -> State:
+    """Rows `places` (int32 [P]) read more of their prompts: int32 [P, T], PAD on the left; see `prefill`."""
+    own = prefill(plan.model, params, tokens, of_rows(state.cache, places))
+    return placed(plan, State(with_rows(state.cache, places, own), state.rows))
+
+
+@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
+def fork(
+    plan: Plan, state: State, source: jax.Array, to: jax.Array, seeds: jax.Array, table: jax.Array, copies: jax.Array
+) -> State:
+    """Row `to` goes on from what row `source` has read, with other random numbers.
+
+    Args:
+        source, to: int32 scalars.
+        seeds: uint32 [2], as in `Newcomers`.
+        table: int32 [pages of a row], the new row's.
+        copies: int32 [n, 2]: pages to copy, from and to; 0 and 0 copies nothing.
+    """
+
+    def twin(leaf: jax.Array) -> jax.Array:
+        return leaf.at[to].set(leaf[source])
+
+    def copied(pool: jax.Array) -> jax.Array:
+        return pool.at[copies[:, 1]].set(pool[copies[:, 0]])
+
+    def layer(kept: LayerCache) -> LayerCache:
+        return LayerCache(
+            jax.tree.map(copied if plan.paged else twin, kept.self_attention), jax.tree.map(twin, kept.cross_attention)
+        )
+
+    cache = state.cache
+    cache = dataclasses.replace(
+        jax.tree.map(twin, dataclasses.replace(cache, layers=())), layers=tuple(layer(kept) for kept in cache.layers)
+    )
+    slots = {
+        kind: dataclasses.replace(of, table=of.table.at[to].set(table)) if isinstance(of, PagedSlots) else of
+        for kind, of in row_slots(cache).items()
+    }
+    rows = jax.tree.map(twin, state.rows)
+    assert isinstance(rows, Chains), "the outputs of beam search share one row"
+    rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(keys_of(seeds[None])[0]))
+    return placed(plan, State(dataclasses.replace(cache, slots=slots), rows))
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
+def advance(
+    plan: Plan,
+    params: Any,
+    state: State,
+    ended: jax.Array,
+    steps: jax.Array,
+    enough: jax.Array,
+    *,
+    pages: int | None,
+) -> tuple[State, Steps]:
+    """More tokens in every row that runs, without asking the host in between.
+
+    Args:
+        ended: bool [R], rows that are to end.
+        steps: int32 scalar, 1, ..., `MOST`: the most tokens of each row.
+        enough: int32 scalar: once this many rows are done, no further step is taken; one always is.
+        pages: the pages that the longest row needs after `steps` steps, where the cache is paged; others are not read.
+
+    Returns:
+        The state, and what each step did.
+    """
+    call = step_fn(plan.model, params)
+
+    def goes_on(carry: tuple[Steps, Rows, DecoderCache]) -> jax.Array:
+        (_, taken), rows, _ = carry
+        return (taken == 0) | (taken < steps) & (rows.done.sum() < enough)
+
+    def step(carry: tuple[Steps, Rows, DecoderCache]) -> tuple[Steps, Rows, DecoderCache]:
+        (reports, taken), rows, cache = carry
+        tokens, lineage = rows.next_tokens()
+        logits, cache = call(tokens, cache, lineage)
+        rows = rows.advance(logits)
+        reports = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), reports, rows.report())
+        return Steps(reports, taken + 1), rows, cache
+
+    rows = state.rows.ended(ended)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((MOST, *leaf.shape), leaf.dtype), rows.report())
+    begun = Steps(nothing, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
+    taken, rows, cache = jax.lax.while_loop(goes_on, step, begun)
+    return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(whole, taken)
+
+
+@jax.jit
+def finished(state: State) -> Hypotheses:
+    """What beam search has found for each row."""
+    rows = state.rows
+    assert isinstance(rows, Beams)
+    return Hypotheses(*map(whole, rows.finished))
+
+
+def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Array, sources: jax.Array) -> DecoderCache:
+    assert cache.memory_mask is not None
+    variables, real = {"params": params}, sources != PAD
+    memory = plan.model.apply(variables, sources, real, method="encode")
+    own: Any = plan.model.apply(variables, memory, real, 1, dtype=plan.decode.cache_dtype, method="init_cache")
+    missing = cache.memory_mask.shape[1] - sources.shape[1]
+
+    def padded(kept: jax.Array, new: jax.Array) -> jax.Array:
+        return kept.at[places].set(jnp.pad(new, ((0, 0), (0, 0), (0, missing), (0, 0))), mode="drop")
+
+    layers = tuple(
+        LayerCache(layer.self_attention, jax.tree.map(padded, layer.cross_attention, read.cross_attention))
+        for layer, read in zip(cache.layers, own.layers, strict=True)
+    )
+    mask = put(cache.memory_mask, places, jnp.pad(real, ((0, 0), (0, missing))))
+    return dataclasses.replace(cache, layers=layers, memory_mask=mask)

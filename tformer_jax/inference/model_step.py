@@ -1,0 +1,45 @@
+"""Calls of a model with a KV cache: reading prompts, and steps of decoding."""
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.models.decoder_lm import DecoderLM
+from tformer_jax.models.seq2seq import Seq2Seq
+from tformer_jax.nn.kv_cache import DecoderCache, Lineage
+from tformer_jax.special_tokens import PAD
+
+
+class Step(Protocol):
+    """A model applied to new tokens and a cache of the tokens before them."""
+
+    def __call__(
+        self, tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None
+    ) -> tuple[jax.Array, DecoderCache]:
+        """Tokens int [B, T], and the cache; returns float32 logits [B, 1, V] of the last token and the new cache.
+
+        With a `lineage`, the tokens are beams, and logits are [B, T, V].
+        """
+
+
+def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:
+    """The decoding step of a model whose layers are not scanned."""
+
+    def step(tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None) -> tuple[jax.Array, DecoderCache]:
+        options: Any = {"token_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}
+        result: Any = model.apply({"params": params}, tokens, cache, **options, method="decode_step")
+        return result
+
+    return step
+
+
+def prefill(model: Seq2Seq | DecoderLM, params: Any, tokens: jax.Array, cache: DecoderCache) -> DecoderCache:
+    """Reads prompts without their last token, which the first decoding step reads: int [B, T], PAD on the left.
+
+    With `prefix_lm`, earlier tokens attend to the last one, so `tokens` includes it and the cache then forgets it.
+    """
+    if tokens.shape[1] == 0:
+        return cache
+    _, cache = step_fn(model, params)(tokens, cache)
+    return cache.forget(jnp.ones_like(cache.lengths)) if model.cfg.prefix_lm else cache
