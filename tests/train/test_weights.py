@@ -18,7 +18,7 @@ from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import experiment, loop, optimizers, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
-from tformer_jax.train.start_from import take
+from tformer_jax.train.start_from import load_matching
 from tformer_jax.train.trained import load_trained
 
 
@@ -66,7 +66,7 @@ def test_an_average_follows_from_the_schedule_alone(tmp_path):
     keeper = Checkpointer(tmp_path, keep=3, every=2, keep_best=1)
     for step in (2, 3, 4, 6, 7, 8, 9):
         keeper.save(step, states[step], {}, score=5.0 if step == 7 else None)
-    params, steps = weights.delivered(cfg, states[9], keeper)
+    params, steps = weights.final_params(cfg, states[9], keeper)
     keeper.close()
     assert steps == [9, 8, 6]
     hand = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0), *(states[s].params for s in steps))
@@ -151,7 +151,7 @@ def test_parameters_of_another_run_where_they_fit(corpus_folder, tmp_path):
         dataclasses.replace(built.cfg, seed=5),
         built.mesh,
     ).params
-    params, report = take(fresh, tmp_path / "first")
+    params, report = load_matching(fresh, tmp_path / "first")
     built.close()
     same = params["decoder"]["layers_0"]["self_attention"], first["decoder"]["layers_0"]["self_attention"]
     jax.tree.map(np.testing.assert_array_equal, *same)

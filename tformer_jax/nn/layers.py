@@ -20,7 +20,7 @@ from tformer_jax.nn.slots import Slots
 
 
 @flax.struct.dataclass
-class Surroundings:
+class LayerContext:
     """What all layers of a stack read besides x [B, T, D]."""
 
     masks: dict[str, Mask]
@@ -83,36 +83,36 @@ class TransformerLayer(nn.Module):
         self.ffn_residual = Residual(self.cfg)
 
     def __call__(
-        self, x: jax.Array, around: Surroundings, cache: LayerCache | None = None, *, train: bool = False
+        self, x: jax.Array, ctx: LayerContext, cache: LayerCache | None = None, *, train: bool = False
     ) -> tuple[jax.Array, LayerCache | None]:
         """Applies the sub-layers in turn.
 
         Args:
             x: [B, T, D].
-            around: masks, positions and memory.
-            cache: earlier keys and values; those of x are put where `around.slots` says.
+            ctx: masks, positions and memory.
+            cache: earlier keys and values; those of x are put where `ctx.slots` says.
 
         Returns:
             [B, T, D], and the cache that holds x, where there is one.
         """
         h, keys_values = self.self_attention(
             self.self_attention_residual.enter(x),
-            mask=around.masks[self.kind],
-            position=around.positions.get(self.kind),
+            mask=ctx.masks[self.kind],
+            position=ctx.positions.get(self.kind),
             cache=cache.self_attention if cache else None,
-            slots=around.slots.get(self.kind),
+            slots=ctx.slots.get(self.kind),
             train=train,
         )
         x = self.self_attention_residual.leave(x, h, train=train)
         if self.cross:
             h, _ = self.cross_attention(
                 self.cross_attention_residual.enter(x),
-                around.memory,
-                mask=around.memory_mask,
+                ctx.memory,
+                mask=ctx.memory_mask,
                 cache=cache.cross_attention if cache else None,
                 train=train,
             )
             x = self.cross_attention_residual.leave(x, h, train=train)
-        h = self.ffn(self.ffn_residual.enter(x), around.real, segments=around.segments, train=train)
+        h = self.ffn(self.ffn_residual.enter(x), ctx.real, segments=ctx.segments, train=train)
         x = self.ffn_residual.leave(x, h, train=train)
         return x, dataclasses.replace(cache, self_attention=keys_values) if cache else None

@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, Lineage
-from tformer_jax.nn.layers import Surroundings, TransformerLayer
+from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
@@ -60,11 +60,11 @@ class Stack(nn.Module):
         """The mask of each kind of layer: "window" layers see the last `cfg.window` tokens of what others see."""
         return {"full": mask, "window": dataclasses.replace(mask, window=self.cfg.window)}
 
-    def full_pass(self, x: jax.Array, around: Surroundings, *, train: bool) -> jax.Array:
+    def full_pass(self, x: jax.Array, ctx: LayerContext, *, train: bool) -> jax.Array:
         """[B, T, D] -> [B, T, D], keeping for the backward pass what `cfg.remat` says."""
 
-        def apply(layer: TransformerLayer, x: jax.Array, around: Surroundings) -> jax.Array:
-            result: jax.Array = layer(x, around, train=train)[0]
+        def apply(layer: TransformerLayer, x: jax.Array, ctx: LayerContext) -> jax.Array:
+            result: jax.Array = layer(x, ctx, train=train)[0]
             return result
 
         if self.cfg.remat != "none":
@@ -74,9 +74,9 @@ class Stack(nn.Module):
         else:
             scanned = apply
 
-        def repeat(period: Period, x: jax.Array, around: Surroundings) -> tuple[jax.Array, None]:
+        def repeat(period: Period, x: jax.Array, ctx: LayerContext) -> tuple[jax.Array, None]:
             for layer in period.layers:
-                x = scanned(layer, x, around)
+                x = scanned(layer, x, ctx)
             return x, None
 
         if self.repetitions:
@@ -88,9 +88,9 @@ class Stack(nn.Module):
                 length=self.repetitions,
                 metadata_params={nn.PARTITION_NAME: axes.LAYERS},
             )
-            x, _ = scan(self.periods, x, around)
+            x, _ = scan(self.periods, x, ctx)
         for layer in self.layers:
-            x = apply(layer, x, around)
+            x = apply(layer, x, ctx)
         return self.norm(x) if self.norm else x
 
 
@@ -112,13 +112,13 @@ class Encoder(Stack):
         `segments` (int [B, S]) numbers the documents that are packed into a row; each sees itself only.
         """
         own = None if segments is None else (segments, segments)
-        around = Surroundings(
+        ctx = LayerContext(
             masks=self.masks(Mask(real=real, segments=own, self_attention=True)),
             real=real,
             segments=segments,
             positions=self.positions(token_positions(x.shape[1], segments)),
         )
-        return self.full_pass(x, around, train=train)
+        return self.full_pass(x, ctx, train=train)
 
 
 class Decoder(Stack):
@@ -154,7 +154,7 @@ class Decoder(Stack):
         pairs = None if segments is None or memory_segments is None else (segments, memory_segments)
         memory_mask = Mask(real=memory_real, segments=pairs)
         own = None if segments is None else (segments, segments)
-        around = Surroundings(
+        ctx = LayerContext(
             masks=self.masks(Mask(real=real, causal=True, prefix=prefix, segments=own, self_attention=True)),
             real=real,
             segments=segments,
@@ -162,7 +162,7 @@ class Decoder(Stack):
             memory=memory,
             memory_mask=memory_mask,
         )
-        return self.full_pass(x, around, train=train)
+        return self.full_pass(x, ctx, train=train)
 
     def step(
         self,
@@ -192,7 +192,7 @@ class Decoder(Stack):
             places = (positions, keys.positions)
             return Mask(explicit=explicit, prefix=cache.prefix, positions=places, causal=True)
 
-        around = Surroundings(
+        ctx = LayerContext(
             masks={kind: self.masks(mask(keys))[kind] for kind, keys in seen.items()},
             real=real,
             positions=self.positions(positions),
@@ -201,7 +201,7 @@ class Decoder(Stack):
         )
         layer_caches: list[Any] = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x, written = layer(x, around, layer_cache)
+            x, written = layer(x, ctx, layer_cache)
             layer_caches.append(written)
         x = self.norm(x) if self.norm else x
         slots = {kind: of.settled() for kind, of in cache.slots.items()}

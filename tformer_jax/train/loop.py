@@ -26,7 +26,7 @@ from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
-from tformer_jax.train.start_from import take
+from tformer_jax.train.start_from import load_matching
 from tformer_jax.train.step import compiled, make_train_step
 
 TRAINING_FLOPS = 3
@@ -124,7 +124,7 @@ class Trainer:
 
     def _loaded(self, run: Path, fresh: Any) -> Any:
         """The parameters `fresh`, those of `run` in their place where they fit."""
-        params, report = take(fresh, run)
+        params, report = load_matching(fresh, run)
         if self.experiment.group.first:
             run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
         self.view.say(f"From {run}: {report}")
@@ -278,7 +278,7 @@ class Trainer:
         if self.best.exhausted:
             best = f"{self.best.evaluations_since} evaluations"
             self.view.say(f"Stopped at step {self.step}: no better {self.cfg.train.metric} in {best}")
-        params, steps = weights.delivered(self.cfg, self.state, self.checkpointer)
+        params, steps = weights.final_params(self.cfg, self.state, self.checkpointer)
         weights.save(folder, params, kind, steps, self.step, self.experiment.group)
         result = {
             "name": self.cfg.name,

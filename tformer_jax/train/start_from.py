@@ -37,7 +37,7 @@ class Report:
         return "; ".join(parts)
 
 
-def take(params: Any, run: Path) -> tuple[Any, Report]:
+def load_matching(params: Any, run: Path) -> tuple[Any, Report]:
     """`params` with those of `run` in their place where name and shape are the same.
 
     Raises:

@@ -27,7 +27,7 @@ def evaluated(cfg: Config, state: TrainState) -> Any:
     return evaluation_params(state.opt_state, state.params)
 
 
-def delivered(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:
+def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:
     """What `train.weights` asks for, and the steps it is made of.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What `blockwise` and `ring` share: all queries meet some of the keys, a block of both at a time.
+"""What `blockwise` and `ring` share: attention of all queries to some of the keys, block by block.
 
 The algorithm of "FlashAttention" (2022) and "FlashAttention-2" (2023), with its own backward pass. Queries and keys
 are cut into blocks; the softmax of each query is kept up to date while keys come in ("Online normalizer calculation
@@ -33,8 +33,8 @@ class Inputs(NamedTuple):
     bias: Any
 
 
-class Hidden(NamedTuple):
-    """What has no gradient."""
+class NonDiff(NamedTuple):
+    """The inputs without a gradient."""
 
     mask: Mask
     dropout_key: jax.Array | None
@@ -70,17 +70,17 @@ class Results(NamedTuple):
     """float32 [B, N, T]: the sum of weight * d_weight, which is `d_out . out` (FlashAttention-2, section 2.3.2)."""
 
 
-def padded(x: Operands, block: int) -> tuple[Inputs, Hidden, Grid]:
+def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
     """Inputs of whole blocks, and a mask that hides the keys that were added."""
     (B, T), S = x.q.shape[:2], x.k.shape[1]
     grid = Grid(min(block, T), min(block, S), x.scoring)
     padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
     q, k, v = _pad(x.q, padded_T, 1), _pad(x.k, padded_S, 1), _pad(x.v, padded_S, 1)
     mask = _pad_mask(x.mask, B, T, S, padded_T, padded_S)
-    return Inputs(q, k, v, x.bias), Hidden(mask, x.dropout_key), grid
+    return Inputs(q, k, v, x.bias), NonDiff(mask, x.dropout_key), grid
 
 
-def unseen(q: jax.Array, grid: Grid) -> Softmax:
+def init(q: jax.Array, grid: Grid) -> Softmax:
     """Before any key."""
     B, T, N, H = q.shape
     R = T // grid.rows
@@ -88,19 +88,21 @@ def unseen(q: jax.Array, grid: Grid) -> Softmax:
     return Softmax(jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros((R, B, grid.rows, N, H)))
 
 
-def meet(inputs: Inputs, hidden: Hidden, grid: Grid, softmax: Softmax) -> Softmax:
-    """Takes in all keys of `inputs`."""
+def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> Softmax:
+    """Updates the online softmax with all keys of `inputs`."""
 
     def row(i, softmax: Softmax) -> Softmax:
-        body = functools.partial(_visible, hidden.mask, grid, i, functools.partial(_add_block, inputs, hidden, grid, i))
-        mine = jax.tree.map(lambda whole: jax.lax.dynamic_index_in_dim(whole, i, keepdims=False), softmax)
+        body = functools.partial(
+            _visible, nondiff.mask, grid, i, functools.partial(_add_block, inputs, nondiff, grid, i)
+        )
+        mine = jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, i, keepdims=False), softmax)
         mine = jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, body, mine)
-        return jax.tree.map(lambda whole, part: jax.lax.dynamic_update_index_in_dim(whole, part, i, 0), softmax, mine)
+        return jax.tree.map(lambda array, part: jax.lax.dynamic_update_index_in_dim(array, part, i, 0), softmax, mine)
 
     return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, softmax)
 
 
-def finish(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def finalize(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """The result [B, T, N, H] in `dtype`, and the log-sum-exp of the scores, as `Results` has it."""
     R, B, rows, N, H = softmax.out.shape
     seen = softmax.total > 0
@@ -111,22 +113,22 @@ def finish(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def results_of(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
-    """From what `finish` gave."""
+    """Computes the residuals of the backward pass from the output of `finalize`."""
     return Results(logsumexp, d_out, jnp.einsum("BTNH,BTNH->BNT", d_out, out, preferred_element_type=jnp.float32))
 
 
 def no_gradients(inputs: Inputs) -> Inputs:
-    """Float32 zeros, to add to."""
+    """Returns float32 zeros of the shapes of `inputs`."""
     zeros: Inputs = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), inputs)
     return zeros
 
 
-def add_gradients(inputs: Inputs, hidden: Hidden, grid: Grid, results: Results, gradients: Inputs) -> Inputs:
-    """Adds what the keys of `inputs` contribute."""
+def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, gradients: Inputs) -> Inputs:
+    """Adds the contributions of the keys of `inputs`."""
 
     def row(i, gradients: Inputs) -> Inputs:
-        body = functools.partial(_block_gradients, inputs, hidden, grid, results, i)
-        visible = functools.partial(_visible, hidden.mask, grid, i, body)
+        body = functools.partial(_block_gradients, inputs, nondiff, grid, results, i)
+        visible = functools.partial(_visible, nondiff.mask, grid, i, body)
         return jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, visible, gradients)
 
     return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, gradients)
@@ -138,29 +140,29 @@ def in_dtypes_of(inputs: Inputs, gradients: Inputs) -> Inputs:
     return cast
 
 
-def _add_block(inputs: Inputs, hidden: Hidden, grid: Grid, i, j, softmax: Softmax) -> Softmax:
+def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i, j, softmax: Softmax) -> Softmax:
     """Takes key block j into the softmax of block row i."""
     peak, total, out = softmax
-    logits, may_attend = _masked_scores(inputs, hidden.mask, grid, i, j)
+    logits, may_attend = _masked_scores(inputs, nondiff.mask, grid, i, j)
     new_peak = jnp.maximum(peak, logits.max(axis=-1))
     weights = jnp.where(may_attend, jnp.exp(logits - new_peak[..., None]), 0)
     shrink = jnp.exp(peak - new_peak)
-    dropped = _drop(weights, hidden.dropout_key, grid, i, j).astype(inputs.v.dtype)
+    dropped = _drop(weights, nondiff.dropout_key, grid, i, j).astype(inputs.v.dtype)
     added = _weighted_sum(dropped, _rows(inputs.v, j, grid.columns))
     out = out * jnp.swapaxes(shrink, 1, 2)[..., None] + added
     return Softmax(new_peak, total * shrink + weights.sum(axis=-1), out)
 
 
-def _block_gradients(inputs, hidden, grid, results: Results, i, j, gradients: Inputs) -> Inputs:
+def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: Inputs) -> Inputs:
     """Adds what block (i, j) contributes to the gradients."""
     queries, keys = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
     values, d_out = _rows(inputs.v, j, grid.columns), _rows(results.d_out, i, grid.rows)
 
-    logits, pull = jax.vjp(lambda q, k, bias: _scores(q, k, bias, hidden.mask, grid, i, j), queries, keys, inputs.bias)
-    may_attend = _may_attend(hidden.mask, grid, i, j)
+    logits, pull = jax.vjp(lambda q, k, bias: _scores(q, k, bias, nondiff.mask, grid, i, j), queries, keys, inputs.bias)
+    may_attend = _may_attend(nondiff.mask, grid, i, j)
     weights = jnp.where(may_attend, jnp.exp(logits - _columns(results.logsumexp, i, grid.rows)[..., None]), 0)
 
-    dropped = functools.partial(_drop, key=hidden.dropout_key, grid=grid, i=i, j=j)
+    dropped = functools.partial(_drop, key=nondiff.dropout_key, grid=grid, i=i, j=j)
     _, pull_sum = jax.vjp(lambda w, v: _weighted_sum(dropped(w).astype(v.dtype), v), weights, values)
     d_weights, d_values = pull_sum(d_out.astype(jnp.float32))
     d_logits = weights * (d_weights - _columns(results.d_sum, i, grid.rows)[..., None])

@@ -5,32 +5,32 @@ import functools
 import jax
 
 from tformer_jax.nn.attention_ops import blocks
-from tformer_jax.nn.attention_ops.blocks import BLOCK, Grid, Hidden, Inputs
+from tformer_jax.nn.attention_ops.blocks import BLOCK, Grid, Inputs, NonDiff
 from tformer_jax.nn.attention_ops.core import Backend, Operands
 
 
 def blockwise(x: Operands, block: int = BLOCK) -> jax.Array:
     """`reference`, without ever holding all weights."""
-    inputs, hidden, grid = blocks.padded(x, block)
-    return _attention(inputs, hidden, grid)[:, : x.q.shape[1]]
+    inputs, nondiff, grid = blocks.padded(x, block)
+    return _attention(inputs, nondiff, grid)[:, : x.q.shape[1]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _attention(inputs: Inputs, hidden: Hidden, grid: Grid) -> jax.Array:
-    return _forward(inputs, hidden, grid)[0]
+def _attention(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> jax.Array:
+    return _forward(inputs, nondiff, grid)[0]
 
 
-def _forward(inputs: Inputs, hidden: Hidden, grid: Grid) -> tuple[jax.Array, tuple]:
+def _forward(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> tuple[jax.Array, tuple]:
     """The result [B, T, N, H], and what the backward pass needs: of the weights only their log-sum-exp [B, N, T]."""
-    softmax = blocks.meet(inputs, hidden, grid, blocks.unseen(inputs.q, grid))
-    out, logsumexp = blocks.finish(softmax, inputs.q.dtype)
-    return out, (inputs, hidden, out, logsumexp)
+    softmax = blocks.update(inputs, nondiff, grid, blocks.init(inputs.q, grid))
+    out, logsumexp = blocks.finalize(softmax, inputs.q.dtype)
+    return out, (inputs, nondiff, out, logsumexp)
 
 
 def _backward(grid: Grid, residuals: tuple, d_out: jax.Array) -> tuple[Inputs, None]:
-    inputs, hidden, out, logsumexp = residuals
+    inputs, nondiff, out, logsumexp = residuals
     results = blocks.results_of(out, logsumexp, d_out)
-    gradients = blocks.add_gradients(inputs, hidden, grid, results, blocks.no_gradients(inputs))
+    gradients = blocks.add_gradients(inputs, nondiff, grid, results, blocks.no_gradients(inputs))
     return blocks.in_dtypes_of(inputs, gradients), None
 
 

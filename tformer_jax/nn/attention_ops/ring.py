@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from tformer_jax import axes
 from tformer_jax.nn import sharding
 from tformer_jax.nn.attention_ops import blocks, shards
-from tformer_jax.nn.attention_ops.blocks import BLOCK, Grid, Hidden, Inputs, Softmax
+from tformer_jax.nn.attention_ops.blocks import BLOCK, Grid, Inputs, NonDiff, Softmax
 from tformer_jax.nn.attention_ops.blockwise import blockwise
 from tformer_jax.nn.attention_ops.core import Backend, Operands
 from tformer_jax.nn.masks import Mask
@@ -76,11 +76,11 @@ def _forward(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> tuple[ja
 
     def hop(_, carry: tuple[_Keys, Softmax]) -> tuple[_Keys, Softmax]:
         keys, softmax = carry
-        return devices.send(keys), blocks.meet(*_with(keys, inputs, mask), grid, softmax)
+        return devices.send(keys), blocks.update(*_with(keys, inputs, mask), grid, softmax)
 
-    start = _keys(inputs, mask), blocks.unseen(inputs.q, grid)
+    start = _keys(inputs, mask), blocks.init(inputs.q, grid)
     _, softmax = jax.lax.fori_loop(0, devices.size, hop, start)
-    out, logsumexp = blocks.finish(softmax, inputs.q.dtype)
+    out, logsumexp = blocks.finalize(softmax, inputs.q.dtype)
     return out, (inputs, mask, out, logsumexp)
 
 
@@ -107,14 +107,14 @@ def _keys(inputs: Inputs, mask: Mask) -> _Keys:
     return _Keys(inputs.k, inputs.v, mask.real, segments, positions)
 
 
-def _with(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, Hidden]:
+def _with(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, NonDiff]:
     """This device's queries, and keys that came from another."""
     segments, positions = (
         pair and (pair[0], others)
         for pair, others in ((mask.segments, keys.segments), (mask.positions, keys.positions))
     )
     met = dataclasses.replace(mask, real=keys.real, segments=segments, positions=positions)
-    return inputs._replace(k=keys.k, v=keys.v), Hidden(met, None)
+    return inputs._replace(k=keys.k, v=keys.v), NonDiff(met, None)
 
 
 RING = Backend(ring, dropout=False)
