@@ -1,1 +1,1 @@
-"""From a trained model to text: sampling, cached generation, and the objects that take and give strings."""
+"""Inference: sampling, beam search, cached decoding, and interfaces from strings to strings."""

@@ -1,4 +1,4 @@
-"""From rows of token ids to batches of few shapes, and the results back in order."""
+"""Batches rows of token ids into few shapes, and returns results in the order of the inputs."""
 
 import collections
 import itertools
@@ -15,10 +15,10 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 CHUNK = 1024
-"""Rows of any number that are held at once; batches are made of them."""
+"""Number of rows of a stream that are in memory at once, and from which batches are formed."""
 
 SHORTEST = 16
-"""Batches are at least so many tokens long: shorter ones would compile again to save little."""
+"""Minimum length of a batch in tokens: shorter ones would be compiled separately for little gain."""
 
 
 def in_batches(
@@ -29,14 +29,14 @@ def in_batches(
     max_length: int,
     pad_left: bool = False,
 ) -> list[Result]:
-    """Calls `run` on rows of similar length, and puts its results in the order of `rows`.
+    """Calls `run` on batches of rows of similar length, and returns its results in the order of `rows`.
 
     Args:
-        rows: token ids, none longer than `max_length`; a row may be empty.
-        run: takes padded tokens int32 [B, T] and the rows' places in `rows`, int32 [B]; gives one result a row, of
-            which those of rows that only fill up the batch are dropped. T is a power of two, or `max_length`.
-        size: the largest B. All calls share one B.
-        pad_left: put padding before the tokens.
+        rows: token ids, at most `max_length` per row; a row may be empty.
+        run: maps padded tokens, int32 [B, T], and indices into `rows`, int32 [B], to one result per row; those of
+            padding rows are dropped. T is a power of two, or `max_length`.
+        size: maximum B; all calls have the same B.
+        pad_left: whether to pad on the left.
     """
     results: dict[int, Result] = {}
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
@@ -58,15 +58,15 @@ def in_chunks(
     skip: int = 0,
     size: int = CHUNK,
 ) -> Iterator[Result]:
-    """The results of any number of items, in order; no more than `size` items are held.
+    """Yields the results of any number of items, in order, with at most `size` items in memory.
 
     Args:
-        read: makes a row of an item's place, from 0, and the item.
-        run: takes rows and the place of the first; gives one result a row.
-        skip: so many first results are left out; the others are the same, bit for bit, as without it.
+        read: maps the index of an item, from 0, and the item to a row.
+        run: maps rows, and the index of the first one, to one result per row.
+        skip: number of first results to omit; the others are bit-identical to those without `skip`.
 
     Raises:
-        ConfigError: of `items` or `read`, after the results of all items before.
+        ConfigError: raised by `items` or `read`; the results of all earlier items are yielded first.
     """
     items = iter(items)
     start = skip - skip % size
@@ -83,7 +83,7 @@ def in_chunks(
 
 
 def _take(rows: Iterator[Row], count: int) -> tuple[list[Row], ConfigError | None]:
-    """At most `count` rows, and what went wrong with the next one."""
+    """Returns at most `count` rows, and the error raised by the next one, if any."""
     taken: list[Row] = []
     try:
         for row in itertools.islice(rows, count):
@@ -103,12 +103,12 @@ def pad_rows(rows: Sequence[Sequence[int]], count: int, length: int, pad_left: b
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is at least `number`, and at least 1."""
+    """Returns the smallest power of two that is at least `number`, and at least 1."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def powers_of_two(first: int, last: int) -> list[int]:
-    """The powers of two from that of `first` on, below `last`, and then `last`; only `last` if it is smaller."""
+    """Returns the powers of two from `power_of_two(first)` that are below `last`, and then `last` itself."""
     numbers = [power_of_two(first)]
     while numbers[-1] < last:
         numbers.append(2 * numbers[-1])

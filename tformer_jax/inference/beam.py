@@ -1,4 +1,4 @@
-"""Beam search with a KV cache: the most probable outputs instead of the most probable next tokens."""
+"""Beam search with a KV cache: searches for the most probable outputs instead of the most probable next tokens."""
 
 import dataclasses
 from typing import NamedTuple
@@ -16,9 +16,9 @@ from tformer_jax.nn.kv_cache import Lineage
 from tformer_jax.special_tokens import EOS, PAD
 
 WORST = -1e9
-"""The score of no hypothesis."""
+"""Score of a missing hypothesis."""
 UNUSED = -jnp.inf
-"""The score of beams beyond a row's own width."""
+"""Score of beams beyond the width of a row."""
 
 
 class Hypotheses(NamedTuple):
@@ -27,34 +27,35 @@ class Hypotheses(NamedTuple):
     tokens: jax.Array
     """int32 [B, k, length]: up to and including EOS, then PAD."""
     scores: jax.Array
-    """float32 [B, k]: sums of log-probabilities, divided by the length penalty; `WORST` where there is none."""
+    """float32 [B, k]: sums of log-probabilities, divided by the length penalty; `WORST` for missing hypotheses."""
 
 
 @flax.struct.dataclass
 class Beams:
-    """Rows that follow the `cfg.beams` most probable beginnings until none can become a better output.
+    """Beam search: keeps the `cfg.beams` most probable hypotheses of each row until none can become a better output.
 
-    A beginning that ends (in EOS, or for want of room) among the k best of a step is scored
-    `sum of log p / penalty(tokens)`, EOS included; the others go on ("Sequence Transduction", 2012; length penalties of
-    GNMT, 2016, equation 14). Of 2 k candidates at least k go on. `cfg.early_stopping` says when a row is done:
-    `first`, once it has k outputs; `heuristic`, once the best of its beginnings, if it ended now, would be no better
-    than the k-th output; `never`, once that holds for whatever length is left.
+    A hypothesis that ends (in EOS, or at the maximum length) among the k best candidates of a step is finished, with
+    the score `sum of log p / penalty(tokens)`, EOS included; the k best others continue ("Sequence Transduction with
+    Recurrent Neural Networks", 2012; length penalties of GNMT, 2016, equation 14). Of 2 k candidates, at least k do
+    not end in EOS. `cfg.early_stopping` determines when a row is done: `first`, once it has k outputs; `heuristic`,
+    once its best running hypothesis, if it ended now, would not be better than the k-th output; `never`, once that
+    holds for every remaining length.
 
-    The beams of a row are k tokens of one call that attend to their ancestors only: no cache is copied, and what beams
-    share (the prompt, the encoder's output) is kept once. Arrays have `cfg.beams` = k beams; a row uses the first
+    The beams of a row are k tokens of one call that attend only to their ancestors: no cache is copied, and shared
+    tokens (the prompt, the encoder output) are stored once. Arrays have k = `cfg.beams` beams; a row uses the first
     `settings.beams` of them, with the same outputs as in a step compiled for that width. See also `rows.Rows`.
     """
 
     prompt_end: jax.Array
     """int32 [B]: the last token of the prompt."""
     made: jax.Array
-    """int32 [B]: tokens chosen so far."""
+    """int32 [B]: number of tokens chosen so far."""
     room: jax.Array
-    """int32 [B]: the most that are; 0 for a row that only fills up the batch."""
+    """int32 [B]: maximum number of tokens to choose; 0 for padding rows."""
     done: jax.Array
     """bool [B]: rows whose finished hypotheses cannot change."""
     running: jax.Array
-    """int32 [B, k, length]: hypotheses that go on."""
+    """int32 [B, k, length]: running hypotheses."""
     sums: jax.Array
     """float32 [B, k]: sums of their log-probabilities."""
     lineage: Lineage
@@ -76,7 +77,7 @@ class Beams:
         length: int,
         cfg: DecodeConfig,
     ) -> "Beams":
-        """Rows that have chosen nothing yet; `last` and `counts` as of `Chains.start`, `length` at least the rooms."""
+        """Returns the initial state; `last` and `counts` are as in `Chains.start`, `length` is at least each `room`."""
         (B,), k = room.shape, cfg.beams
         first = jnp.arange(k) == 0
         sums = jnp.where(jnp.arange(k) < settings.beams[:, None], jnp.where(first, 0.0, WORST), UNUSED)
@@ -96,14 +97,14 @@ class Beams:
         )
 
     def next_tokens(self) -> tuple[jax.Array, Lineage]:
-        """The tokens chosen last: int32 [B, k], PAD for unused beams; at first the prompt's last one, alone."""
+        """Returns the tokens chosen last, int32 [B, k], PAD for unused beams; initially the last prompt token alone."""
         chosen = jnp.take_along_axis(self.running, jnp.maximum(self.made - 1, 0)[:, None, None], axis=2)[..., 0]
         alone = jnp.where(jnp.arange(self.cfg.beams) == 0, self.prompt_end[:, None], PAD)
         last = jnp.where((self.made == 0)[:, None], alone, chosen)
         return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.lineage
 
     def advance(self, logits: jax.Array) -> "Beams":
-        """Chooses one more token: logits float32 [B, k, V], of which only the first beam's count at first."""
+        """Chooses one more token by logits, float32 [B, k, V]; initially, only those of the first beam count."""
         sums, parents, tokens = self._candidates(logits)
         now = jnp.arange(self.running.shape[2]) == self.made[:, None, None]
         grown = jnp.where(now, tokens[..., None], _take(self.running, parents))
@@ -152,11 +153,11 @@ class Beams:
         return Report(self.next_tokens()[0][:, 0], self.sums[:, 0], self.done)
 
     def _used(self) -> jax.Array:
-        """bool [B, k]: the beams of each row's own width."""
+        """Returns bool [B, k]: the beams within the width of each row."""
         return jnp.arange(self.cfg.beams) < self.settings.beams[:, None]
 
     def _candidates(self, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The 2 k best continuations, best first: their sums, the beam that each continues, and its token.
+        """Returns the 2 k best continuations, best first: their sums, parent beams and tokens.
 
         A row of width w < k has 2 w of them; the others are `UNUSED`.
         """
@@ -170,7 +171,7 @@ class Beams:
         return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
-        """Logits [B, k, V] after the rules, which, as in Hugging Face's beam search, see log-probabilities."""
+        """Applies the rules to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
         logits = sampling.forbid(logits)
         if self.rules == NO_RULES and not self.cfg.min_new_tokens:
             return logits
@@ -182,7 +183,7 @@ class Beams:
         return constrain(log_p, history, made, made, settings, self.rules).reshape(B, k, V) + total
 
     def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, made: jax.Array) -> Hypotheses:
-        """The finished hypotheses with those of the k best candidates that end now."""
+        """Returns the finished hypotheses, with those of the k best candidates that end in this step."""
         k = self.cfg.beams
         counts = ends & (jnp.arange(2 * k) < self.settings.beams[:, None]) & ~self.done[:, None]
         scores = jnp.where(counts, sums / length_penalty(made, self.cfg)[:, None], WORST)
@@ -191,7 +192,7 @@ class Beams:
         return Hypotheses(_take(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
 
     def _can_improve(self, best_sum: jax.Array, scores: jax.Array, made: jax.Array) -> jax.Array:
-        """bool [B]: whether a hypothesis with this sum may still become better than the row's last output."""
+        """Returns bool [B]: whether a running hypothesis with this sum may still become better than the last output."""
         scores = jnp.where(self._used(), scores, jnp.inf)
         full = (scores > WORST).all(axis=1)
         if self.cfg.early_stopping == "first":
@@ -202,11 +203,11 @@ class Beams:
 
 
 def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:
-    """What a sum of log-probabilities is divided by: `length^alpha`, or GNMT's `((5 + length) / 6)^alpha`."""
+    """Returns the divisor of a sum of log-probabilities: `length^alpha`, or GNMT's `((5 + length) / 6)^alpha`."""
     base = (5 + length) / 6 if cfg.length_penalty == "gnmt" else length
     return jnp.asarray(base, jnp.float32) ** cfg.length_alpha
 
 
 def _take(values: jax.Array, places: jax.Array) -> jax.Array:
-    """values [B, n, ...] at places int [B, m] -> [B, m, ...]."""
+    """Gathers along axis 1: values [B, n, ...] at places int [B, m] -> [B, m, ...]."""
     return jnp.take_along_axis(values, places.reshape(*places.shape, *[1] * (values.ndim - 2)), axis=1)

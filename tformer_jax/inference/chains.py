@@ -14,27 +14,27 @@ from tformer_jax.special_tokens import EOS, PAD
 
 @flax.struct.dataclass
 class Chains:
-    """Rows that continue from the token they chose last; see `rows.Rows`."""
+    """Rows of greedy decoding or sampling, each of which continues from its last token; see `rows.Rows`."""
 
     last: jax.Array
     """int32 [B]: the token to read next."""
     history: jax.Array
-    """int32 [B, L]: the tokens that `rules` see, then PAD; the chosen ones are the last of them. L may be 0 unless
+    """int32 [B, L]: tokens for `rules`, then PAD; the last of these tokens are the chosen ones. L may be 0 unless
     `rules.need_history`."""
     counts: jax.Array
-    """int32 [B]: tokens of the prompt and the output."""
+    """int32 [B]: number of tokens of the prompt and the output."""
     made: jax.Array
-    """int32 [B]: chosen tokens."""
+    """int32 [B]: number of chosen tokens."""
     room: jax.Array
     """int32 [B]: maximum number of chosen tokens."""
     done: jax.Array
-    """bool [B]."""
+    """bool [B]: rows that are finished, or padding."""
     scored: jax.Array
-    """bool [B]: rows whose `scores` are computed, which costs a pass over the logits."""
+    """bool [B]: rows whose `scores` are computed, at the cost of a pass over the logits."""
     scores: jax.Array
     """float32 [B]: sum of the log-probabilities of the chosen tokens; 0 unless `scored`."""
     keys: jax.Array
-    """[B] PRNG keys; greedy choice ignores them."""
+    """[B] PRNG keys; ignored by greedy decoding."""
     settings: RowSettings
     rules: Rules = flax.struct.field(pytree_node=False)
 
@@ -51,14 +51,14 @@ class Chains:
         history: jax.Array,
         scored: jax.Array | None = None,
     ) -> "Chains":
-        """Rows that have chosen nothing yet.
+        """Returns the initial state.
 
         Args:
-            last: int32 [B], the prompt's last token.
-            counts: int32 [B], tokens of the prompt.
-            room: int32 [B], maximum number of chosen tokens; 0 for a row that only fills up the batch.
+            last: int32 [B], last token of the prompt.
+            counts: int32 [B], number of tokens of the prompt.
+            room: int32 [B], maximum number of tokens to choose; 0 for padding rows.
             history: int32 [B, L], the prompt, then PAD; L is 0, or at least the largest `counts + room`.
-            scored: bool [B]; None: no row is.
+            scored: bool [B], rows whose log-probabilities are summed; None: no row.
         """
         return cls(
             last=last,
@@ -75,11 +75,11 @@ class Chains:
         )
 
     def next_tokens(self) -> tuple[jax.Array, None]:
-        """The tokens chosen last: int32 [B, 1]."""
+        """Returns the tokens chosen last, int32 [B, 1]."""
         return jnp.where(self.done, PAD, self.last)[:, None], None
 
     def advance(self, logits: jax.Array) -> "Chains":
-        """One more token in each row that is not done: logits float32 [B, 1, V]."""
+        """Chooses one more token in each row that is not done, by logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
         allowed = constrain(forbid(logits), self.history, self.counts, self.made, self.settings, self.rules)
         tokens = choose(allowed, self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.made))
@@ -97,7 +97,7 @@ class Chains:
         )
 
     def _scores(self, logits: jax.Array, tokens: jax.Array) -> jax.Array:
-        """`scores` after tokens [B], by logits [B, V]."""
+        """Returns `scores` with the log-probabilities of tokens [B], given logits [B, V]."""
         counts = self.scored & ~self.done
 
         def added() -> jax.Array:
@@ -116,7 +116,7 @@ class Chains:
         return self.history.shape[1]
 
     def widened(self, length: int) -> "Chains":
-        """See `rows.Rows`; a history has its full length from the start."""
+        """See `rows.Rows`; histories have their full length from the start."""
         return self
 
     def report(self) -> Report:

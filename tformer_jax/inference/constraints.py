@@ -1,4 +1,4 @@
-"""Rules about the next token that depend on the tokens before it, as pure functions of logits and histories."""
+"""Constraints on the next token by earlier tokens, as pure functions of logits and histories."""
 
 import dataclasses
 import itertools
@@ -14,23 +14,23 @@ from tformer_jax.special_tokens import EOS, UNK
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a decoding step is compiled for; a rule that is off leaves no trace in it."""
+    """Constraints that a decoding step is compiled for; a disabled constraint adds no operations."""
 
     repetition: bool = False
-    """Tokens of the history are penalised, as strongly as `RowSettings.repetition` says."""
+    """Penalize tokens of the history, with the strength `RowSettings.repetition`."""
     no_repeat_ngram: int = 0
-    """No n tokens occur a second time; 0: they may."""
+    """Size of n-grams that must not repeat; 0 disables it."""
     forbidden: tuple[tuple[int, ...], ...] = ()
-    """Sequences of tokens that are never completed."""
+    """Token sequences that must not occur in an output."""
     forced: tuple[int, ...] = ()
-    """What each output begins with."""
+    """First tokens of each output."""
 
     @classmethod
     def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Rules":
-        """The rules of a config; `tokenizer` is that of the outputs.
+        """Builds the rules of a config; `tokenizer` is that of the outputs.
 
         Raises:
-            ConfigError: the vocabulary has no tokens for a text, or the prefix is too long.
+            ConfigError: the vocabulary cannot represent a text, or the prefix is too long.
         """
         return cls(
             repetition=cfg.repetition_penalty != 1,
@@ -41,7 +41,7 @@ class Rules:
 
     @property
     def need_history(self) -> bool:
-        """Whether `constrain` looks at the tokens before."""
+        """Whether `constrain` needs the earlier tokens."""
         return self.repetition or self.no_repeat_ngram > 0 or any(len(ids) > 1 for ids in self.forbidden)
 
 
@@ -51,16 +51,16 @@ NO_RULES = Rules()
 def constrain(
     logits: jax.Array, history: jax.Array, counts: jax.Array, made: jax.Array, settings: RowSettings, rules: Rules
 ) -> jax.Array:
-    """Logits (or log-probabilities) of what the rules allow; what they exclude has -inf.
+    """Sets the logits (or log-probabilities) of tokens that the rules exclude to -inf.
 
-    A row whose tokens are all excluded ends: EOS has 0. Forced tokens go before all other rules: the one whose turn it
-    is has 0, all others -inf.
+    If all tokens of a row are excluded, the row ends: EOS gets 0. Forced tokens take precedence over all other rules:
+    the next forced token gets 0, all others -inf.
 
     Args:
         logits: float32 [B, V].
-        history: int [B, L], what was read and generated so far, from the left; [B, 0] unless `rules.need_history`.
-        counts: int [B], tokens in `history`; what stands after them does not matter.
-        made: int [B], tokens of the output so far.
+        history: int [B, L], tokens read and generated so far, left-aligned; [B, 0] unless `rules.need_history`.
+        counts: int [B], number of tokens in `history`; later entries are ignored.
+        made: int [B], number of output tokens so far.
 
     Returns:
         float32 [B, V].
@@ -80,10 +80,10 @@ def constrain(
 
 
 def penalise(logits: jax.Array, history: jax.Array, counts: jax.Array, strength: jax.Array) -> jax.Array:
-    """Divides the positive logits of tokens in the history by `strength` [B], and multiplies the negative ones by it.
+    """Divides the positive logits of tokens in the history by `strength`, [B], and multiplies the negative ones by it.
 
-    "CTRL: A Conditional Transformer Language Model for Controllable Generation" (2019), section 4.1, with the later
-    change for negative logits. Other arguments and the result as of `constrain`.
+    "CTRL: A Conditional Transformer Language Model for Controllable Generation" (2019), section 4.1, extended to
+    negative logits. The other arguments and the result are as in `constrain`.
     """
     seen = jnp.take_along_axis(logits, history, axis=1)
     strength = strength[:, None]
@@ -92,7 +92,7 @@ def penalise(logits: jax.Array, history: jax.Array, counts: jax.Array, strength:
 
 
 def exclude_repeated(logits: jax.Array, history: jax.Array, counts: jax.Array, n: int) -> jax.Array:
-    """Excludes each token that followed the last n - 1 tokens before: then these n tokens would occur again."""
+    """Excludes tokens that would complete an n-gram which the history already contains."""
     windows = history.shape[1] - n + 1
     if windows <= 0:
         return logits
@@ -106,7 +106,7 @@ def exclude_repeated(logits: jax.Array, history: jax.Array, counts: jax.Array, n
 def exclude_sequences(
     logits: jax.Array, history: jax.Array, counts: jax.Array, sequences: tuple[tuple[int, ...], ...]
 ) -> jax.Array:
-    """Excludes the last token of each sequence whose other tokens end the history; that of a single token always."""
+    """Excludes the last token of each sequence if the history ends with the tokens before it; single tokens always."""
     rows = logits.shape[0]
     for length, group in itertools.groupby(sorted(sequences, key=len), key=len):
         ids = jnp.array(list(group), jnp.int32)
@@ -118,31 +118,31 @@ def exclude_sequences(
 
 
 def force(logits: jax.Array, made: jax.Array, forced: tuple[int, ...]) -> jax.Array:
-    """Leaves the next forced token, with the logit 0, to rows that have made fewer tokens than are forced."""
+    """Forces the next token of `forced`, with the logit 0, in rows with fewer output tokens than `forced`."""
     wanted = jnp.array(forced, jnp.int32)[jnp.minimum(made, len(forced) - 1)]
     only = jnp.where(jnp.arange(logits.shape[-1]) == wanted[:, None], 0.0, -jnp.inf)
     return jnp.where((made < len(forced))[:, None], only, logits)
 
 
 def _real(history: jax.Array, counts: jax.Array) -> jax.Array:
-    """bool [B, L]: where tokens are."""
+    """Returns bool [B, L]: True where `history` has tokens."""
     return jnp.arange(history.shape[1]) < counts[:, None]
 
 
 def _ending(history: jax.Array, counts: jax.Array, length: int) -> list[jax.Array]:
-    """The last tokens of each history: `length` times int [B]. Meaningless where there are fewer."""
+    """Returns the last `length` tokens of each history, each int [B]; undefined for shorter histories."""
     places = jnp.maximum(counts[:, None] - length + jnp.arange(length), 0)
     return list(jnp.take_along_axis(history, places, axis=1).T) if length else []
 
 
 def _put(logits: jax.Array, tokens: jax.Array, where: jax.Array, values: jax.Array | float) -> jax.Array:
-    """logits [B, V] with `values` ([B, n] or one) for those of `tokens` int [B, n] `where` they count."""
+    """Sets logits [B, V] of `tokens`, int [B, n], to `values` (scalar or [B, n]) if `where`, bool [B, n], is True."""
     rows = jnp.arange(logits.shape[0])[:, None]
     return logits.at[rows, jnp.where(where, tokens, logits.shape[1])].set(values, mode="drop")
 
 
 def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each text as it is alone and after a space, but none that ends in another."""
+    """Encodes each text with and without a leading space; drops sequences that end in another sequence."""
     found: dict[tuple[int, ...], None] = {}
     for text in cfg.forbidden:
         if set(tokenizer.encode(text)) <= {UNK}:

@@ -1,4 +1,4 @@
-"""From texts to token ids that a model has room for."""
+"""Encodes texts as token ids that fit the model's maximum length."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +10,7 @@ WRITE = "write at least one character"
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int, what: str, *, cut: bool = False) -> list[list[int]]:
-    """Token ids of each text, at most `limit`; longer ones are shortened where `cut`.
+    """Returns the token ids of each text, at most `limit`; `cut` truncates longer texts.
 
     Raises:
         ConfigError: a text has more tokens, and `cut` is False.
@@ -22,7 +22,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int, what: str, *,
 def reader(
     tokenizer: Tokenizer, texts: Iterator[str], limit: int, what: str, *, cut: bool = False
 ) -> Callable[[int, str], list[int]]:
-    """What encodes the texts of an iterator, each with its place from 0, and names the one that is too long."""
+    """Returns a function that maps the index of a text, from 0, and the text to token ids; errors name the index."""
 
     def read(place: int, text: str) -> list[int]:
         ids = tokenizer.encode(text)
@@ -37,7 +37,7 @@ def reader(
 def source_reader(
     tokenizer: Tokenizer, sources: Iterator[str], max_length: int, *, cut: bool = False
 ) -> Callable[[int, str], list[int]]:
-    """What `reader` makes of sources, each ended by EOS; nothing of a blank one."""
+    """Returns a `reader` of sources that appends EOS, and maps a blank source to []."""
     encode_source = reader(tokenizer, sources, max_length - 1, "source", cut=cut)
 
     def read(place: int, source: str) -> list[int]:
@@ -47,7 +47,7 @@ def source_reader(
 
 
 def prompt_reader(tokenizer: Tokenizer, prompts: Iterator[str], max_length: int) -> Callable[[int, str], list[int]]:
-    """What `reader` makes of prompts, which leave room for a token; an empty one is refused."""
+    """Returns a `reader` of prompts that leaves room for one token, and raises an error for an empty prompt."""
     encode_prompt = reader(tokenizer, prompts, max_length - 1, "prompt")
 
     def read(place: int, prompt: str) -> list[int]:
@@ -61,10 +61,10 @@ def prompt_reader(tokenizer: Tokenizer, prompts: Iterator[str], max_length: int)
 
 
 def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[int]:
-    """Token ids of a text that errors call `name`.
+    """Returns the token ids of a text, which errors call `name`.
 
     Raises:
-        ConfigError: they are more than `limit`.
+        ConfigError: the text has more than `limit` tokens.
     """
     ids = tokenizer.encode(text)
     if len(ids) > limit:
@@ -73,5 +73,5 @@ def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[i
 
 
 def too_long(name: str, tokens: int, limit: int) -> ConfigError:
-    """What a text that the model has no room for is refused with."""
+    """Returns the error for a text that is too long for the model."""
     return ConfigError(f"{name} has {tokens} tokens, but the model takes at most {limit}: shorten it")

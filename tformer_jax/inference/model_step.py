@@ -1,4 +1,4 @@
-"""Calls of a model with a KV cache: reading prompts, and steps of decoding."""
+"""Calls of a model with a KV cache: prefill and decoding steps."""
 
 from typing import Any, Protocol
 
@@ -12,19 +12,19 @@ from tformer_jax.special_tokens import PAD
 
 
 class Step(Protocol):
-    """A model applied to new tokens and a cache of the tokens before them."""
+    """A model applied to new tokens and a cache of the earlier tokens."""
 
     def __call__(
         self, tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None
     ) -> tuple[jax.Array, DecoderCache]:
-        """Tokens int [B, T], and the cache; returns float32 logits [B, 1, V] of the last token and the new cache.
+        """Returns float32 logits [B, 1, V] of the last token, and the new cache, for tokens int [B, T] and a cache.
 
-        With a `lineage`, the tokens are beams, and logits are [B, T, V].
+        With a `lineage`, the T tokens of a row are beams, and logits are [B, T, V].
         """
 
 
 def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:
-    """The decoding step of a model whose layers are not scanned."""
+    """Returns the decoding step of a model with unscanned layers."""
 
     def step(tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None) -> tuple[jax.Array, DecoderCache]:
         options: Any = {"token_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}
@@ -35,9 +35,10 @@ def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:
 
 
 def prefill(model: Seq2Seq | DecoderLM, params: Any, tokens: jax.Array, cache: DecoderCache) -> DecoderCache:
-    """Reads prompts without their last token, which the first decoding step reads: int [B, T], PAD on the left.
+    """Reads prompts, int [B, T] with PAD on the left, except the last token, which the first decoding step reads.
 
-    With `prefix_lm`, earlier tokens attend to the last one, so `tokens` includes it and the cache then forgets it.
+    With `prefix_lm`, earlier tokens attend to the last one, so `tokens` includes it, and it is then removed from the
+    cache.
     """
     if tokens.shape[1] == 0:
         return cache

@@ -1,4 +1,4 @@
-"""Outputs of rows of token ids, by an engine that is filled with them."""
+"""Decodes rows of token ids with a continuous-batching engine."""
 
 import collections
 import math
@@ -14,15 +14,15 @@ from tformer_jax.inference.engine import Engine, Request
 
 
 class Output(NamedTuple):
-    """A generated text."""
+    """A generated text and its score."""
 
     text: str
     score: float | None
-    """Beam search's score, or the sum of the tokens' log-probabilities if asked for; None for a blank text."""
+    """Beam score, or the sum of token log-probabilities if requested; None if not requested, or for a blank text."""
 
 
 class RowDecoder:
-    """Decodes rows of sources (`Seq2Seq`) or prompts (`DecoderLM`) as `cfg.decode` says."""
+    """Decodes rows of sources (`Seq2Seq`) or prompts (`DecoderLM`) with the settings `cfg.decode`."""
 
     def __init__(self, cfg: Config, model: nn.Module, params: Any, tokenizers: Tokenizers):
         self._cfg, self._parts = cfg, (model, params, tokenizers)
@@ -31,10 +31,10 @@ class RowDecoder:
     def __call__(
         self, rows: Sequence[Sequence[int]], place: int, *, seed: int = 0, outputs: int = 1, scores: bool = False
     ) -> list[list[Output]]:
-        """So many outputs of each row, best first where beams are searched; those of an empty row are empty.
+        """Returns `outputs` outputs of each row, best first for beam search; those of an empty row are empty.
 
-        `place` is that of the first row among all inputs: what is sampled depends on it, and not on the batches.
-        Longer rows go first, so that rows of similar length are read together and short ones fill the last gaps.
+        `place` is the index of the first row among all inputs: samples depend on it, but not on batching. Longer rows
+        are submitted first, so that rows of similar length are read together and short rows fill the last free slots.
         """
         order = sorted((number for number, row in enumerate(rows) if row), key=lambda n: len(rows[n]), reverse=True)
         engine = self._fitting(len(order), outputs, math.inf)
@@ -54,7 +54,7 @@ class RowDecoder:
         return found
 
     def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[str]:
-        """The output of one row, piece by piece; what is not asked for is not decoded."""
+        """Yields the output of one row in pieces; decodes only as far as the pieces are consumed."""
         engine = self._fitting(1, 1)
         number = engine.submit(Request(tuple(row), self._cfg.decode, seed))
         try:
@@ -64,7 +64,7 @@ class RowDecoder:
             engine.cancel(number)
 
     def _fitting(self, rows: int, outputs: int, seconds: float = 0.0) -> Engine:
-        """An engine with a row for each of few outputs, or `eval.batch_size` for many."""
+        """Returns the engine; the first call creates it, with at most `eval.batch_size` or `outputs` slots."""
         if self._engine is None:
             needed = rows if self._cfg.decode.strategy == "beam" else rows * outputs
             slots = max(min(self._cfg.eval.batch_size, power_of_two(needed)), outputs)

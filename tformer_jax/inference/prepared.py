@@ -1,4 +1,4 @@
-"""A model in the layout that decodes fastest on this device, converted once for all engines that decode with it."""
+"""Converts a model to the layout that decodes fastest on this device, once for all engines that use it."""
 
 import weakref
 from typing import Any
@@ -9,13 +9,13 @@ from tformer_jax.nn import layouts, projections
 
 Key = tuple[Any, tuple[int, ...]]
 _converted: dict[Key, tuple[Any, Any]] = {}
-"""By the model and the identities of its arrays: what they were converted to, while all of them live."""
+"""Converted model and parameters by the model and the ids of its arrays; removed when a replaced array is freed."""
 
 
 def prepared(model: Any, params: Any) -> tuple[Any, Any]:
-    """The model and its parameters with layers in a loop; on CPUs also with fused projections and an untied head.
+    """Returns the model and parameters with unscanned layers; on CPUs, also fused projections and an untied head.
 
-    On CPUs, whose memory is large, calls with the same arrays give the same result without another copy.
+    On CPUs, which have much memory, calls with the same arrays return the same result without another copy.
     """
     if jax.default_backend() != "cpu":
         return _in_a_loop(model, params)

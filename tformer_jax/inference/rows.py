@@ -1,4 +1,4 @@
-"""What decoding keeps of each row besides its cache."""
+"""Interface of decoding strategies, with their state of each row besides the KV cache."""
 
 from typing import NamedTuple, Protocol, Self
 
@@ -8,7 +8,7 @@ from tformer_jax.nn.kv_cache import Lineage
 
 
 class Report(NamedTuple):
-    """The result of a step."""
+    """Results of one step."""
 
     tokens: jax.Array
     """int32 [B]: the token that each row, or its best beam, chose."""
@@ -21,27 +21,27 @@ class Report(NamedTuple):
 class Rows(Protocol):
     """A decoding strategy and its state, a pytree of arrays whose first axis is rows.
 
-    It starts from a prompt of which all but the last token is in the cache.
+    Initially, all prompt tokens except the last one are in the cache.
     """
 
     done: jax.Array
-    """bool [B]: rows that are finished, or only fill up the batch."""
+    """bool [B]: rows that are finished, or padding."""
 
     def next_tokens(self) -> tuple[jax.Array, Lineage | None]:
-        """The tokens that the model reads next: int [B, T], PAD in rows that are done."""
+        """Returns the tokens that the model reads next, int [B, T], PAD in rows that are done, and their lineage."""
 
     def advance(self, logits: jax.Array) -> Self:
-        """Chooses by logits, float32 [B, T, V]; rows that are done do not change."""
+        """Chooses tokens by logits, float32 [B, T, V]; rows that are done do not change."""
 
     def ended(self, rows: jax.Array) -> Self:
         """Marks `rows`, bool [B], as done."""
 
     @property
     def length(self) -> int:
-        """Maximum number of chosen tokens that the arrays have room for."""
+        """Maximum number of chosen tokens that fit into the arrays."""
 
     def widened(self, length: int) -> Self:
         """Extends the arrays to `length` chosen tokens."""
 
     def report(self) -> Report:
-        """The result of the last step."""
+        """Returns the results of the last step."""

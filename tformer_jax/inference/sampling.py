@@ -1,4 +1,4 @@
-"""How the next token is chosen from logits, as pure functions. Each row of a batch has settings of its own."""
+"""Sampling: pure functions that choose the next token from logits, with separate settings for each row."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,47 +12,47 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.special_tokens import BOS, PAD
 
 NEVER_GENERATED = (PAD, BOS)
-"""They mark structure around a text; no text contains them."""
+"""Structural tokens, which no output contains."""
 BLOCK = 64
-"""Members of a block of `top_k`."""
+"""Block size of `top_k`."""
 SHORT = 512
-"""Up to so many values are searched as a whole."""
+"""Maximum number of values that `top_k` searches without blocks."""
 
 
 @flax.struct.dataclass
 class RowSettings:
-    """Settings of B rows: arrays, so that one compiled step serves rows of different requests."""
+    """Decoding settings of B rows, as arrays, so that one compiled step serves rows of different requests."""
 
     sample: jax.Array
-    """bool [B]: draw a token; False: take the most probable one."""
+    """bool [B]: sample the next token; otherwise take the most probable one."""
     temperature: jax.Array
-    """float32 [B]: logits are divided by it; 0 takes the most probable token."""
+    """float32 [B]: divisor of the logits; 0 selects the most probable token."""
     top_k: jax.Array
-    """int32 [B]: only the k most probable tokens; 0: all."""
+    """int32 [B]: number of most probable tokens to sample from; 0 disables the limit."""
     top_p: jax.Array
-    """float32 [B]: only the most probable tokens that hold this mass; 1: all."""
+    """float32 [B]: probability mass of the most probable tokens to sample from; 1 disables the limit."""
     min_p: jax.Array
-    """float32 [B]: only tokens at least this many times as probable as the most probable one; 0: all."""
+    """float32 [B]: minimum probability of a token relative to the most probable one; 0 disables the limit."""
     repetition: jax.Array
-    """float32 [B]: strength of the repetition penalty; 1: none."""
+    """float32 [B]: strength of the repetition penalty; 1 disables it."""
     min_tokens: jax.Array
-    """int32 [B]: tokens before EOS; 0: any number."""
+    """int32 [B]: minimum number of tokens before EOS."""
     beams: jax.Array
-    """int32 [B]: beam width, at most the one that a step is compiled for."""
+    """int32 [B]: beam width, at most the width that the step is compiled for."""
 
     @property
     def draw(self) -> jax.Array:
-        """bool [B]: whether chance decides."""
+        """bool [B]: rows whose next token is random."""
         return self.sample & (self.temperature > 0)
 
     @classmethod
     def of(cls, cfg: DecodeConfig, rows: int) -> "RowSettings":
-        """The same settings for every row."""
+        """Returns the settings of `rows` rows with the same config."""
         return cls.of_each([cfg] * rows)
 
     @classmethod
     def of_each(cls, configs: Sequence[DecodeConfig]) -> "RowSettings":
-        """The settings of a row each."""
+        """Returns the settings of one row per config."""
 
         def column(dtype: str, value: Callable[[DecodeConfig], float]) -> Any:
             return np.array([value(cfg) for cfg in configs], dtype)
@@ -70,17 +70,17 @@ class RowSettings:
 
 
 def row_keys(seed: int, places: np.ndarray) -> jax.Array:
-    """One PRNG key a row, by its place among all inputs (int [B]): batching does not change what is sampled."""
+    """Returns a PRNG key per row, given its index among all inputs, int [B]: samples do not depend on batching."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), places)
 
 
 def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
-    """The next token of each row, as its settings say; never PAD or BOS.
+    """Chooses the next token of each row; never PAD or BOS.
 
     Args:
         logits: float32 [B, V].
-        keys: [B] PRNG keys, one a row, so that a row's choice depends on no other row; rows that do not sample ignore
-            them.
+        keys: [B] PRNG keys, one per row, so that a row's token does not depend on other rows; ignored by rows that
+            are not sampled.
 
     Returns:
         int32 [B].
@@ -96,17 +96,17 @@ def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Arr
 
 
 def forbid(logits: jax.Array) -> jax.Array:
-    """Excludes (-inf) what is never generated: [..., V] -> [..., V]."""
+    """Sets the logits of tokens that are never generated to -inf: [..., V] -> [..., V]."""
     return jnp.where(jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(NEVER_GENERATED)), -jnp.inf, logits)
 
 
 def most_probable(logits: jax.Array) -> jax.Array:
-    """The index of the largest logit, the first one of equals: [..., V] -> int32 [...]."""
+    """Returns the index of the largest logit, the first one if several are equal: [..., V] -> int32 [...]."""
     return top_k(logits, 1)[1][..., 0]
 
 
 def restrict(logits: jax.Array, settings: RowSettings) -> jax.Array:
-    """Logits of the distributions that are sampled from: temperature, top-k, top-p, min-p; [B, V] -> [B, V]."""
+    """Applies temperature, top-k, top-p and min-p: logits [B, V] -> logits [B, V] to sample from."""
     temperature = jnp.where(settings.temperature > 0, settings.temperature, 1)
     logits = logits / temperature[:, None]
     for needed, keep, limit in (
@@ -118,7 +118,7 @@ def restrict(logits: jax.Array, settings: RowSettings) -> jax.Array:
 
 
 def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
-    """Excludes (-inf) every token less probable than the k-th: [B, V], int [B] -> [B, V]; 0 excludes none."""
+    """Sets the logits of tokens less probable than the k-th to -inf: [B, V], int [B] -> [B, V]; k = 0 keeps all."""
     lowest = _largest_threshold(logits, lambda least: (logits >= least).sum(axis=-1) >= k)
     return jnp.where((logits < lowest[:, None]) & (k > 0)[:, None], -jnp.inf, logits)
 
@@ -126,7 +126,7 @@ def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
 def keep_top_p(logits: jax.Array, p: jax.Array) -> jax.Array:
     """Keeps the most probable tokens up to and including the one that brings their mass to p: [B, V], [B] -> [B, V].
 
-    "The Curious Case of Neural Text Degeneration" (2020). The most probable token always stays, and 1 excludes none.
+    "The Curious Case of Neural Text Degeneration" (2020). The most probable token is always kept; p = 1 keeps all.
     """
     masses = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
     needed = p * masses.sum(axis=-1)
@@ -144,22 +144,23 @@ def keep_min_p(logits: jax.Array, p: jax.Array) -> jax.Array:
 
 
 def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k largest along the last axis, largest first, and of equals the first: as `jax.lax.top_k`, but faster.
+    """Returns the k largest values along the last axis and their indices, like `jax.lax.top_k`, but faster.
 
-    Only the k blocks of the largest maxima are searched: no member of another block is larger than k members of these.
+    Values are in descending order, equal values in order of their indices. Only the k blocks with the largest maxima
+    are searched: no value of another block is larger than these k maxima.
 
     Args:
-        values: float [..., V], -inf among them.
+        values: float [..., V], which may contain -inf.
         k: at most V.
 
     Returns:
-        [..., k] of the dtype of `values`, and their indices, int32 [..., k].
+        Values [..., k], of the dtype of `values`, and indices, int32 [..., k].
     """
     *leading, V = values.shape
     blocks = -(-V // BLOCK)
     if V <= SHORT or blocks <= k:
-        # without the barrier XLA sorts all values wherever a part of the result is used; its third member keeps it from
-        # standing right behind the search, where XLA's search on a mesh cannot bear it
+        # Without the barrier, XLA sorts all values where only a part of the result is used. Its third operand keeps it
+        # from directly following the top-k, where XLA's partitioned top-k on a mesh fails.
         found, places, _ = jax.lax.optimization_barrier((*jax.lax.top_k(values, k), jnp.zeros(())))
         return found, places
     missing = [(0, 0)] * len(leading) + [(0, blocks * BLOCK - V)]
@@ -172,13 +173,13 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _largest_threshold(logits: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The largest float32 [B] up to each row's maximum that is still `enough`; -inf, where none is.
+    """Returns the largest float32 threshold of each row, [B], up to its maximum, that is `enough`; -inf if none is.
 
-    Bisection over the 2^32 numbers, exact and much faster than sorting a vocabulary.
+    Bisects the 2^32 bit patterns of float32: exact, and much faster than sorting a vocabulary.
 
     Args:
         logits: float32 [B, V].
-        enough: takes thresholds [B, 1] and gives bool [B]: True up to some threshold and False beyond it.
+        enough: maps thresholds [B, 1] to bool [B], True up to some threshold and False above it.
     """
 
     def narrow(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -193,7 +194,7 @@ def _largest_threshold(logits: jax.Array, enough: Callable[[jax.Array], jax.Arra
 
 
 def _to_rank(values: jax.Array) -> jax.Array:
-    """float32 -> int32 in the same order."""
+    """Maps float32 to int32 and preserves the order."""
     return _flip_negative(jax.lax.bitcast_convert_type(values, jnp.int32))
 
 
@@ -203,5 +204,5 @@ def _from_rank(ranks: jax.Array) -> jax.Array:
 
 
 def _flip_negative(bits: jax.Array) -> jax.Array:
-    """Reverses the order of negative numbers, which the bits of float32 give the wrong way round."""
+    """Reverses the order of negative numbers, which the bit patterns of float32, read as int32, invert."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -1,4 +1,4 @@
-"""How probable given outputs are: the log-probability of each of their tokens, from one pass over all of them."""
+"""Scores given outputs: the log-probability of each token, from one forward pass."""
 
 import functools
 import math
@@ -21,20 +21,20 @@ from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 POSITIONS_AT_ONCE = 64
-"""Positions of a row whose logits are held at once."""
+"""Number of positions per row whose logits are in memory at once."""
 
 
 class Row(NamedTuple):
-    """What a model reads in order to predict an output, and that output."""
+    """Model inputs and the output to score."""
 
     inputs: dict[str, list[int]]
-    """Token ids by the key of a batch (`registry`)."""
+    """Token ids by batch key (see `registry`)."""
     labels: list[int]
-    """As many as the decoder reads; IGNORED ones are not scored."""
+    """One per decoder input; IGNORED labels are not scored."""
 
 
 class Scored(NamedTuple):
-    """The tokens of an output that are scored."""
+    """Scored tokens of an output, and their log-probabilities."""
 
     tokens: list[int]
     log_probabilities: list[float]
@@ -42,26 +42,26 @@ class Scored(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The log-probability of the output."""
+        """Log-probability of the output."""
         return math.fsum(self.log_probabilities)
 
 
 class Scorer:
-    """Scores pairs of source and target with a `Seq2Seq` model, or texts with a `DecoderLM` model.
+    """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
 
-    Of a target, all tokens and the EOS after them are scored. Of a text, all tokens but the first are: training
-    predicts each token from those before it, and nothing stands before the first. The EOS that may follow a text is
-    not scored, since a text may be a part of a document.
+    All tokens of a target are scored, and the EOS after them. Of a text, all tokens except the first are scored:
+    training predicts each token from the tokens before it, and the first token has none. The EOS that may follow a
+    text is not scored, since a text may be part of a document.
     """
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
         self.cfg, self.model, self.tokenizers = cfg, model, tokenizers
 
     def stream(self, params: Any, examples: Iterable[Sequence[str]], *, skip: int = 0) -> Iterator[Scored]:
-        """The scores of each (source, target) or (text,), in order, for any number of them; `skip` as of `in_chunks`.
+        """Yields the scores of (source, target) or (text,) examples, in order; `skip` is as in `in_chunks`.
 
         Raises:
-            ConfigError: a text is longer than the model reads, after all before it.
+            ConfigError: a text is too long for the model; the scores of all earlier examples are yielded first.
         """
 
         def run(rows: list[Row], _: int) -> list[Scored]:
@@ -83,17 +83,17 @@ class Scorer:
 
 
 def pair_row(source: list[int], target: list[int]) -> Row:
-    """The row that scores all of `target`; both as training has them, ended by EOS (or cut)."""
+    """Returns the row that scores all of `target`; as in training, both sequences end in EOS, unless they are cut."""
     return Row({"source": source, "target_in": [BOS, *target[:-1]]}, target)
 
 
 def text_row(ids: list[int], given: int = 1) -> Row:
-    """The row that scores the tokens after the `given` first ones, at least one."""
+    """Returns the row that scores all tokens except the first `given`, which must be at least 1."""
     return Row({"tokens": ids[:-1]}, [IGNORED] * (given - 1) + ids[given:])
 
 
 def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
-    """For each row, ln p of its labels that are not IGNORED."""
+    """Returns the log-probabilities of the labels of each row, except IGNORED ones."""
 
     mesh = mesh_of(params)
 
@@ -114,7 +114,7 @@ def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_
 
 @functools.partial(jax.jit, static_argnames="model")
 def _of_labels(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Array:
-    """A batch as of `registry.forward` -> float32 [B, T], ln p of its labels; 0 for IGNORED ones."""
+    """Returns log-probabilities of labels, float32 [B, T], 0 where IGNORED; `batch` is as in `registry.forward`."""
     features, labels, _ = registry.forward(model, params, batch, method="features")
 
     def at(position: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The text of an output while its tokens arrive, and where it stops."""
+"""Incremental detokenization with stop texts."""
 
 from collections.abc import Sequence
 
@@ -6,35 +6,35 @@ from tformer_jax.data.tokenizers import FIRST, Tokenizer
 from tformer_jax.special_tokens import EOS
 
 BROKEN = "\ufffd"
-"""What a tokenizer writes for bytes that are no character, or none yet."""
+"""Replacement character, to which tokenizers decode invalid or incomplete UTF-8."""
 
 
 class TextStream:
-    """Turns the tokens of one output into pieces of text that no later token changes.
+    """Decodes the tokens of one output into pieces of text that no later token changes.
 
-    All pieces together are `cut(tokenizer.decode(tokens), stop)`. What may still become another character, or one of
-    the texts that end the output, is held back. The cost of a token does not grow with the output: a tokenizer reads
-    a token differently at the start of a text and after another token, and bytes together with their neighbours, so
-    the last token before a border that no character crosses stands for all before it.
+    The joined pieces are `cut(tokenizer.decode(tokens), stop)`. Text that may still become another character, or part
+    of a stop text, is held back. The cost of a token does not depend on the length of the output: a tokenizer decodes
+    a token differently at the start of a text than after another token, and bytes depend on their neighbours, so the
+    last token before a character boundary is kept as context for the following ones, and earlier tokens are dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
         self.done = False
-        """EOS or one of the texts of `stop` has arrived: nothing follows."""
+        """Whether EOS or a stop text has been reached."""
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._tokens: list[int] = []
-        """A context that has been read, then the tokens of which something is held back."""
+        """A context that has been shown, then the tokens whose text is held back."""
         self._text = ""
-        """Their text when it was read last."""
+        """Text of `_tokens`, as last decoded."""
         self._settled = 0
-        """How much of it no later token changes."""
+        """Length of the part of `_text` that no later token changes."""
         self._in_run = False
-        """Bytes of a run have arrived, and not yet the end of the run."""
+        """Whether the last tokens are a run of bytes that may continue."""
         self._held = ""
-        """Settled text that may be the beginning of a text of `stop`."""
+        """Settled text that may be the start of a stop text."""
 
     def feed(self, token: int) -> str:
-        """The text that can be shown once this token has arrived; empty after the output is done."""
+        """Adds a token and returns the text that can be shown now; empty once `done`."""
         if self.done:
             return ""
         if token == EOS:
@@ -50,7 +50,7 @@ class TextStream:
         return self._show(self._settle())
 
     def close(self) -> str:
-        """The rest of the text, when no token follows."""
+        """Returns the rest of the text when no token follows."""
         if self.done:
             return ""
         text = self._tokenizer.decode(self._tokens)
@@ -59,7 +59,7 @@ class TextStream:
         return shown + ("" if self.done else rest)
 
     def _settle(self) -> str:
-        """The text that this token settles."""
+        """Returns the text that the last token settles."""
         if self._in_run:
             self._text = self._tokenizer.decode(self._tokens[:-1])
         before, self._text = self._text, self._tokenizer.decode(self._tokens)
@@ -74,11 +74,11 @@ class TextStream:
         elif not broken:
             self._forget(len(self._tokens))
         elif self._text == before + self._tokenizer.decode(self._tokens[-1:]) != before:
-            self._forget(len(self._tokens) - 1)  # a border between broken bytes
+            self._forget(len(self._tokens) - 1)  # a boundary between invalid bytes
         return new
 
     def _forget(self, border: int) -> None:
-        """Keeps, of the tokens before a border that no character crosses, the last ones that have a text."""
+        """Drops the tokens before a character boundary, except the last ones that decode to a text."""
         for start in range(border - 1, -1, -1):
             if self._tokenizer.decode(self._tokens[start:border]):
                 held_back = len(self._text) - self._settled
@@ -88,7 +88,7 @@ class TextStream:
                 return
 
     def _show(self, new: str) -> str:
-        """What of the held and the new text can be shown."""
+        """Returns the part of the held and new text that can be shown."""
         text = self._held + new
         found = _first(text, self._stop)
         if found is not None:
@@ -102,16 +102,16 @@ class TextStream:
 
 
 class WholeText:
-    """As `TextStream`, where nobody reads along and no text ends the output: all of it comes at once, with the end."""
+    """Like `TextStream`, without stop texts and streaming: the whole text is returned at the end."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.done = False
-        """EOS has arrived."""
+        """Whether EOS has been reached."""
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
 
     def feed(self, token: int) -> str:
-        """Empty, but for EOS."""
+        """Adds a token; returns the text at EOS, otherwise an empty string."""
         if self.done:
             return ""
         if token == EOS:
@@ -122,7 +122,7 @@ class WholeText:
         return ""
 
     def close(self) -> str:
-        """The text, when no token follows; empty once it has been given."""
+        """Returns the text when no token follows; empty if it has been returned before."""
         if self.done:
             return ""
         tokens, self._tokens = self._tokens, []
@@ -130,13 +130,13 @@ class WholeText:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """The text before the first text of `stop`: the one that is complete first, and of several the longest."""
+    """Returns the text before the first stop text: the one that ends first, or the longest of several."""
     found = _first(text, stop)
     return text if found is None else text[:found]
 
 
 def _first(text: str, stop: Sequence[str]) -> int | None:
-    """The index of the text of `stop` that is complete first, of several the longest; None if none occurs."""
+    """Returns the start of the stop text that ends first, or of the longest of several; None if none occurs."""
     found = [end for end in stop if end in text]
     if not found:
         return None

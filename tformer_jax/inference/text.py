@@ -1,4 +1,4 @@
-"""Models that take and give strings. Results come in the order of the inputs, however those were batched."""
+"""Inference from strings to strings; results are in the order of the inputs, independent of batching."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,16 +19,16 @@ from tformer_jax.special_tokens import PAD
 
 
 class _Generator:
-    """What `Translator` and `TextGenerator` share: texts in, outputs out, by an engine of continuous batching."""
+    """Base of `Translator` and `TextGenerator`: decodes texts with a continuous-batching engine."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, cut: bool = False):
         self.cfg, self.model, self.tokenizers, self.cut = cfg, model, tokenizers, cut
 
     def __call__(self, params: Any, texts: Sequence[str], *, seed: int = 0) -> list[str]:
-        """The output of each text, in order.
+        """Returns the output of each text, in order.
 
         Raises:
-            ConfigError: as of `stream`, before anything is decoded.
+            ConfigError: as in `stream`, but before anything is decoded.
         """
         rest = iter(texts)
         rows = list(map(self._reader(rest), range(len(texts)), rest))
@@ -44,24 +44,24 @@ class _Generator:
         scores: bool = False,
         skip: int = 0,
     ) -> Iterator[list[Output]]:
-        """So many outputs of each of any number of texts, in order.
+        """Yields `outputs` outputs of each text, in order, for any number of texts.
 
         Args:
-            texts: read as they are needed.
-            outputs: the best ones of beam search, at most `cfg.decode.beams`; or samples.
-            scores: score outputs of greedy decoding and sampling, too, which costs a pass over the logits.
-            skip: leave out the outputs of so many first texts; the others are the same, bit for bit, as without it.
+            texts: read as needed.
+            outputs: number of outputs per text: the best ones of beam search, at most `cfg.decode.beams`, or samples.
+            scores: also score the outputs of greedy decoding and sampling, at the cost of a pass over the logits.
+            skip: number of first texts to omit; the outputs of the others are bit-identical to those without `skip`.
 
         Raises:
-            ConfigError: a text does not fit the model, after the outputs of all texts before it; or what `texts`
-                raises.
+            ConfigError: raised by `texts`, or because a text does not fit the model; the outputs of all earlier texts
+                are yielded first.
         """
         texts, decode = iter(texts), self._decoder(params)
         run = functools.partial(decode, seed=seed, outputs=outputs, scores=scores)
         return in_chunks(texts, self._reader(texts), run, skip=skip)
 
     def stream_pieces(self, params: Any, text: str, *, seed: int = 0) -> Iterator[str]:
-        """The output of one text, piece by piece."""
+        """Yields the output of one text in pieces."""
         row = self._reader(iter(()))(0, text)
         return self._decoder(params).pieces(row, seed=seed) if row else iter(())
 
@@ -69,12 +69,12 @@ class _Generator:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)
 
     def _reader(self, texts: Iterator[str]) -> Callable[[int, str], list[int]]:
-        """What makes a row of token ids of each text, with its place from 0; none of a text without output."""
+        """Returns a function that maps the index of a text, from 0, and the text to token ids, or [] for no output."""
         raise NotImplementedError
 
 
 class Translator(_Generator):
-    """Translates texts with a `Seq2Seq` model; `cut` shortens texts that are too long instead of refusing them.
+    """Translates texts with a `Seq2Seq` model; `cut` truncates texts that are too long instead of raising an error.
 
     The translation of a blank text is empty.
     """
@@ -91,7 +91,7 @@ class TextGenerator(_Generator):
 
 
 class LabelClassifier:
-    """Names the most probable label of texts with a `Classifier` model; `cut` shortens texts that are too long."""
+    """Predicts the most probable label of texts with a `Classifier` model; `cut` truncates texts that are too long."""
 
     def __init__(
         self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, labels: Sequence[str], *, cut: bool = False
@@ -99,20 +99,20 @@ class LabelClassifier:
         self.cfg, self.model, self.tokenizers, self.labels, self.cut = cfg, model, tokenizers, labels, cut
 
     def __call__(self, params: Any, texts: Sequence[str]) -> list[tuple[str, float]]:
-        """The label of each text, and its probability.
+        """Returns the label of each text, and its probability.
 
         Raises:
-            ConfigError: a text is longer than the model reads.
+            ConfigError: a text is too long for the model, and `cut` is False.
         """
         rows = encode(self.tokenizers.target, texts, self.cfg.model.max_length, "text", cut=self.cut)
         return self._classify(params, rows)
 
     def stream(self, params: Any, texts: Iterable[str], *, skip: int = 0) -> Iterator[tuple[str, float]]:
-        """The same for any number of texts, in order; `texts` and `skip` as of `Translator.stream`.
+        """Like `__call__`, for any number of texts, in order; `texts` and `skip` are as in `Translator.stream`.
 
         Raises:
-            ConfigError: a text is longer than the model reads, after the labels of all before it; or what `texts`
-                raises.
+            ConfigError: raised by `texts`, or because a text is too long for the model; the labels of all earlier
+                texts are yielded first.
         """
         texts = iter(texts)
         read = reader(self.tokenizers.target, texts, self.cfg.model.max_length, "text", cut=self.cut)
@@ -131,6 +131,6 @@ class LabelClassifier:
 
 @functools.partial(jax.jit, static_argnames="model")
 def label_probabilities(model: nn.Module, params: Any, tokens: jax.Array) -> jax.Array:
-    """tokens int [B, S], padded with PAD on the right -> float32 [B, classes]."""
+    """Returns label probabilities, float32 [B, classes], for tokens int [B, S] with PAD on the right."""
     logits: Any = model.apply({"params": params}, tokens, mask=tokens != PAD)
     return whole(jax.nn.softmax(logits, axis=-1))

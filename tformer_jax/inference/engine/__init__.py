@@ -1,4 +1,4 @@
-"""Continuous batching: requests come and go at any time, and every step serves all that run."""
+"""Continuous batching: requests are added at any time, and each step serves all running requests."""
 
 from tformer_jax.inference.engine.engine import PAGE_SIZE, SMOOTH, Engine, Event, Request
 

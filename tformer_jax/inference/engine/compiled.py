@@ -1,4 +1,4 @@
-"""The compiled side of continuous batching: a fixed number of rows over one paged cache, taken and left one by one."""
+"""Compiled functions of continuous batching: a fixed number of rows over one cache, assigned to requests on demand."""
 
 import dataclasses
 import functools
@@ -33,21 +33,21 @@ from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
 
 MOST = 32
-"""Steps of one call of `advance`, at most."""
+"""Maximum number of steps per call of `advance`."""
 
 
 class Steps(NamedTuple):
-    """What the steps of one call did."""
+    """Results of the steps of one call."""
 
     reports: Report
-    """Of each step: arrays [MOST, R], of which those of steps that were not taken mean nothing."""
+    """Reports of all steps: arrays [MOST, R]; entries from index `taken` on are meaningless."""
     taken: jax.Array
-    """int32 scalar: the number of steps."""
+    """int32 scalar: number of steps."""
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def empty(plan: Plan, size: Size) -> State:
-    """A lane in which nothing runs."""
+    """Returns the state of a lane without running rows."""
     cfg, R, dtype = plan.model.cfg, plan.rows, plan.decode.cache_dtype
     if plan.paged:
         pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_a_row": plan.pages_a_row}
@@ -78,7 +78,7 @@ def empty(plan: Plan, size: Size) -> State:
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def widen(plan: Plan, state: State, size: Size) -> State:
-    """The same with longer arrays."""
+    """Returns the state with longer arrays."""
     cache, room = state.cache, slots_in_one_piece(plan, size)
 
     def pad(kept: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
@@ -108,7 +108,7 @@ def widen(plan: Plan, state: State, size: Size) -> State:
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def admit(plan: Plan, params: Any, state: State, new: Newcomers) -> State:
-    """Gives rows to newcomers; an encoder reads their sources. Their prompts are read afterwards."""
+    """Assigns rows to new requests and encodes their sources; `read` then reads their prompts."""
     cache, places = state.cache, new.places
     slots = row_slots(cache)
     positions = jnp.arange(next(iter(slots.values())).tokens.positions.shape[1])
@@ -129,7 +129,7 @@ def admit(plan: Plan, params: Any, state: State, new: Newcomers) -> State:
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def read(plan: Plan, params: Any, state: State, places: jax.Array, tokens: jax.Array) -> State:
-    """Rows `places` (int32 [P]) read more of their prompts: int32 [P, T], PAD on the left; see `prefill`."""
+    """Reads prompt tokens, int32 [P, T] with PAD on the left, in rows `places`, int32 [P]; see `prefill`."""
     own = prefill(plan.model, params, tokens, of_rows(state.cache, places))
     return placed(plan, State(with_rows(state.cache, places, own), state.rows))
 
@@ -138,13 +138,13 @@ def read(plan: Plan, params: Any, state: State, places: jax.Array, tokens: jax.A
 def fork(
     plan: Plan, state: State, source: jax.Array, to: jax.Array, seeds: jax.Array, table: jax.Array, copies: jax.Array
 ) -> State:
-    """Row `to` goes on from what row `source` has read, with other random numbers.
+    """Copies row `source` to row `to`, which continues with its own random numbers.
 
     Args:
         source, to: int32 scalars.
         seeds: uint32 [2], as in `Newcomers`.
-        table: int32 [pages of a row], the new row's.
-        copies: int32 [n, 2]: pages to copy, from and to; 0 and 0 copies nothing.
+        table: int32 [pages per row], page table of row `to`.
+        copies: int32 [n, 2], pages to copy, (from, to); (0, 0) copies nothing.
     """
 
     def twin(leaf: jax.Array) -> jax.Array:
@@ -183,16 +183,16 @@ def advance(
     *,
     pages: int | None,
 ) -> tuple[State, Steps]:
-    """More tokens in every row that runs, without asking the host in between.
+    """Generates tokens in all running rows, without returning to the host between steps.
 
     Args:
-        ended: bool [R], rows that are to end.
-        steps: int32 scalar, 1, ..., `MOST`: the most tokens of each row.
-        enough: int32 scalar: once this many rows are done, no further step is taken; one always is.
-        pages: the pages that the longest row needs after `steps` steps, where the cache is paged; others are not read.
+        ended: bool [R], rows to end before the first step.
+        steps: int32 scalar in 1, ..., `MOST`: maximum number of steps.
+        enough: int32 scalar: steps end when this many rows are done, after at least one step.
+        pages: number of pages per row to read, enough for the longest row after `steps` steps; None for a dense cache.
 
     Returns:
-        The state, and what each step did.
+        The new state, and the results of the steps.
     """
     call = step_fn(plan.model, params)
 
@@ -217,7 +217,7 @@ def advance(
 
 @jax.jit
 def finished(state: State) -> Hypotheses:
-    """What beam search has found for each row."""
+    """Returns the finished hypotheses of beam search for each row."""
     rows = state.rows
     assert isinstance(rows, Beams)
     return Hypotheses(*map(whole, rows.finished))

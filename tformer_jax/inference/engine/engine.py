@@ -1,7 +1,7 @@
-"""Continuous batching: requests are added at any time, and each step serves all that run.
+"""Continuous batching: requests are added at any time, and each step serves all running requests.
 
-A request takes rows of a compiled step and gives them back when its outputs end; keys and values are in pages of a
-pool, or in a dense cache. `Engine` is plain Python; all compiled functions are in `compiled`. It is not thread-safe.
+A request takes rows of a compiled step and releases them when its outputs end; keys and values are in pages of a
+pool, or in a dense cache. `Engine` is plain Python; the compiled functions are in `compiled`. It is not thread-safe.
 """
 
 import collections
@@ -26,13 +26,13 @@ from tformer_jax.parallel.placement import everywhere, mesh_of
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 PAGE_SIZE = 16
-"""Tokens of a page."""
+"""Number of tokens per page."""
 LANES = 4
 """Maximum number of lanes, one for each kind of decoding; greedy decoding and sampling share a kind."""
 REMEMBERED = 256
 """Maximum number of decoding settings whose kinds are cached."""
 SMOOTH = 0.05
-"""Seconds of a step that make streamed text appear smoothly."""
+"""Step duration in seconds at which streamed text appears smoothly."""
 BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
 Kind = tuple[DecodeConfig, Rules]
 
@@ -42,61 +42,61 @@ class Request:
     """A text to translate or to continue."""
 
     text: str | tuple[int, ...]
-    """Or its token ids, as the model reads them: a source is ended by EOS."""
+    """Text, or its token ids as the model reads them: those of a source end in EOS."""
     decode: DecodeConfig
     seed: int = 0
-    """Of sampling."""
+    """Random seed."""
     place: int = 0
-    """Folded into the seed, and counted up from sample to sample: equal texts of a file get different samples."""
+    """Index of the first sample, folded into the seed: equal texts of a file get different samples."""
     samples: int = 1
-    """Outputs wanted: samples, or the best ones of beam search."""
+    """Number of outputs: samples, or the best hypotheses of beam search."""
     pieces: bool = True
-    """Report text as it is generated; otherwise all of an output's text comes with its last event, at less cost."""
+    """Report text as it is generated; otherwise, an output's whole text comes with its last event, at lower cost."""
     scored: bool = False
-    """Report scores; beam search always does."""
+    """Report scores; beam search always reports them."""
 
 
 class _Waiting(NamedTuple):
-    """A request that has no row yet."""
+    """A pending request, which has no rows yet."""
 
     kind: Kind
     rows: list[Running]
 
     @property
     def number(self) -> int:
-        """What `submit` returned."""
+        """Request number that `submit` returned."""
         return self.rows[0].request
 
 
 class Event(NamedTuple):
-    """Something new about one output of a request."""
+    """New text of one output of a request, or its end."""
 
     request: int
-    """What `submit` returned."""
+    """Request number that `submit` returned."""
     sample: int
-    """0, ..., samples - 1."""
+    """Index of the output: 0, ..., samples - 1."""
     text: str
-    """What follows the texts of earlier events of this output."""
+    """Text that follows the texts of earlier events of this output."""
     finish: str | None
-    """None while it goes on; `stop`: EOS or a stop text; `length`: no room is left."""
+    """None while the output continues; `stop`: EOS or a stop text; `length`: maximum length reached."""
     score: float | None
-    """In the last event: beam search's score, or the sum of the tokens' log-probabilities if `Request.scored`."""
+    """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`."""
     tokens: int
-    """Generated for this output so far."""
+    """Number of tokens generated for this output so far."""
 
 
 class Engine:
-    """Translates or continues texts, many at once.
+    """Translates or continues many texts concurrently.
 
     Args:
-        slots: rows of a step.
-        pages: of `PAGE_SIZE` tokens, for each kind of decoding; None: as many as all rows can need. Then translations,
-            whose beginnings nobody shares, have their tokens in one piece, which a CPU reads faster.
+        slots: number of rows per step.
+        pages: number of pages of `PAGE_SIZE` tokens, for each kind of decoding; None: enough for all rows at maximum
+            length. Translations, which share no prefixes, then use a dense cache, which a CPU reads faster.
         seconds: target duration of `step`: it generates as many tokens as fit, at least one for each running output.
-            If infinite, only throughput counts, and prompts are read in groups. Outputs do not depend on it.
-        few_shapes: compile fewer steps, for a server, where all wait while one is compiled: beam widths are rounded up
-            to powers of two, and prompts are read alone or together with as many fillers as there are rows. Outputs do
-            not depend on it.
+            If infinite, `step` maximizes throughput, and prompts are read in groups. Outputs do not depend on it.
+        few_shapes: compile fewer shapes, for a server, where all requests wait during a compilation: beam widths are
+            rounded up to powers of two, and prompts are read one at a time or padded to `slots` rows. Outputs do not
+            depend on it.
     """
 
     def __init__(
@@ -124,27 +124,27 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits or runs."""
+        """Whether no request is pending or running."""
         return not self._queues and not self.running
 
     @property
     def waiting(self) -> int:
-        """Requests that have no row yet."""
+        """Number of pending requests, which have no rows yet."""
         return sum(map(len, self._queues.values()))
 
     @property
     def running(self) -> int:
-        """Requests that have a row."""
+        """Number of running requests."""
         return len({running.request for lane in self._lanes.values() for running in lane.running.values()})
 
     @property
     def pages_used(self) -> int:
-        """Pages that running requests hold."""
+        """Number of pages in use."""
         return sum(lane.table.used for lane in self._lanes.values())
 
     @property
     def pages(self) -> int:
-        """Pages there are, in all lanes that are ready."""
+        """Total number of pages of all current lanes."""
         return sum(lane.table.pages - 1 for lane in self._lanes.values())
 
     def check(self, request: Request) -> None:
@@ -152,7 +152,7 @@ class Engine:
         self._waiting(0, request)
 
     def submit(self, request: Request) -> int:
-        """Queues a request, and returns its number.
+        """Queues a request and returns its number.
 
         Raises:
             ConfigError: see `check`.
@@ -164,12 +164,12 @@ class Engine:
         return number
 
     def warm_up(self, decode: DecodeConfig) -> None:
-        """Compiles what requests with these settings need; others compile when they come."""
+        """Compiles the functions for requests with these settings; others are compiled when first needed."""
         with everywhere(self._mesh):
             self._lane(self._kind(decode)).warm_up(decode.max_new_tokens)
 
     def cancel(self, request: int) -> None:
-        """Ends a request at once, wherever it is; no event follows."""
+        """Ends a pending or running request; it has no further events."""
         left = {
             kind: collections.deque(one for one in queue if one.number != request)
             for kind, queue in self._queues.items()
@@ -180,7 +180,7 @@ class Engine:
                 lane.leave(row)
 
     def step(self) -> list[Event]:
-        """Gives free rows to those that wait, then more tokens to all that run: an event for each that has some."""
+        """Admits pending requests to free rows, generates tokens in all running rows, and returns their events."""
         with everywhere(self._mesh):
             self._admit()
             lanes = {kind: lane for kind, lane in self._lanes.items() if lane.running}
@@ -188,7 +188,7 @@ class Engine:
             return [event for kind, lane in lanes.items() for event in self._advance(kind, lane, seconds)]
 
     def _encode(self, request: Request) -> list[int]:
-        """The tokens of a request's text."""
+        """Returns the token ids of a request's text."""
         cfg, most = self._cfg.model, self._cfg.model.max_length - 1
         beams = request.decode.strategy == "beam"
         if request.samples > (request.decode.beams if beams else self._slots):
@@ -229,19 +229,19 @@ class Engine:
             self._lanes[kind].begin(requests)
 
     def _front(self, kind: Kind) -> list[_Waiting]:
-        """The first requests of a kind that wait, as many as have room in an empty lane."""
+        """Returns the first pending requests of a kind, at most as many as a lane has rows."""
         return list(itertools.islice(self._queues.get(kind, ()), self._slots))
 
     def _pages_needed(self, one: _Waiting) -> int:
-        """Free pages that a request takes, at most."""
+        """Returns the maximum number of free pages that a request takes."""
         lane = self._lanes.get(one.kind)
         return _most_pages(one.rows) if lane is None else lane.pages_needed(one.rows)
 
     def _waiting(self, number: int, request: Request) -> "_Waiting":
-        """The rows that the request takes.
+        """Builds the rows of a request.
 
         Raises:
-            ConfigError: it can never be served.
+            ConfigError: the request can never be served.
         """
         tokens, decode = self._encode(request), request.decode
         translates = self._cfg.model.family == "seq2seq"
@@ -271,12 +271,12 @@ class Engine:
         return _Waiting(self._kind(decode), rows)
 
     def _stream(self, request: Request) -> TextStream | WholeText:
-        """What makes text of the tokens of an output."""
+        """Returns the detokenizer of an output."""
         tokenizer, stop = self._tokenizers.target, request.decode.stop
         return TextStream(tokenizer, stop) if request.pieces or stop else WholeText(tokenizer)
 
     def _kind(self, decode: DecodeConfig) -> Kind:
-        """What a lane is compiled for; all other settings differ from row to row."""
+        """Returns the settings that a lane is compiled for; all others may differ between its rows."""
         if decode not in self._kinds:
             if len(self._kinds) == REMEMBERED:
                 self._kinds.clear()
@@ -289,7 +289,7 @@ class Engine:
         return self._kinds[decode]
 
     def _lane(self, kind: Kind) -> Lane:
-        """The lane of a kind; a new one replaces the first without rows where there are `LANES`."""
+        """Returns the lane of a kind; with `LANES` lanes, a new one replaces the first one without running rows."""
         if kind not in self._lanes:
             if len(self._lanes) == LANES:
                 del self._lanes[next(other for other, lane in self._lanes.items() if not lane.vacancy.running)]
@@ -297,14 +297,14 @@ class Engine:
         return self._lanes[kind]
 
     def _plan(self, kind: Kind) -> Plan:
-        """What a lane of this kind is compiled for."""
+        """Returns the plan of a lane of this kind."""
         paged = self._pages is not None or self._cfg.model.family == "decoder_lm"
         plan = Plan(self._model, *kind, rows=self._slots, pages=0, page_size=PAGE_SIZE, paged=paged)
         pages = self._pages or self._slots * plan.pages_a_row
         return dataclasses.replace(plan, pages=pages + 1)
 
     def _advance(self, kind: Kind, lane: Lane, seconds: float) -> list[Event]:
-        """The next tokens of a lane's rows; rows whose outputs have ended are free afterwards."""
+        """Generates tokens in a lane and returns their events; releases rows whose outputs have ended."""
         waiting = sum(len(one.rows) for one in self._front(kind))
         wanted = min(self._group, waiting) if waiting else None
         events = []
@@ -316,7 +316,7 @@ class Engine:
         return events
 
     def _events(self, lane: Lane, row: int, chosen: Chosen) -> list[Event]:
-        """The events of what a row chose; beam search has some at its end only."""
+        """Returns the events of the tokens that a row chose; beam search has events only at its end."""
         running = lane.running[row]
         if lane.plan.decode.strategy != "beam":
             return [_chain_event(running, chosen)]
@@ -324,7 +324,7 @@ class Engine:
         return self._best(running, *lane.hypotheses(row)) if chosen.done else []
 
     def _best(self, running: Running, tokens: np.ndarray, scores: np.ndarray) -> list[Event]:
-        """The outputs of a beam search that is done: int [k, length] and float [k]."""
+        """Returns the events of a finished beam search, given tokens, int [k, length], and scores, float [k]."""
         events = []
         for sample, (row, score) in enumerate(zip(tokens[: running.outputs], scores, strict=False)):
             ids = row[row != PAD].tolist()
@@ -336,12 +336,12 @@ class Engine:
 
 
 def _most_pages(rows: list[Running]) -> int:
-    """The pages that the rows of a request hold at their end if they share none."""
+    """Returns the number of pages that the rows of a request hold at their end if they share none."""
     return sum(-(-row.slots // PAGE_SIZE) for row in rows)
 
 
 def _chain_event(running: Running, chosen: Chosen) -> Event:
-    """The event of what a row chose; what comes after a stop text is dropped."""
+    """Returns the event of the tokens that a row chose; text after a stop text is dropped."""
     text, stream, before = "", running.stream, running.made
     for token in chosen.tokens:
         text += stream.feed(token)

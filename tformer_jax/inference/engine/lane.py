@@ -1,4 +1,4 @@
-"""The rows and pages of a lane, and when its requests read their prompts."""
+"""A lane: rows and pages for requests of one kind, and the reading of their prompts."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ from tformer_jax.inference.stopping import TextStream, WholeText
 from tformer_jax.special_tokens import PAD
 
 CHUNK = 256
-"""Prompt tokens that are read at once: longer prompts do not hold up the others for long."""
+"""Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
 SMALLEST = Size(SHORTEST, SHORTEST)
 MUCH = 4
@@ -37,9 +37,9 @@ class Running:
     decode: DecodeConfig
     prompt: list[int]
     source: list[int] | None
-    """What an encoder reads."""
+    """Encoder input."""
     room: int
-    """The most tokens that are chosen."""
+    """Maximum number of tokens to generate."""
     seeds: tuple[int, int]
     stream: TextStream | WholeText
     outputs: int
@@ -47,26 +47,26 @@ class Running:
     made: int = 0
     holding: Holding = dataclasses.field(default_factory=Holding)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Pages to copy, from and to, once the first row of the request has read the prompt; at most one."""
+    """Pages to copy, (from, to), once the first row of the request has read the prompt; at most one."""
 
     @property
     def slots(self) -> int:
-        """The most slots of a cache that the row fills."""
+        """Maximum number of cache slots that the row fills."""
         return len(self.prompt) + self.room * self.decode.width
 
 
 class Chosen(NamedTuple):
-    """What a row chose in one call, which may have taken several steps."""
+    """Tokens that a row chose in one call, which takes one or more steps."""
 
     tokens: list[int]
-    """Of beams, those of the best one in each step."""
+    """For beam search, the token of the best beam in each step."""
     scores: list[float]
-    """The row's score so far, at each token."""
+    """Score of the row after each token."""
     done: bool
 
 
 class Lane:
-    """The rows of one `Plan`."""
+    """Rows of one `Plan`, and their state on the device."""
 
     def __init__(self, plan: Plan, params: Any, *, few_shapes: bool = False):
         self.plan, self._params, self._few_shapes = plan, params, few_shapes
@@ -78,11 +78,11 @@ class Lane:
         self._hypotheses: Hypotheses | None = None
         self._ended = np.zeros(plan.rows, bool)
         self._pace = math.inf
-        """Seconds of a step, by the last call."""
+        """Seconds per step, measured in the last call."""
 
     @property
     def vacancy(self) -> Vacancy:
-        """What newcomers may take."""
+        """Free rows and pages, and the number of rows in use."""
         taken = len(self.running) + self._reserved
         return Vacancy(self.plan.rows - taken, self.table.free, taken)
 
@@ -91,19 +91,19 @@ class Lane:
         return [row for row in range(self.plan.rows) if row not in self.running]
 
     def pages_needed(self, rows: Sequence[Running]) -> int:
-        """Free pages that the rows of one request take now; prompts that others have read are shared."""
+        """Returns the number of free pages that the rows of a request need; shared prompt pages are not counted."""
         leader = rows[0]
         pages = self.table.needed(leader.slots)
         held = self.table.held(leader.prompt) if self._shares else 0
         return len(rows) * pages - held - (len(rows) - 1) * self.table.full(len(leader.prompt) - 1)
 
     def reserve(self, rows: Sequence[Running]) -> None:
-        """Sets pages aside for the rows of one request.
+        """Reserves pages for the rows of one request.
 
-        The first row holds what others have read of the same prompt, and reads the rest; its siblings share that.
+        The first row shares prompt pages that are already cached and reads the rest; its siblings share the prompt.
 
         Raises:
-            OutOfPages: fewer than `pages_needed` are free.
+            OutOfPages: fewer than `pages_needed` pages are free.
         """
         leader, *siblings = rows
         if self._shares:
@@ -117,12 +117,12 @@ class Lane:
 
     @property
     def _shares(self) -> bool:
-        """Whether prompts with a common beginning share its pages: its keys do not depend on what follows."""
+        """Whether prompts with a common prefix share its pages: their keys must not depend on later tokens."""
         cfg = self.plan.model.cfg
         return cfg.family == "decoder_lm" and not cfg.prefix_lm
 
     def begin(self, requests: Sequence[Sequence[Running]]) -> None:
-        """Lets those that were reserved begin: sources and prompts are read."""
+        """Starts reserved requests: encodes their sources and reads their prompts."""
         self._reserved = 0
         free = iter(self._free)
         placed = [[(next(free), row) for row in request] for request in requests]
@@ -142,10 +142,10 @@ class Lane:
             self._ended[place] = False
 
     def advance(self, seconds: float, wanted: int | None) -> dict[int, Chosen]:
-        """Generates more tokens in every row, at least one; returns what each row chose.
+        """Generates at least one more token in every row, and returns what each row chose.
 
-        One call to the device takes several steps: as many as fit into `seconds` by the pace of the last call, until
-        `wanted` rows are free (None: until all have ended), or until an array has to be longer.
+        One device call takes several steps: as many as fit into `seconds` at the pace of the last call, until `wanted`
+        rows are free (None: until all are done), or until an array must grow.
         """
         self._hypotheses = None
         width = self.plan.decode.width
@@ -165,18 +165,18 @@ class Lane:
         return {row: self._chosen(row, *(column[:taken, row] for column in reports)) for row in self.running}
 
     def _take_steps(self, steps: int, enough: int, pages: int | None) -> tuple[Any, Any]:
-        """`compiled.advance`, its result on the host."""
+        """Calls `compiled.advance` and copies its results to the host."""
         numbers = np.int32(steps), np.int32(enough)
         self.state, done = compiled.advance(self.plan, self._params, self.state, self._ended, *numbers, pages=pages)
         reports, taken = jax.device_get(done)
         return reports, taken
 
     def _affordable(self, seconds: float) -> int:
-        """The number of steps that fit into `seconds`."""
+        """Returns the number of steps that fit into `seconds`, at least 1 and at most `MOST`."""
         return MOST if seconds == math.inf else min(max(int(seconds / self._pace), 1), MOST)
 
     def _chosen(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> Chosen:
-        """What a row chose in the steps of one call, by the columns of their reports."""
+        """Returns the choices of a row, given the columns of its reports, and updates its number of filled slots."""
         count = int(done.argmax()) + 1 if done.any() else len(done)
         running = self.running[row]
         width = running.decode.width
@@ -184,15 +184,15 @@ class Lane:
         return Chosen(tokens[:count].tolist(), scores[:count].tolist(), bool(done[-1]))
 
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """What beam search has found for a row: tokens int32 [k, length], scores float32 [k]."""
+        """Returns the beam search outputs of a row: tokens int32 [k, length], scores float32 [k]."""
         if self._hypotheses is None:
             self._hypotheses = jax.device_get(compiled.finished(self.state))
         return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
 
     def warm_up(self, new_tokens: int) -> None:
-        """Compiles what requests for up to `new_tokens` tokens need, for arrays that need not grow for them.
+        """Compiles the functions for requests of up to `new_tokens` tokens, with arrays that need not grow for them.
 
-        Memory for rows of that length is allocated now and kept.
+        Allocates memory for rows of that length, and keeps it.
         """
         translates = self.plan.model.cfg.family == "seq2seq"
         self._widen(self.plan.length if translates else 0, new_tokens)
@@ -212,18 +212,18 @@ class Lane:
             jax.block_until_ready(compiled.finished(self.state))
 
     def leave(self, row: int) -> None:
-        """Takes a row back, with its pages."""
+        """Releases a row and its pages."""
         self.table.release(self.running.pop(row).holding)
         self._ended[row] = True
 
     def _shrink(self) -> None:
-        """Between two works: arrays that have become much longer than the last one needed are made anew."""
+        """Reallocates arrays that are much longer than the last requests needed; only without running rows."""
         if any(length >= MUCH * needed for length, needed in zip(self._size, self._needed, strict=True)):
             self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
         self._needed = self._smallest
 
     def _widen(self, source: int, output: int) -> None:
-        """Makes room for sources and outputs of such lengths."""
+        """Extends the arrays to at least these source and output lengths."""
         wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output)))
         self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
@@ -238,12 +238,12 @@ class Lane:
         self.state = compiled.fork(self.plan, self.state, source, to, seeds, table, copies)
 
     def _nowhere(self, count: int) -> np.ndarray:
-        """Places outside the lane for at least `count` rows that are read together: int32 [P]."""
+        """Returns places outside the lane, int32 [P], for at least `count` rows that are read together."""
         size = power_of_two(count) if not self._few_shapes else 1 if count == 1 else self.plan.rows
         return np.full(size, self.plan.rows, np.int32)
 
     def _newcomers(self, rows: Sequence[Running], places: np.ndarray, source: int = SHORTEST) -> Newcomers:
-        """Rows that begin, padded to one per place; sources have at least `source` tokens."""
+        """Returns the inputs of new rows, padded to one row per place; sources have at least `source` columns."""
         count, plan = len(places), self.plan
         filler = count - len(rows)
         tables = np.zeros((count, plan.pages_a_row), np.int32)
@@ -271,7 +271,7 @@ class Lane:
         return Newcomers(**host)
 
     def _read_prompts(self, rows: Sequence[Running], places: np.ndarray) -> None:
-        """All but the last token of each prompt, without what the row's pages hold already."""
+        """Reads the prompts, except tokens that are already in the row's pages; see `prefill`."""
         whole = self.plan.model.cfg.prefix_lm
         prompts = [row.prompt if whole else row.prompt[:-1] for row in rows]
         unread = [prompt[row.holding.filled :] for prompt, row in zip(prompts, rows, strict=True)]

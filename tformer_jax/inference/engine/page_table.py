@@ -1,11 +1,11 @@
-"""Which pages of a paged cache belong to whom: counts of references, prefixes that are shared, copies on write."""
+"""Page table of a paged cache: reference counts, shared prefixes and copy-on-write."""
 
 import collections
 import dataclasses
 from collections.abc import Sequence
 
 NOBODY = 0
-"""A page that is never handed out: what is padding may be written there."""
+"""Reserved page that is never allocated; padding may be written to it."""
 
 
 @dataclasses.dataclass
@@ -14,63 +14,63 @@ class Holding:
 
     pages: list[int] = dataclasses.field(default_factory=list)
     filled: int = 0
-    """Slots written so far."""
+    """Number of slots written so far."""
 
 
 class OutOfPages(Exception):
-    """There are fewer free pages than asked for; nothing has changed."""
+    """There are not enough free pages; the page table is unchanged."""
 
 
 class PageTable:
-    """Hands out the pages of a pool.
+    """Allocates the pages of a pool.
 
-    Full pages of a prompt may be shared: `match` finds those that hold the same tokens after the same beginning, also
-    when nobody uses them any more, until they are handed out again (the longest unused ones first).
+    Full pages of a prompt may be shared: `match` finds pages with the same tokens after the same prefix, including
+    unused pages until they are reallocated (least recently used pages first).
     """
 
     def __init__(self, pages: int, size: int):
         self.pages, self.size = pages, size
         self._references = [0] * pages
         self._free = collections.OrderedDict.fromkeys(range(1, pages))
-        """Pages without a reference, the longest unused first."""
+        """Pages without references, least recently used first."""
         self._known: dict[tuple[int, tuple[int, ...]], int] = {}
-        """(page before, tokens) -> the page that holds them."""
+        """(previous page, tokens) -> page that holds the tokens."""
         self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}
         """The inverse of `_known`."""
         self._followers: dict[int, set[int]] = collections.defaultdict(set)
-        """Known pages by the page before."""
+        """Known pages by their previous page."""
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds."""
+        """Number of pages in use."""
         return self.pages - 1 - len(self._free)
 
     @property
     def free(self) -> int:
-        """Pages that can be handed out."""
+        """Number of free pages."""
         return len(self._free)
 
     def needed(self, slots: int) -> int:
-        """The pages that so many slots take."""
+        """Returns the number of pages for `slots` slots."""
         return -(-slots // self.size)
 
     def full(self, slots: int) -> int:
-        """The pages that the first `slots` slots fill completely."""
+        """Returns the number of pages that `slots` slots fill completely."""
         return slots // self.size
 
     def held(self, tokens: Sequence[int]) -> int:
-        """The pages that `match` would share with rows that run, so that no free page is taken for them."""
+        """Returns the number of pages in use by other rows that `match` would share, so that no free page is taken."""
         return sum(self._references[page] > 0 for page in self._matching(tokens))
 
     def match(self, tokens: Sequence[int]) -> Holding:
-        """Takes the known full pages with which `tokens` begins; at least one token is left to be read."""
+        """Takes the known full pages of the longest prefix of `tokens`; at least one token is left to be read."""
         pages = self._matching(tokens)
         for page in pages:
             self._take(page)
         return Holding(pages, len(pages) * self.size)
 
     def _matching(self, tokens: Sequence[int]) -> list[int]:
-        """The known full pages with which `tokens` begins, without its last token."""
+        """Returns the known full pages of the longest prefix of `tokens` without its last token."""
         pages: list[int] = []
         for start in range(0, self.full(len(tokens) - 1) * self.size, self.size):
             before = pages[-1] if pages else NOBODY
@@ -81,7 +81,7 @@ class PageTable:
         return pages
 
     def grow(self, holding: Holding, slots: int) -> None:
-        """Makes room for `slots` slots in all.
+        """Allocates pages up to a total of `slots` slots.
 
         Raises:
             OutOfPages: there are not enough free pages.
@@ -96,7 +96,7 @@ class PageTable:
             holding.pages.append(page)
 
     def fork(self, holding: Holding) -> tuple[Holding, list[tuple[int, int]]]:
-        """A row that goes on from the slots of another: full pages are shared, one that is not full is copied.
+        """Creates a row that continues from another: full pages are shared, a partly filled page is copied.
 
         Returns:
             Its holding, and the copies (from, to) to make before either is written.
@@ -115,7 +115,7 @@ class PageTable:
         return child, list(zip(rest, child.pages[full:], strict=True))
 
     def remember(self, holding: Holding, tokens: Sequence[int]) -> None:
-        """Lets others share the pages that `tokens`, the first of this row, fill; they have been written."""
+        """Makes the full pages of `tokens`, the first tokens of this row, available for sharing, once written."""
         before = NOBODY
         for number in range(len(tokens) // self.size):
             key = before, tuple(tokens[number * self.size : (number + 1) * self.size])
@@ -128,7 +128,7 @@ class PageTable:
                 break
 
     def release(self, holding: Holding) -> None:
-        """Gives all pages of a row back."""
+        """Releases all pages of a row."""
         for page in reversed(holding.pages):
             self._references[page] -= 1
             if not self._references[page]:
@@ -140,7 +140,7 @@ class PageTable:
         self._free.pop(page, None)
 
     def _forget(self, page: int) -> None:
-        """The page is written anew: neither it nor what follows it can be shared any more."""
+        """Stops sharing a page that is overwritten, and all known pages that follow it."""
         key = self._keys.pop(page, None)
         if key is not None:
             del self._known[key]

@@ -1,26 +1,26 @@
-"""Which waiting requests begin: a pure function of the queue and of the lanes."""
+"""Admission of pending requests: a pure function of the queue and the lanes."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 
 class PendingRequest(NamedTuple):
-    """A waiting request, as far as admission is concerned."""
+    """Properties of a pending request that admission depends on."""
 
     kind: Hashable
-    """The lane that can run it."""
+    """Kind of the lane that can run it."""
     rows: int
     pages: int
-    """Upper bound of the free pages that it takes."""
+    """Upper bound of the number of free pages that it takes."""
 
 
 class Vacancy(NamedTuple):
-    """What a lane has left."""
+    """Free capacity of a lane."""
 
     rows: int
     pages: int
     running: int
-    """Rows that are in use."""
+    """Number of rows in use."""
 
 
 def admit(
@@ -31,19 +31,19 @@ def admit(
     most_lanes: int,
     group: int = 1,
 ) -> list[int]:
-    """The indices of the requests that begin now, in order.
+    """Returns the indices of the requests to start now, in order.
 
-    Requests of one kind begin in the order of arrival: one that does not fit holds back the later ones of its kind,
-    and nobody else. Where a request needs another lane and `most_lanes` lanes run, the lane with the fewest running
-    rows takes no later request, so that it ends and makes place.
+    Requests of one kind start in order of arrival: a request that does not fit blocks later requests of its kind, but
+    no others. If a request needs another lane and `most_lanes` lanes are running, the lane with the fewest running
+    rows admits no more requests, so that it drains and can be replaced.
 
     Args:
         pending: the queue, in order of arrival.
-        lanes: the lanes that exist, in order of creation; the first one without running rows makes place for another.
-        empty: a new lane of each kind that has none.
+        lanes: existing lanes in order of creation; a new lane replaces the first one without running rows.
+        empty: vacancy of a new lane, for each kind without a lane.
         most_lanes: maximum number of lanes.
-        group: a lane in use admits requests only if this many rows are free, or all that wait for it fit: reading
-            prompts together is faster, waiting for one another is slower.
+        group: a running lane admits requests only if this many rows are free, or all its pending requests fit. Larger
+            groups read prompts faster, but wait longer.
     """
     left, held, chosen = dict(lanes), _held_for_a_group(pending, lanes, group), []
     for index, request in enumerate(pending):
@@ -67,6 +67,6 @@ def admit(
 def _held_for_a_group(
     pending: Sequence[PendingRequest], lanes: Mapping[Hashable, Vacancy], group: int
 ) -> set[Hashable]:
-    """The lanes that wait until more rows are free."""
+    """Returns the kinds of lanes that wait for more free rows."""
     wanted = {kind: sum(request.rows for request in pending if request.kind == kind) for kind in lanes}
     return {kind for kind, vacancy in lanes.items() if vacancy.running and vacancy.rows < min(group, wanted[kind])}

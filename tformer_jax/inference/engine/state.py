@@ -1,4 +1,4 @@
-"""What a lane keeps on the device, and how some of its rows are taken out and put back."""
+"""State of a lane on the device, and functions that read and update some of its rows."""
 
 import dataclasses
 from typing import Any, NamedTuple, cast
@@ -25,37 +25,37 @@ ALL = slice(None)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a lane is compiled for."""
+    """Static configuration that a lane is compiled for."""
 
     model: Seq2Seq | DecoderLM
-    """Its layers are a loop."""
+    """With unscanned layers."""
     decode: DecodeConfig
     rules: Rules
     rows: int
     pages: int
     page_size: int
     paged: bool
-    """Whether rows share a pool of pages; otherwise each has its slots in one piece."""
+    """Whether rows share a pool of pages; otherwise the cache is dense, with contiguous slots for each row."""
 
     @property
     def length(self) -> int:
-        """The most tokens of one row: what starts a translation, too."""
+        """Maximum number of tokens per row, including the BOS of a translation."""
         return self.model.cfg.max_length + 1
 
     @property
     def history(self) -> int:
-        """Tokens that are kept of each row for its rules."""
+        """Number of tokens per row that are kept for the rules."""
         return self.length if self.decode.strategy != "beam" and self.rules.need_history else 0
 
     @property
     def pages_a_row(self) -> int:
-        """The most pages of one row."""
+        """Maximum number of pages per row."""
         return -(-self.length * self.decode.width // self.page_size)
 
 
 @flax.struct.dataclass
 class State:
-    """Everything on the device."""
+    """All arrays of a lane on the device."""
 
     cache: DecoderCache
     rows: Rows
@@ -63,42 +63,42 @@ class State:
 
 @flax.struct.dataclass
 class Newcomers:
-    """P rows that begin; those that only fill up the call have the place `rows`."""
+    """P rows to start; padding entries have the place `Plan.rows`."""
 
     places: jax.Array
-    """int32 [P]: the rows of the lane that they take."""
+    """int32 [P]: rows of the lane to use."""
     last: jax.Array
-    """int32 [P]: the last token of each prompt."""
+    """int32 [P]: last token of each prompt."""
     counts: jax.Array
-    """int32 [P]: tokens of each prompt."""
+    """int32 [P]: number of tokens of each prompt."""
     history: jax.Array
-    """int32 [P, L]: the prompts, then PAD; L is 0 unless the rules look at earlier tokens."""
+    """int32 [P, L]: prompts, then PAD; L is 0 unless the rules need earlier tokens."""
     room: jax.Array
-    """int32 [P]: the most tokens that are chosen."""
+    """int32 [P]: maximum number of tokens to generate."""
     seeds: jax.Array
-    """uint32 [P, 2]: of sampling, and what is folded into it."""
+    """uint32 [P, 2]: random seed, and the number that is folded into it."""
     scored: jax.Array
-    """bool [P]: rows whose chosen tokens' log-probabilities are summed."""
+    """bool [P]: rows whose token log-probabilities are summed."""
     tables: jax.Array
-    """int32 [P, pages of a row]."""
+    """int32 [P, pages per row]: page tables."""
     filled: jax.Array
-    """int32 [P]: prompt tokens that their pages hold already."""
+    """int32 [P]: number of prompt tokens that are already in the row's pages."""
     settings: RowSettings
     sources: jax.Array | None
-    """int32 [P, S] for an encoder, PAD on the right."""
+    """int32 [P, S]: encoder inputs, PAD on the right; None without an encoder."""
 
 
 class Size(NamedTuple):
-    """Lengths of arrays, which grow when they have to."""
+    """Lengths of arrays that grow on demand."""
 
     source: int
-    """Tokens that an encoder reads."""
+    """Maximum number of source tokens."""
     output: int
-    """Tokens that are chosen."""
+    """Maximum number of generated tokens."""
 
 
 def placed(plan: Plan, state: State) -> State:
-    """The state with its rows split over the mesh, and heads of keys and values, as far as that is even."""
+    """Shards the state over the mesh: rows, and heads of keys and values, if they divide evenly."""
 
     def rows(tree: Any) -> Any:
         return jax.tree.map(lambda x: constrain(x, axes.BATCH, *[None] * (x.ndim - 1)), tree)
@@ -116,17 +116,17 @@ def placed(plan: Plan, state: State) -> State:
 
 
 def slots_in_one_piece(plan: Plan, size: Size) -> int:
-    """Slots of a row in one piece: a translation starts with one token."""
+    """Returns the number of slots per row of a dense cache: a translation starts with one token."""
     return (1 + size.output) * plan.decode.width
 
 
 def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
-    """The slots of a lane's cache, where every row goes at its own pace."""
+    """Returns the slots of a lane's cache, with a separate position for each row."""
     return cast(dict[str, RowSlots], cache.slots)
 
 
 def start(plan: Plan, new: Newcomers, length: int) -> Rows:
-    """Rows that have chosen nothing yet; `length` is the room for outputs of beam search."""
+    """Returns the initial state of rows; `length` is the maximum output length of beam search."""
     if plan.decode.strategy == "beam":
         return Beams.start(new.last, new.counts, new.room, new.settings, plan.rules, length=length, cfg=plan.decode)
     options: Any = {"history": new.history, "scored": new.scored}
@@ -134,12 +134,12 @@ def start(plan: Plan, new: Newcomers, length: int) -> Rows:
 
 
 def keys_of(seeds: jax.Array) -> jax.Array:
-    """uint32 [P, 2] -> [P] PRNG keys."""
+    """Returns PRNG keys [P] for seeds, uint32 [P, 2]."""
     return jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(seeds)
 
 
 def of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> DecoderCache:
-    """A cache of some rows over the same pool, and of their first `pages` pages only."""
+    """Returns a cache of some rows over the same pool, limited to their first `pages` pages."""
 
     def of(slots: RowSlots) -> RowSlots:
         if not isinstance(slots, PagedSlots):
@@ -165,7 +165,7 @@ def of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> De
 
 
 def with_rows(cache: DecoderCache, places: Places, own: DecoderCache) -> DecoderCache:
-    """The cache after some of its rows, as `of_rows` gave them, have read."""
+    """Returns the cache with the rows `places` replaced by `own`, a cache from `of_rows` that has read more tokens."""
 
     def together(slots: RowSlots, part: RowSlots) -> RowSlots:
         if not isinstance(slots, PagedSlots):
@@ -188,5 +188,5 @@ def with_rows(cache: DecoderCache, places: Places, own: DecoderCache) -> Decoder
 
 
 def put(all_rows: Any, places: Places, some: Any) -> Any:
-    """Every array of `all_rows` [R, ...] with the rows of `some` [P, ...] at `places`; places beyond R are left out."""
+    """Replaces the rows `places` of all arrays, [R, ...], with `some`, [P, ...]; places beyond R are ignored."""
     return jax.tree.map(lambda whole, part: whole.at[places].set(part, mode="drop"), all_rows, some)
