@@ -1,1 +1,1 @@
-"""A trained model behind HTTP: a thin face on the engine of continuous batching."""
+"""Serves a trained model over HTTP, on top of the continuous-batching engine."""

@@ -1,4 +1,4 @@
-"""The routes, and what stands before them: the check of the Host header, and the count of requests."""
+"""ASGI application: the routes, a check of the Host header, and request counts."""
 
 import contextlib
 import dataclasses
@@ -31,28 +31,28 @@ Asked = TypeVar("Asked", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
 LAST_STEP = 1.0
-"""Seconds that the engine's last step may take at the end: it may be compiling."""
+"""Seconds to wait for the engine's last step at shutdown, since it may be compiling."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """The model that a server holds."""
+    """The model that a server serves, and its settings."""
 
     name: str
     family: str
     decode: DecodeConfig
     count: Callable[[str], int]
-    """The number of tokens of a prompt."""
+    """Returns the number of tokens of a prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one client may cost."""
+    """Limits on the resources of requests."""
 
     queue: int
-    """Most requests that wait while all slots are taken."""
+    """Maximum number of requests that wait while all slots are in use."""
     max_body: int
-    """Most bytes of a body."""
+    """Maximum size of a body in bytes."""
     timeout: float
     """Seconds from a request to its last token."""
     body_timeout: float
@@ -60,7 +60,7 @@ class Limits:
 
 
 class Handlers:
-    """One method a route."""
+    """Request handlers, one method per route."""
 
     def __init__(self, thread: EngineThread, served: Served, limits: Limits) -> None:
         self.thread, self.served, self.limits = thread, served, limits
@@ -69,7 +69,7 @@ class Handlers:
         self._page = (importlib.resources.files(__package__) / "page.html").read_text(encoding="utf-8")
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Returns all routes."""
         return [
             Route("/", self.page),
             Route("/health", self.health),
@@ -80,11 +80,11 @@ class Handlers:
         ]
 
     async def page(self, _: HttpRequest) -> Response:
-        """The page for people."""
+        """Returns the web page."""
         return HTMLResponse(self._page, headers=PAGE_HEADERS)
 
     async def health(self, _: HttpRequest) -> Response:
-        """200 while requests are taken; else 503, with the reason."""
+        """Returns 200 while requests are accepted; otherwise 503, with the reason."""
         found: dict[str, Any] = {"status": "ok", "model": self.served.name, "family": self.served.family}
         if self.thread.failure is not None:
             found |= {"status": "unhealthy", "reason": self.thread.failure}
@@ -93,16 +93,16 @@ class Handlers:
         return JSONResponse(found, 200 if found["status"] == "ok" else 503)
 
     async def show_metrics(self, _: HttpRequest) -> Response:
-        """Prometheus' text format."""
+        """Returns the metrics in Prometheus' text format."""
         return PlainTextResponse(self.metrics.text(self.thread.load), media_type="text/plain; version=0.0.4")
 
     async def models(self, _: HttpRequest) -> Response:
-        """OpenAI's list of the one model."""
+        """Returns OpenAI's list of models, with the one that is served."""
         mine = {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
         return JSONResponse({"object": "list", "data": [mine]})
 
     async def translate(self, request: HttpRequest) -> Response:
-        """Translations of one or several texts."""
+        """Translates one or several texts."""
         if self.served.family != "seq2seq":
             message = f"this server holds a {self.served.family} model, which does not translate: use /v1/completions"
             raise Refusal(message, 404, code="wrong_family")
@@ -110,7 +110,7 @@ class Handlers:
         return self._generate(body.requests(self.served.decode), TranslationReply(), "text", body.stream)
 
     async def complete(self, request: HttpRequest) -> Response:
-        """Completions of one or several prompts; of a translator, their translations."""
+        """Completes one or several prompts; a translation model translates them."""
         body = await self._read(request, Completion)
         name = self.served.name
         if body.model not in (None, name):
@@ -131,11 +131,11 @@ class Handlers:
 
 
 def build(thread: EngineThread, served: Served, limits: Limits, *, loopback: bool) -> ASGIApp:
-    """The application. The engine's thread begins and ends with its lifespan.
+    """Builds the application; its lifespan starts and ends the engine's thread.
 
     Args:
-        loopback: answer only requests whose Host is this machine, so that no web page can reach the server through a
-            name of its own (DNS rebinding).
+        loopback: accept only requests whose Host header names this machine, so that no web page can reach the server
+            under its own host name (DNS rebinding).
     """
 
     @contextlib.asynccontextmanager
@@ -197,13 +197,13 @@ class Counted:
 
 
 def named_host(scope: Scope) -> str:
-    """The name or address in the Host header, without the port."""
+    """Returns the host name or address in the Host header, without the port."""
     host = Headers(scope=scope).get("host", "")
     return host[1:-1] if host.endswith("]") else host.rpartition(":")[0].strip("[]") or host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine as seen from itself."""
+    """Whether a host name or address is a loopback address."""
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a client may ask for: each field declared once, with its default and allowed values."""
+"""Request bodies: each field is declared once, with its default and allowed values."""
 
 import dataclasses
 import re
@@ -13,10 +13,10 @@ from tformer_jax.inference.engine import Request
 from tformer_jax.serving.refusal import Refusal
 
 MOST = 2**31 - 1
-"""Largest whole number: what the device counts with."""
+"""Largest integer, since the device counts in int32."""
 MOST_OUTPUTS = 64
 MOST_BEAMS = 16
-"""Each number of beams has a cache of its own, whose size grows with it."""
+"""Maximum beam width: each width has its own cache, whose size grows with it."""
 STOPS, STOP_LENGTH = 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
@@ -33,14 +33,14 @@ JSON_WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Body(Section):
-    """The fields of one route."""
+    """Fields of the request body of one route."""
 
     not_offered: ClassVar[tuple[str, ...]] = ()
-    """Fields that such routes have elsewhere."""
+    """Fields that other servers support for this route, and this one does not."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """The fields that a client sent; null stands for the default.
+        """Reads the fields that a client sent; null stands for the default.
 
         Raises:
             Refusal: a field is unknown, or its value has the wrong type or is out of range.
@@ -55,13 +55,13 @@ class Body(Section):
         return cls(**given)
 
     def error(self, name: str, problem: str) -> ConfigError:
-        """The refusal of one field, in the words of JSON."""
+        """Returns the error for a field, with JSON's names of types."""
         if WRONG_TYPE.fullmatch(problem):
             problem = re.sub(r"\w+", lambda word: JSON_WORDS.get(word[0], word[0]), problem)
         return Refusal(f"{name}: {problem}", param=name)
 
     def check_texts(self, name: str) -> None:
-        """Raises where a field is not one text or a list of at least one."""
+        """Raises `Refusal` unless a field is one text, or a list of at least one text."""
         texts = getattr(self, name)
         if not texts or not all(isinstance(text, str) for text in texts):
             raise self.error(name, "must be a text, or a list of texts")
@@ -69,13 +69,13 @@ class Body(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Translation(Body):
-    """The fields of `POST /translate`."""
+    """Fields of `POST /translate`."""
 
     text: tuple[str, ...] = setting((), "a text, or a list of texts")
-    beams: int | None = setting(None, "beams of the search; the run's own setting", low=1, high=MOST_BEAMS)
+    beams: int | None = setting(None, "beam width (default: that of the run)", low=1, high=MOST_BEAMS)
     n_best: int = setting(1, "translations of each text", low=1, high=MOST_BEAMS)
-    max_new_tokens: int | None = setting(None, "longest translation; the run's own setting", low=1, high=MOST)
-    stream: bool = setting(False, "answer by server-sent events")
+    max_new_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=1, high=MOST)
+    stream: bool = setting(False, "respond with server-sent events")
 
     def check(self) -> None:
         self.check_texts("text")
@@ -83,7 +83,7 @@ class Translation(Body):
             raise self.error("n_best", f"needs at least as many beams: write {self.n_best} for beams")
 
     def requests(self, saved: DecodeConfig) -> list[Request]:
-        """One request a text; asking for several translations needs beams.
+        """Returns one request per text; more than one translation of a text requires beam search.
 
         Raises:
             ConfigError: settings contradict each other.
@@ -100,10 +100,10 @@ class Translation(Body):
 
 @dataclasses.dataclass(frozen=True)
 class Completion(Body):
-    """The fields of `POST /v1/completions`, which are OpenAI's, with `top_k` and `min_p`.
+    """Fields of `POST /v1/completions`: those of OpenAI's API, `top_k` and `min_p`.
 
-    Without `temperature`, `top_p`, `top_k`, `min_p` and `n` the run's own strategy holds; any of them turns sampling
-    on, and a temperature of 0 turns it off.
+    Without `temperature`, `top_p`, `top_k`, `min_p` and `n`, the strategy of the run is used; any of them selects
+    sampling, and a temperature of 0 selects greedy decoding.
     """
 
     not_offered: ClassVar[tuple[str, ...]] = (
@@ -113,15 +113,15 @@ class Completion(Body):
 
     model: str | None = setting(None, "name of the model")
     prompt: tuple[str, ...] = setting((), "a text, or a list of texts")
-    max_tokens: int | None = setting(None, "longest output; the run's own setting", low=1, high=MOST)
+    max_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=1, high=MOST)
     temperature: float | None = setting(None, "logits are divided by it; 0: greedy", low=0.0, high=100.0)
-    top_p: float | None = setting(None, "only the most probable tokens that hold this mass", low=0.0, high=1.0)
+    top_p: float | None = setting(None, "only the most probable tokens with this total mass", low=0.0, high=1.0)
     top_k: int | None = setting(None, "only the k most probable tokens", low=1, high=MOST)
-    min_p: float | None = setting(None, "only tokens this probable beside the likeliest", low=0.0, high=1.0)
+    min_p: float | None = setting(None, "minimum probability relative to the largest one", low=0.0, high=1.0)
     n: int = setting(1, "outputs of each prompt", low=1, high=MOST_OUTPUTS)
     stop: tuple[str, ...] = setting((), "texts that end an output")
-    seed: int | None = setting(None, "of sampling; None: another one each time", low=0, high=MOST)
-    stream: bool = setting(False, "answer by server-sent events")
+    seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=MOST)
+    stream: bool = setting(False, "respond with server-sent events")
     echo: bool = setting(False, "repeat the prompt before each output")
 
     def check(self) -> None:
@@ -136,7 +136,7 @@ class Completion(Body):
             raise self.error("n", "must be 1 for temperature 0, where all outputs are alike")
 
     def requests(self, saved: DecodeConfig) -> list[Request]:
-        """One request a prompt; equal prompts of one list get different samples.
+        """Returns one request per prompt; equal prompts in a list get different samples.
 
         Raises:
             ConfigError: settings contradict each other.

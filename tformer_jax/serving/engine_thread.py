@@ -1,4 +1,4 @@
-"""The one thread that touches the engine, and the jobs through which the event loop speaks with it."""
+"""The only thread that calls the engine, and the jobs that connect it to the event loop."""
 
 import asyncio
 import contextlib
@@ -16,30 +16,30 @@ from tformer_jax.serving.refusal import Refusal
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What the engine holds, as of its last step."""
+    """Load of the engine after its last step."""
 
     running: int = 0
     waiting: int = 0
     pages_used: int = 0
     pages: int = 0
     tokens: int = 0
-    """Generated since the start."""
+    """Number of tokens generated since the start."""
 
 
 class Job:
-    """The requests of one HTTP request. Its events arrive in the order in which the engine made them."""
+    """The engine requests of one HTTP request, and a queue of their events in the order of the engine."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
         self.items: asyncio.Queue[Event | Refusal] = asyncio.Queue()
         self.tokens: dict[tuple[int, int], int] = {}
-        """Tokens so far, by request and sample; the engine's thread keeps it."""
+        """Number of tokens so far, by request and sample; used only by the engine thread."""
 
     async def events(self) -> AsyncIterator[Event]:
-        """Events until every output is finished; their `request` counts from 0 within this job.
+        """Yields events until every output is finished; their `request` is an index into the requests of this job.
 
         Raises:
-            Refusal: the engine does not go on with it.
+            Refusal: the engine does not accept or does not finish the requests.
         """
         unfinished = sum(request.samples for request in self.requests)
         while unfinished:
@@ -51,11 +51,11 @@ class Job:
 
 
 class EngineThread:
-    """Loops `engine.step()`, and hands each event to the event loop.
+    """Runs `engine.step()` in a loop in its own thread, and sends the events to the event loop.
 
     Args:
-        engine: nobody else may call it from now on.
-        queue_limit: most requests that wait while all slots are taken.
+        engine: only this thread may call it from now on.
+        queue_limit: maximum number of requests that wait while all slots are in use.
     """
 
     def __init__(self, engine: Engine, queue_limit: int) -> None:
@@ -73,23 +73,23 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begins; called on the event loop that the jobs will live on."""
+        """Starts the thread; must be called on the event loop that runs the jobs."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def end(self, seconds: float) -> None:
-        """Ends the thread after its present step, and waits for that at most so long."""
+        """Ends the thread after its current step, and waits for it for at most `seconds`."""
         self._inbox.put(self._end)
         self._thread.join(seconds)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still runs."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     @contextlib.contextmanager
     def job(self, requests: Sequence[Request]) -> Iterator[Job]:
-        """Requests that are in the engine while the block lasts, and are cancelled at its end.
+        """Submits requests on entry, and cancels them on exit.
 
         Raises:
             Refusal: the server is stopping.
@@ -106,7 +106,7 @@ class EngineThread:
             self._inbox.put(functools.partial(self._drop, job))
 
     def stop_jobs(self) -> None:
-        """Refuses what is still open."""
+        """Refuses all open jobs."""
         for job in self.jobs:
             job.items.put_nowait(stopping())
 
@@ -130,7 +130,7 @@ class EngineThread:
         self.load = Load(self._engine.running, waiting, used, self._engine.pages, self._tokens)
 
     def _commands(self) -> Iterator[Callable[[], None]]:
-        """What arrived since the last step; while there is nothing to do, waits for the first one."""
+        """Yields the commands that arrived since the last step; if there is nothing to do, waits for the first one."""
         if not self._arrived and (self.failure is not None or self._engine.idle):
             yield self._inbox.get()
         with contextlib.suppress(queue.Empty):
@@ -164,7 +164,7 @@ class EngineThread:
             self._refuse(job, Refusal("the engine could not take this request; the server's log says why", 500))
 
     def _refuse_what_waits(self) -> None:
-        """After a step whoever still waits found no free slot: what does not fit behind that is refused."""
+        """After a step, in which pending requests took all free slots, refuses jobs that do not fit into the queue."""
         for job in [*self._arrived]:
             if not self._fits(job):
                 message = f"the queue of {self._limit} requests is full: try again later"
@@ -208,12 +208,12 @@ class EngineThread:
 
 
 def broken(reason: str) -> Refusal:
-    """The refusal after a failure of the engine."""
+    """Returns the error for requests after a failure of the engine."""
     return Refusal(f"the engine has failed ({reason}): restart the server", 500, code="engine_failed")
 
 
 def stopping() -> Refusal:
-    """The refusal while the server shuts down."""
+    """Returns the error for requests while the server shuts down."""
     return Refusal("the server is stopping", 503, code="stopping", headers={"Connection": "close"})
 
 

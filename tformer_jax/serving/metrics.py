@@ -1,4 +1,4 @@
-"""Numbers of the server in Prometheus' text format
+"""Metrics of the server in Prometheus' text format
 (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
 
 import bisect
@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from tformer_jax.serving.engine_thread import Load
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-"""Upper bounds of the buckets."""
+"""Upper bounds of histogram buckets."""
 
 
 class Histogram:
-    """How many observations, in seconds, fell into each bucket."""
+    """Counts observations, in seconds, by bucket."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(SECONDS) + 1)
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Counts one."""
+        """Counts one observation."""
         self._counts[bisect.bisect_left(SECONDS, seconds)] += 1
         self._sum += seconds
 
     def lines(self, name: str, meaning: str) -> Iterator[str]:
-        """Cumulative buckets, sum and count."""
+        """Yields the cumulative buckets, the sum and the count."""
         yield from head(name, "histogram", meaning)
         total = 0
         for bound, count in zip((*map(str, SECONDS), "+Inf"), self._counts, strict=True):
@@ -35,16 +35,16 @@ class Histogram:
 
 
 class Metrics:
-    """What the event loop counts; the engine's numbers come with its `Load`."""
+    """Metrics that the event loop records; the engine's are in its `Load`."""
 
     def __init__(self) -> None:
         self.answered: collections.Counter[tuple[str, int]] = collections.Counter()
-        """HTTP requests by route and status; 499: the client went away before its answer was complete."""
+        """Number of HTTP requests by route and status; 499: the client disconnected before the end of the response."""
         self.first = Histogram()
         self.whole = Histogram()
 
     def text(self, load: Load) -> str:
-        """All of them, one sample a line."""
+        """Returns all metrics, one sample per line."""
         return "".join(f"{line}\n" for line in self._lines(load))
 
     def _lines(self, load: Load) -> Iterator[str]:
@@ -62,12 +62,12 @@ class Metrics:
 
 
 def head(name: str, kind: str, meaning: str) -> Iterator[str]:
-    """The two lines before a metric's samples."""
+    """Yields the two header lines of a metric."""
     yield f"# HELP {name} {meaning}"
     yield f"# TYPE {name} {kind}"
 
 
 def single(name: str, kind: str, meaning: str, value: int) -> Iterator[str]:
-    """A metric of one sample."""
+    """Yields a metric with one sample."""
     yield from head(name, kind, meaning)
     yield f"{name} {value}"

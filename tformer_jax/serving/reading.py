@@ -1,4 +1,4 @@
-"""The body of a request as a JSON object: strict JSON, of limited size, within a limited time."""
+"""Reads the body of a request as a JSON object: strict JSON, with limits on size and time."""
 
 import asyncio
 import json
@@ -11,20 +11,20 @@ from starlette.requests import Request
 from tformer_jax.serving.refusal import Refusal
 
 DIGITS = 18
-"""Longest whole number, so that it fits into 64 bits."""
+"""Maximum number of digits of an integer, so that it fits into 64 bits."""
 
 
 async def read_object(request: Request, *, max_body: int, seconds: float) -> dict[str, Any]:
-    """The object that a request carries.
+    """Reads the JSON object in the body of a request.
 
     Args:
-        max_body: most bytes of the body.
-        seconds: longest time that the client may take to send it.
+        max_body: maximum size of the body in bytes.
+        seconds: maximum time for the client to send it.
 
     Raises:
-        Refusal: 415 for another content type, 413 for too many bytes, 408 for a slow sender, 400 for anything that is
-            not a JSON object.
-        ClientDisconnect: the client has gone.
+        Refusal: 415 for another content type, 413 for a body that is too large, 408 for a timeout, 400 for anything
+            that is not a JSON object.
+        ClientDisconnect: the client disconnected.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -42,7 +42,7 @@ async def read_object(request: Request, *, max_body: int, seconds: float) -> dic
 
 
 def parse(raw: bytes) -> Any:
-    """Strict JSON: UTF-8, no NaN or Infinity, no number that overflows, no name twice, whole characters.
+    """Parses strict JSON: UTF-8 without NaN, Infinity, overflowing numbers, duplicate names or lone surrogates.
 
     Raises:
         Refusal: 400 for anything else.

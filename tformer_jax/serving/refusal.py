@@ -1,4 +1,4 @@
-"""The one shape in which the server says no: an HTTP status and one sentence."""
+"""The format of all error responses: an HTTP status and one sentence."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,14 @@ TYPES = {429: "rate_limit_error", 404: "not_found_error"}
 
 
 class Refusal(ConfigError):
-    """A request that is not answered: why, in one sentence, and with which HTTP status.
+    """A request that is refused, with the reason in one sentence and an HTTP status.
 
     Args:
-        message: the sentence.
-        status: the HTTP status.
-        param: the field of the request that is wrong.
-        code: one word for programs.
-        headers: further headers of the response.
+        message: reason, in one sentence.
+        status: HTTP status.
+        param: invalid field of the request.
+        code: error code for programs.
+        headers: additional headers of the response.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Refusal(ConfigError):
         self.status, self.param, self.code, self.headers = status, param, code, headers
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's shape of an error."""
+        """Returns the error in OpenAI's format."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """The refusal as an HTTP response."""
+        """Returns the error as an HTTP response."""
         return JSONResponse(self.body(), self.status, self.headers)

@@ -1,4 +1,4 @@
-"""What a client gets back: whole, or piece by piece."""
+"""Response bodies, complete or in chunks."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from tformer_jax.serving.bodies import Completion
 
 @dataclasses.dataclass
 class Output:
-    """One output so far."""
+    """One output, accumulated from its events."""
 
     text: str = ""
     finish: str | None = None
@@ -21,36 +21,36 @@ class Output:
     tokens: int = 0
 
     def add(self, event: Event) -> None:
-        """Takes in what an event says is new."""
+        """Adds an event of this output."""
         self.text += event.text
         self.finish, self.score, self.tokens = event.finish, finite(event.score), event.tokens
 
 
 Outputs = Sequence[Sequence[Output]]
-"""By request, then by sample."""
+"""Outputs by request, then by sample."""
 
 
 class Reply(Protocol):
-    """The JSON of one route."""
+    """Builds the JSON of one route."""
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
-        """Everything at once."""
+        """Returns the complete response."""
         ...
 
     def part(self, event: Event) -> dict[str, Any] | None:
-        """What an event adds (its `request` counts from 0 within this reply); None: nothing."""
+        """Returns the chunk for an event, whose `request` is an index into this reply; None if there is nothing new."""
         ...
 
 
 class TranslationReply:
-    """`POST /translate`: for each text its translations, best first."""
+    """Reply of `POST /translate`: the translations of each text, best first."""
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
-        """`{"translations": [[{"text", "score"}, ...], ...]}`."""
+        """Returns `{"translations": [[{"text", "score"}, ...], ...]}`."""
         return {"translations": [[{"text": one.text, "score": one.score} for one in row] for row in outputs]}
 
     def part(self, event: Event) -> dict[str, Any] | None:
-        """`{"index", "rank", "text", "finish_reason", "score"}`: new text of a text's translation of that rank."""
+        """Returns `{"index", "rank", "text", "finish_reason", "score"}`, with the new text of one translation."""
         if not event.text and event.finish is None:
             return None
         found = {"index": event.request, "rank": event.sample, "text": event.text}
@@ -58,12 +58,12 @@ class TranslationReply:
 
 
 class CompletionReply:
-    """`POST /v1/completions`: OpenAI's text completion object and its chunks.
+    """Reply of `POST /v1/completions`: OpenAI's text completion object, or its chunks.
 
     Args:
-        model: its name.
-        body: what was asked for.
-        count: the number of tokens of a prompt.
+        model: name of the model.
+        body: the request body.
+        count: returns the number of tokens of a prompt.
     """
 
     def __init__(self, model: str, body: Completion, count: Callable[[str], int]) -> None:
@@ -77,7 +77,7 @@ class CompletionReply:
         }
 
     def whole(self, outputs: Outputs) -> dict[str, Any]:
-        """The completion, with its usage."""
+        """Returns the completion, with its usage."""
         choices = [
             choice(number * self.body.n + sample, self._echo(number) + output.text, output.finish)
             for number, row in enumerate(outputs)
@@ -89,7 +89,7 @@ class CompletionReply:
         return {**self._frame, "choices": choices, "usage": usage}
 
     def part(self, event: Event) -> dict[str, Any] | None:
-        """A chunk; the first one of each choice begins with the prompt where it is echoed."""
+        """Returns a chunk; with `echo`, the first chunk of each choice starts with the prompt."""
         index = event.request * self.body.n + event.sample
         text = event.text if index in self._echoed else self._echo(event.request) + event.text
         self._echoed.add(index)
@@ -102,15 +102,15 @@ class CompletionReply:
 
 
 def choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
-    """One of OpenAI's choices."""
+    """Returns one of OpenAI's choices."""
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
 
 
 def empty_outputs(requests: Sequence[Request]) -> list[list[Output]]:
-    """A place for each output."""
+    """Returns an empty output for each sample of each request."""
     return [[Output() for _ in range(request.samples)] for request in requests]
 
 
 def finite(score: float | None) -> float | None:
-    """The score, where JSON has a number for it."""
+    """Returns the score, or None if JSON cannot represent it."""
     return score if score is not None and math.isfinite(score) else None

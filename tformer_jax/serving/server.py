@@ -1,4 +1,4 @@
-"""Listens, and stops gracefully: on Ctrl-C or SIGTERM, running requests may finish within a grace period."""
+"""HTTP server with graceful shutdown: on Ctrl-C or SIGTERM, running requests may finish within a grace period."""
 
 import asyncio
 import socket
@@ -12,18 +12,18 @@ from tformer_jax.config import ConfigError
 from tformer_jax.serving.engine_thread import EngineThread
 
 CLOSING = 5
-"""Whole seconds that connections have to close, once their requests are done."""
+"""Seconds, as an integer, for connections to close after their requests are done."""
 TICK = 0.05
 LAST_PORT = 65535
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which drains the engine before it closes; a second signal cancels what is running.
+    """A uvicorn server that drains the engine before it closes; a second signal cancels running requests.
 
     Args:
-        app: from `app.build`.
-        thread: the engine's.
-        grace: seconds that running requests have to finish.
+        app: result of `app.build`.
+        thread: thread of the engine.
+        grace: seconds for running requests to finish.
     """
 
     def __init__(self, app: ASGIApp, thread: EngineThread, grace: float) -> None:
@@ -41,11 +41,11 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """What a signal does."""
+        """Stops the server on a signal."""
         self.stop()
 
     def stop(self) -> None:
-        """Begins to stop; called again, cancels what is still running. Any thread and any signal may call it."""
+        """Starts the shutdown; a second call cancels running requests. Safe in any thread and signal handler."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._stop)
 
@@ -65,10 +65,10 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address; port 0 takes any free one.
+    """Returns a socket bound to an address; port 0 selects a free port.
 
     Raises:
-        ConfigError: there is no such address, or it is taken.
+        ConfigError: the address does not exist or is in use.
     """
     if port > LAST_PORT:
         raise ConfigError(f"--port {port}: must be at most {LAST_PORT}")
@@ -84,6 +84,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(bound: socket.socket) -> str:
-    """The URL of a socket."""
+    """Returns the URL of a socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
