@@ -1,1 +1,1 @@
-"""From a config to a trained model: schedules, optimizer, the pure step, checkpoints and the loop."""
+"""Training: schedules, optimizers, the train step, checkpoints and the loop."""

@@ -1,4 +1,4 @@
-"""Checkpoints: the sharded state and everything on the host that must continue with it, saved atomically by Orbax."""
+"""Saves checkpoints of the sharded state and the host's state, atomically, with Orbax."""
 
 import dataclasses
 import json
@@ -21,14 +21,14 @@ from tformer_jax.train.errors import RunError
 from tformer_jax.train.state import TrainState
 
 DAMAGED = "damaged"
-"""The folder beside the checkpoints that damaged ones are moved to."""
+"""Name of the folder, beside the checkpoints, that damaged ones are moved to."""
 
 
 @dataclasses.dataclass
 class LatestScheduled(policies.PreservationPolicy):
-    """Preserves the newest `n` of the checkpoints at multiples of `every` steps and the newest one of all.
+    """Preserves the newest `n` among the checkpoints at multiples of `every` steps and the latest one.
 
-    So a checkpoint of an interruption never takes the place of a scheduled one.
+    An unscheduled checkpoint, such as that of an interruption, counts only while it is the latest.
     """
 
     n: int
@@ -37,18 +37,18 @@ class LatestScheduled(policies.PreservationPolicy):
     def should_preserve(
         self, checkpoints: Sequence[policies.PolicyCheckpointInfo], *, context: policies.PreservationContext
     ) -> Sequence[bool]:
-        """One bool for each checkpoint, oldest first."""
+        """Returns whether to keep each checkpoint; `checkpoints` are ordered from the oldest."""
         steps = [info.step for info in checkpoints]
         counted = [step for step in steps if step % self.every == 0 or step == steps[-1]]
         return [step in counted[-self.n :] for step in steps]
 
 
 class Checkpointer:
-    """Saves and restores `(state, host)` pairs below one folder.
+    """Saves and restores `(state, host)` pairs in one folder.
 
-    `host` is a JSON-able dictionary: the data iterator's state and the run's counters. A save is asynchronous and
-    becomes visible under its step only once it is complete. It holds a checksum of every array, by which damage is
-    noticed when it is restored.
+    `host` is a JSON-serialisable dictionary: the data iterator's state and the run's counters. Saving is asynchronous,
+    and a checkpoint becomes visible once it is complete. It stores a checksum of every array, which is verified when
+    it is restored.
     """
 
     def __init__(
@@ -62,13 +62,15 @@ class Checkpointer:
         seconds: int = 0,
         group: ProcessGroup = SINGLE,
     ):
-        """Opens the folder for writing, to keep the newest `keep` and the best `keep_best` checkpoints; or to read.
+        """Opens the folder for writing; without `keep`, for reading.
 
         Args:
-            every: steps between two scheduled checkpoints; only these and the newest one count towards `keep`.
+            keep: number of newest checkpoints to keep.
+            every: steps between scheduled checkpoints; only these and the latest one count towards `keep`.
+            keep_best: number of best-scored checkpoints to keep as well.
             permanent_every: checkpoints at multiples of this many steps are never deleted; 0: none.
             seconds: age of the newest checkpoint at which another is `overdue`; 0: never.
-            group: all processes of the run; each saves and restores what its devices hold.
+            group: all processes of the run; each saves and restores its own shards.
         """
         self.folder, self._group, self._seconds = folder.absolute(), group, seconds
         if keep is None:
@@ -89,30 +91,30 @@ class Checkpointer:
             raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, newest first."""
+        """Returns the steps of all complete checkpoints, newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def latest_step(self) -> int | None:
-        """The newest complete checkpoint's step; None when there is none."""
+        """Returns the step of the newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
     def overdue(self, step: int) -> bool:
-        """Whether the newest checkpoint is so old that another is saved now; the same answer in all processes."""
+        """Returns whether the newest checkpoint is older than `seconds`; the same in all processes."""
         return bool(self._seconds) and self._manager.should_save(step)
 
     def best_steps(self) -> list[int]:
-        """The steps of the checkpoints that were scored, best first; of equals the newest first."""
+        """Returns the steps of scored checkpoints, best first; among equal scores, newest first."""
         scored = [(info.metrics["score"], step) for step in self.steps() if (info := self._info(step)).metrics]
         return [step for _, step in sorted(scored, reverse=True)]
 
     def save(self, step: int, state: TrainState, host: dict[str, Any], *, score: float | None = None) -> None:
-        """Starts saving; does nothing when `step` is already saved.
+        """Starts saving asynchronously; does nothing if `step` is already saved.
 
         Args:
-            score: how good the state is, where that is known; higher is better.
+            score: quality of the state, higher is better; None if unknown.
 
         Raises:
-            RunError: this checkpoint or the one before it could not be written.
+            RunError: this checkpoint or the previous one could not be written.
         """
         if step == self._manager.latest_step():
             return
@@ -125,12 +127,12 @@ class Checkpointer:
             raise self._not_saved(error) from error
 
     def restore(self, abstract: TrainState, *, mend: bool = False) -> tuple[TrainState, dict[str, Any]]:
-        """The newest checkpoint that is whole, with the shapes, dtypes and shardings of `abstract`.
+        """Restores the newest undamaged checkpoint, with the shapes, dtypes and shardings of `abstract`.
 
-        Each damaged one is reported; with `mend` it is also moved out of the way, to be written again.
+        Damaged checkpoints are logged; with `mend`, they are also moved away, so that their steps can be saved again.
 
         Raises:
-            ConfigError: there is no whole checkpoint, or its arrays do not have these shapes.
+            ConfigError: there is no undamaged checkpoint, or its arrays have other shapes.
         """
         steps = self.steps()
         if not steps:
@@ -148,16 +150,16 @@ class Checkpointer:
         return found
 
     def restore_step(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The checkpoint of one step.
+        """Restores the checkpoint of one step.
 
         Raises:
-            ConfigError: it is damaged, or its arrays do not have the shapes of `abstract`.
+            ConfigError: it is damaged, or its arrays have other shapes than `abstract`.
         """
         path = self.folder / str(step)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=args)
-        except Exception as error:  # whatever Orbax and TensorStore raise for broken files
+        except Exception as error:  # Orbax and TensorStore raise various types for damaged files
             reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
             raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
         sealed = restored.host
@@ -170,10 +172,10 @@ class Checkpointer:
         return restored.state, sealed["host"]
 
     def wait(self) -> None:
-        """Blocks until every started save is on disk.
+        """Blocks until all started saves are on disk.
 
         Raises:
-            RunError: one could not be written.
+            RunError: a save failed.
         """
         try:
             self._manager.wait_until_finished()
@@ -182,7 +184,7 @@ class Checkpointer:
             raise self._not_saved(error) from error
 
     def close(self) -> None:
-        """Releases the manager's threads."""
+        """Closes the checkpoint manager and its threads."""
         try:
             self._manager.close()
         except Exception as error:
@@ -223,14 +225,14 @@ def _text_checksum(host: dict[str, Any]) -> int:
 
 
 def _checksums(state: TrainState) -> dict[str, int]:
-    """A checksum of each array by its name, computed where the arrays live."""
+    """Returns a checksum of each array by its name, computed on the array's devices."""
     named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
     return {name: int(value) for name, value in jax.device_get(_sum_words(named)).items()}
 
 
 @jax.jit
 def _sum_words(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`sum_i word_i * (2 i + 1)` modulo 2^32 over the bits of each array: a changed or displaced word changes it."""
+    """Returns `sum_i word_i * (2 i + 1)` modulo 2^32 over the words of each array, to detect changed or moved words."""
 
     def checksum(array: jax.Array) -> jax.Array:
         size = array.dtype.itemsize

@@ -1,6 +1,6 @@
-"""Chips, in the numbers that their vendors publish.
+"""Published compute rates, memory sizes and link speeds of accelerators.
 
-NVIDIA: the data sheets. Google: the "System architecture" pages of cloud.google.com/tpu/docs, one a version.
+Sources: NVIDIA's data sheets; the "System architecture" page of each TPU version at cloud.google.com/tpu/docs.
 """
 
 import dataclasses
@@ -10,16 +10,16 @@ GB, GIB = 10**9, 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device, as JAX counts them."""
+    """The specification of one JAX device."""
 
     kind: str
-    """The beginning of JAX's `device_kind`."""
+    """Prefix of JAX's `device_kind`."""
     flops: float
-    """Dense bfloat16 FLOP/s."""
+    """Peak dense bfloat16 FLOP/s."""
     memory: int = 0
-    """TPU: bytes of HBM."""
+    """HBM in bytes (TPUs only)."""
     ici: float = 0
-    """TPU: bytes/s that all its links to neighbours send together, while they receive as much."""
+    """ICI bandwidth over all links in one direction, in bytes/s (TPUs only)."""
 
 
 CHIPS = {
@@ -32,4 +32,4 @@ CHIPS = {
     "v5p": Chip("TPU v5", 459e12, 95 * GIB, ici=600 * GB),
     "v6e": Chip("TPU v6 lite", 918e12, 32 * GIB, ici=400 * GB),
 }
-"""By short name; a TPU's is the kind of its slices."""
+"""Chips by short name; for TPUs, the kind in a topology such as v5e:4x4."""

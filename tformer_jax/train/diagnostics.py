@@ -1,4 +1,4 @@
-"""What a step can tell beside its loss: norms by layer, gradient noise, and where a number first is not finite."""
+"""Diagnostics of a train step: norms by layer, gradient noise, and the origin of non-finite numbers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from tformer_jax.models.losses import batch_loss
 
 
 def layer_norms(tree: Any, name: str) -> dict[str, jax.Array]:
-    """The L2 norm of all parameters (or gradients) of each layer, as `NAME/decoder/layers_0`."""
+    """Returns the L2 norm of each layer's parameters (or gradients), named `NAME/decoder/layers_0`."""
     layers: dict[str, list[jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         layers.setdefault(layer_of("/".join(str(key.key) for key in path)), []).append(leaf)
@@ -23,20 +23,23 @@ def layer_norms(tree: Any, name: str) -> dict[str, jax.Array]:
 
 
 def layer_of(parameter: str) -> str:
-    """`decoder/layers_0` of `decoder/layers_0/ffn/expand/kernel`; the module of a parameter outside the layers."""
+    """Returns the layer of a parameter: `decoder/layers_0` for `decoder/layers_0/ffn/expand/kernel`.
+
+    Outside of the layers, returns the parameter's module.
+    """
     found = re.match(r".*?layers(_\d+)?(?=/)", parameter)
     return found[0] if found else parameter.rpartition("/")[0]
 
 
 def noise_parts(norm: jax.Array, norms: jax.Array, small: jax.Array, big: jax.Array) -> dict[str, jax.Array]:
-    """Unbiased estimates of the squared gradient and of its variance ("Large-Batch Training", 2018, appendix A.1).
+    """Returns unbiased estimates of the squared gradient norm and the gradient variance.
 
-    Their ratio, once each is averaged over many steps, is the noise scale: the batch size, in labels, beyond which
-    larger batches help less.
+    Averaged over many steps, `gradient_variance / gradient_squared` is the noise scale: the batch size, in labels,
+    beyond which larger batches help less ("An Empirical Model of Large-Batch Training", 2018, appendix A.1).
 
     Args:
-        norm: of the gradient of the whole batch, of `big` labels.
-        norms: [parts], of the gradients of its parts, of about `small` labels each.
+        norm: norm of the gradient of the whole batch, which has `big` labels.
+        norms: [parts], norms of the gradients of its parts, of about `small` labels each.
     """
     part, whole = (norms**2).mean(), norm**2
     return {
@@ -48,9 +51,9 @@ def noise_parts(norm: jax.Array, norms: jax.Array, small: jax.Array, big: jax.Ar
 def first_non_finite(
     model: nn.Module, params: Any, batch: Mapping[str, np.ndarray], key: jax.Array, label_smoothing: float
 ) -> str:
-    """Where a step on this batch first has a number that is not finite, in words; slow: it runs without `jit`.
+    """Names the first non-finite value of a step on this batch; slow, since it runs without `jit`.
 
-    Looks at the parameters, then at what each module gives in the forward pass, in order, then at the gradients.
+    Checks the parameters, the output of each module in the forward pass, in order, the loss, and the gradients.
     """
     for name, leaf in _named(params):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():

@@ -1,5 +1,5 @@
-"""Why a run that had begun cannot go on."""
+"""The error of a training run that cannot continue."""
 
 
 class RunError(RuntimeError):
-    """The message says what happened, and how to go on from the last good checkpoint."""
+    """Raised when a training run cannot continue; the message gives the cause and a remedy."""

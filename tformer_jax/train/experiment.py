@@ -1,4 +1,4 @@
-"""From a config to everything a run is made of; whatever can be wrong is found here, before the first step."""
+"""Builds everything that a run needs from its config, so that user errors are found before the first step."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ from tformer_jax.train.provenance import PACKAGES
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What a run is made of."""
+    """The components of a run."""
 
     cfg: Config
     folder: Path
@@ -40,20 +40,20 @@ class Experiment:
     tokenizers: Tokenizers
     model: nn.Module
     batches: Prefetched
-    """The endless training batches, from their start: the rows that the devices of this process hold."""
+    """Endless training batches from the first one, with the rows that the devices of this process hold."""
     shards: Shards
-    """Which rows these are."""
+    """The shards of a global batch, and those that this process holds."""
     lock: FolderLock | None
-    """Keeps other runs from writing to `folder`; held by the process that writes."""
+    """Keeps other runs from writing to `folder`; held by process 0, None in the others."""
     group: ProcessGroup
     """All processes of the run."""
     start_from: Path | None = None
-    """The run that gives the first parameters, where it is wanted."""
+    """Run folder that provides the initial parameters; None: newly initialised ones."""
     finished: dict[str, Any] | None = None
-    """The result of a resumed run that has ended with these very settings."""
+    """Result of a resumed run that has finished with the same settings, else None."""
 
     def close(self) -> None:
-        """Stops the loader, and lets others write to the folder."""
+        """Stops the loader and releases the lock."""
         self.batches.close()
         if self.lock is not None:
             self.lock.release()
@@ -68,16 +68,16 @@ def build(
     overwrite: bool = False,
     group: ProcessGroup = SINGLE,
 ) -> Experiment:
-    """Loads the data, trains the tokenizers, and creates the run folder; or reopens a run's own.
+    """Loads the data, trains the tokenizers and creates the run folder, or reopens an existing run.
 
     Args:
-        data_root: the folder that holds the corpora, for sources that read files.
-        resume: continue the run that `folder` holds; without one, start it.
-        overwrite: replace the run that `folder` holds.
-        group: all processes of the run; each builds the same experiment, process 0 writes.
+        data_root: folder of the corpora, for sources that read files.
+        resume: continue the run in `folder`; start it if there is none.
+        overwrite: replace the run in `folder`.
+        group: all processes of the run; each builds the same experiment, and process 0 writes.
 
     Raises:
-        ConfigError: something that the user can mend; nothing has been written then.
+        ConfigError: the settings, the data, the devices or the folder are invalid or do not fit each other.
     """
     flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
     versions = {f"the version of {name}": metadata.version(name) for name in PACKAGES}
@@ -126,14 +126,14 @@ def build(
 
 
 def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:
-    """The tokenizers that process 0 finds, in all processes."""
+    """Finds the tokenizers in process 0 and broadcasts them to all processes."""
     found = group.run(lambda: find() if group.first else None)
     described = group.broadcast(lambda: json.dumps(found.to_json()) if found else "")
     return found or Tokenizers.from_json(json.loads(described))
 
 
 def _facts(corpus: Corpus) -> dict[str, Any]:
-    """What tells one corpus from another: the sizes of its splits, and a checksum of the first and last examples."""
+    """Returns facts that identify a corpus: the size of each split, and a checksum of its first and last examples."""
     facts: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
@@ -144,10 +144,10 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
 
 
 def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run: Path | None) -> Tokenizers:
-    """The tokenizers of the run that is continued, or those of prepared data, or newly trained ones.
+    """Returns the tokenizers of the resumed run or of prepared data, or trains new ones.
 
     Raises:
-        ConfigError: the prepared data has other tokenizers than the run, or none can be had.
+        ConfigError: the tokenizers of the prepared data and the run differ, or cannot be loaded or trained.
     """
     if of_run is None and corpus.tokenizers is None:
         return train_tokenizers(cfg.data, corpus.train, data_root)
@@ -160,10 +160,10 @@ def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run:
 
 
 def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> Config:
-    """Fills in the sizes that follow from the data: vocabularies and the number of classes.
+    """Fills in the sizes that depend on the data: vocabularies and the number of classes.
 
     Raises:
-        ConfigError: a size written in the config is smaller than the data needs.
+        ConfigError: a size in the config is smaller than the data requires.
     """
     needed: dict[str, Any] = {"vocab_size": tokenizers.target.vocab_size}
     if cfg.model.family == "seq2seq":

@@ -1,4 +1,4 @@
-"""What keeps a long run from harm: one process a folder, an alarm for steps that hang, an eye on the loss."""
+"""Safeguards of long runs: a lock on the run folder, a watchdog for hung steps, and a detector of loss spikes."""
 
 import contextlib
 import faulthandler
@@ -15,17 +15,17 @@ from typing import Any
 from tformer_jax.config import ConfigError
 
 HUNG = 3
-"""Exit status of a run that hung."""
+"""Exit status after a hung step."""
 
 
 class FolderLock:
-    """An exclusive `flock` on a run folder, which the operating system releases when its process ends."""
+    """An exclusive `flock` for a run folder, released by the operating system when the process ends."""
 
     def __init__(self, run: Path):
-        """Locks `run`.
+        """Acquires the lock.
 
         Raises:
-            ConfigError: another process holds the lock, or the file system has none.
+            ConfigError: another process holds the lock, or the file system cannot create it.
         """
         path = run.with_name(f".{run.name}.lock")
         try:
@@ -48,14 +48,14 @@ class FolderLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Unlocks the folder."""
+        """Releases the lock."""
         self._file.close()
 
 
 class Watchdog:
-    """Ends the process, with the stacks of all its threads, when a step takes longer than `seconds` (0: never).
+    """Ends the process and prints the stacks of its threads if a step takes longer than `seconds`; 0 disables it.
 
-    A collective that waits for a lost host never returns, so that nothing gentler would help.
+    A collective that waits for a lost host never returns, so the process ends by `os._exit`.
     """
 
     def __init__(self, seconds: int):
@@ -66,18 +66,18 @@ class Watchdog:
             threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     def beat(self) -> None:
-        """A step is done; the next one begins."""
+        """Marks the end of a step and the start of the next one."""
         self._last, self._paused = time.monotonic(), False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """While something goes on whose length nobody knows: compiling, an evaluation."""
+        """Suspends the watchdog during work of unknown duration, such as an evaluation."""
         self._paused = True
         yield
         self.beat()
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Stops the watchdog."""
         self._over.set()
 
     def _watch(self) -> None:
@@ -93,7 +93,7 @@ class Watchdog:
 
 
 class SpikeDetector:
-    """Notices a loss far above the losses before it, by their running mean and deviation."""
+    """Detects losses far above the recent ones, by their running mean and standard deviation."""
 
     DECAY, DEVIATIONS, LEAST_STEPS, LEAST_RISE = 0.9, 6.0, 50, 0.2
 
@@ -101,11 +101,11 @@ class SpikeDetector:
         self._mean, self._variance, self._count = mean, variance, count
 
     def state(self) -> dict[str, Any]:
-        """The arguments of a detector that goes on from here."""
+        """Returns the keyword arguments that recreate this detector."""
         return {"mean": self._mean, "variance": self._variance, "count": self._count}
 
     def sees(self, loss: float) -> str | None:
-        """What is to be said of the loss of the next step, if anything; it has no part in the mean then."""
+        """Returns a warning if `loss` is a spike, else None; spikes and non-finite losses do not enter the mean."""
         if not math.isfinite(loss):
             return None
         bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.LEAST_RISE)

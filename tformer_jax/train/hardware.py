@@ -1,4 +1,4 @@
-"""What the devices of this run can do, and how much of their memory is used."""
+"""Peak FLOP/s and memory use of the devices of a run."""
 
 import resource
 import sys
@@ -9,7 +9,7 @@ from tformer_jax.train.chips import CHIPS
 
 
 def peak_flops(devices: list[jax.Device]) -> float | None:
-    """FLOP/s of all these devices in bfloat16; None where one is unknown."""
+    """Returns the total peak bfloat16 FLOP/s of `devices`; None if one of them is unknown."""
     kinds = sorted(CHIPS.values(), key=lambda chip: len(chip.kind), reverse=True)  # TPU v5 lite before TPU v5
     found = [next((chip.flops for chip in kinds if d.device_kind.startswith(chip.kind)), None) for d in devices]
     known = [peak for peak in found if peak is not None]
@@ -17,7 +17,7 @@ def peak_flops(devices: list[jax.Device]) -> float | None:
 
 
 def memory_bytes(devices: list[jax.Device]) -> int:
-    """The most memory that was in use so far on one of these devices of this process; on CPUs, by the process."""
+    """Returns the largest peak memory of this process's `devices`, in bytes; on CPUs, the peak RSS of the process."""
     statistics = [device.memory_stats() for device in devices if device.process_index == jax.process_index()]
     used = [found["peak_bytes_in_use"] for found in statistics if found and "peak_bytes_in_use" in found]
     if used:
@@ -27,9 +27,10 @@ def memory_bytes(devices: list[jax.Device]) -> int:
 
 
 def slow_dtype(dtype: str) -> str | None:
-    """What to say of a computation dtype that is slower than float32 on this device; None: nothing.
+    """Returns a warning if `dtype` is slower than float32 on the default backend, else None.
 
-    XLA for CPUs converts bfloat16 around most operations: a step took 1.2 times as long on two AMD EPYC cores (Zen 4).
+    XLA's CPU backend converts bfloat16 around most operations: a step took 1.2 times as long on two AMD EPYC cores
+    (Zen 4).
     """
     if dtype == "float32" or jax.default_backend() != "cpu":
         return None

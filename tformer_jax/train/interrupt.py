@@ -1,14 +1,14 @@
-"""Ctrl-C and SIGTERM end a run at the next step, with a checkpoint; a second Ctrl-C ends it at once."""
+"""Ctrl-C or SIGTERM stops a run after the current step, with a checkpoint; a second one stops it immediately."""
 
 import signal
 from types import FrameType
 
 
 class GracefulStop:
-    """While entered, the first SIGINT or SIGTERM sets `requested` and restores the previous handlers.
+    """Context in which the first SIGINT or SIGTERM sets `requested` and restores the previous handlers.
 
-    With `several` processes, JAX handles SIGTERM (`multihost_utils.reached_preemption_sync_point`), to which SIGINT is
-    translated.
+    With `several` processes, JAX handles SIGTERM (`multihost_utils.reached_preemption_sync_point`), and SIGINT is
+    re-raised as SIGTERM.
     """
 
     def __init__(self, *, several: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: the only place where a run touches the clock, the disk and the terminal."""
+"""The training loop, the only module of a run that uses the clock, the disk and the terminal."""
 
 import contextlib
 import functools
@@ -30,22 +30,22 @@ from tformer_jax.train.start_from import load_matching
 from tformer_jax.train.step import compiled, make_train_step
 
 TRAINING_FLOPS = 3
-"""FLOPs of a step by those of its forward pass."""
+"""FLOPs of a train step relative to its forward pass."""
 
 
 def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
     """Trains from the newest checkpoint, or from the start, to the last step; then evaluates on the test split.
 
-    A run that is finished already is left as it is.
+    A finished run is left unchanged.
 
     Args:
-        profile: write a trace of some steps into the run folder.
+        profile: write a profiler trace of some steps into the run folder.
 
     Returns:
-        The result as written to the run folder's `result.json`; None when a signal stopped the run before its end.
+        The contents of the run folder's `result.json`; None if a signal stopped the run before its end.
 
     Raises:
-        RunError: the run cannot go on.
+        RunError: the run cannot continue.
     """
     if experiment.finished is not None:
         experiment.close()
@@ -72,7 +72,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
 
 @contextlib.contextmanager
 def _lost_process_explained(group: ProcessGroup) -> Iterator[None]:
-    """Says how to go on where a collective failed; `jax.distributed` then ends all processes."""
+    """Turns a failed collective into a `RunError` that explains it; `jax.distributed` then ends all processes."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -86,7 +86,7 @@ def _lost_process_explained(group: ProcessGroup) -> Iterator[None]:
 
 
 class Trainer:
-    """The moving parts of one run."""
+    """The state and components of one training run."""
 
     def __init__(self, experiment: Experiment, *, profile: bool = False):
         cfg, train, model, mesh = experiment.cfg, experiment.cfg.train, experiment.model, experiment.mesh
@@ -123,7 +123,7 @@ class Trainer:
         self.profiler = Profiler(experiment.folder / "profile", first_step=self.step, wanted=profile and first)
 
     def _loaded(self, run: Path, fresh: Any) -> Any:
-        """The parameters `fresh`, those of `run` in their place where they fit."""
+        """Replaces the parameters `fresh` by those of `run` that match, and reports which."""
         params, report = load_matching(fresh, run)
         if self.experiment.group.first:
             run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
@@ -141,11 +141,11 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        """Whether the last step is made, or patience is at its end."""
+        """Whether the last step is done, or early stopping ends the run."""
         return self.step >= self.cfg.train.steps or self.best.exhausted
 
     def announce(self) -> None:
-        """Says what is about to run, and where."""
+        """Prints the number of parameters, the devices, the attention backends and the run folder."""
         self.view.begin(self.step)
         count = self.experiment.group.count
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
@@ -158,10 +158,10 @@ class Trainer:
             self.view.say(warning)
 
     def advance(self) -> None:
-        """One optimizer step, and whatever is due after it.
+        """Runs one optimizer step, and the logging, evaluation and saving that are due after it.
 
-        The step is not waited for: the next batch travels to the device while this one is computed (`meter.add` keeps
-        the loop from running further ahead).
+        Does not wait for the step: the next batch is transferred to the device while this one is computed (`meter.add`
+        bounds the number of steps in flight).
         """
         waited = self.batches.waited
         batch = placement.shard_batch(self.experiment.mesh, next(self.batches), self.experiment.shards.own)
@@ -191,10 +191,10 @@ class Trainer:
             self.save()
 
     def look_at(self, steps: list[Values]) -> None:
-        """Watches the losses of steps that are done.
+        """Checks the losses of finished steps for spikes and non-finite values.
 
         Raises:
-            RunError: `train.most_skipped` steps in a row were not finite.
+            RunError: `train.most_skipped` consecutive steps were not finite.
         """
         for values in steps:
             self.fetched += 1
@@ -221,7 +221,7 @@ class Trainer:
         )
 
     def log(self) -> None:
-        """Writes and shows the metrics of the steps since the last record."""
+        """Records and shows the metrics of the steps since the last record."""
         self.look_at(self.meter.fetch_all())
         made = self.step - self.meter.skipped_steps
         metrics = self.meter.read() | {"learning_rate": float(self.schedule(max(made - 1, 0)))}
@@ -234,11 +234,11 @@ class Trainer:
 
     @functools.cached_property
     def validators(self) -> list[Evaluator]:
-        """The evaluators of the validation split, kept so that each compiles once."""
+        """The evaluators of the validation split, cached so that each compiles once."""
         return self._evaluators("validation", self.cfg.eval.examples)
 
     def evaluate(self, split: str, evaluators: list[Evaluator], params: Any) -> dict[str, float]:
-        """Shows and records what the evaluators find."""
+        """Runs the evaluators on `params`, and records and shows their metrics and samples."""
         self.look_at(self.meter.fetch_all())
         metrics: dict[str, float] = {}
         samples: list[Sample] = []
@@ -254,7 +254,7 @@ class Trainer:
         return metrics
 
     def save(self) -> None:
-        """Starts saving a checkpoint of this step; scored, where it was evaluated."""
+        """Starts saving a checkpoint of this step, with its score if it was evaluated."""
         self.look_at(self.meter.fetch_all())
         host = {
             "batches": jsonable(self.batches.get_state()),
@@ -268,12 +268,12 @@ class Trainer:
             self.checkpointer.save(self.step, self.state, host, score=score)
 
     def _attention_backends(self) -> dict[str, str]:
-        """Those of the longest rows."""
+        """Returns the attention backends used for the longest rows."""
         with rules.on(self.experiment.mesh):
             return registry.attention_backends(self.cfg.model, self.cfg.data.longest)
 
     def finish(self) -> dict[str, Any]:
-        """Evaluates what the run delivers on the whole test split; keeps it, and writes `result.json`."""
+        """Evaluates the final weights on the whole test split, saves them and writes `result.json`."""
         folder, kind = self.experiment.folder, self.cfg.train.weights
         if self.best.exhausted:
             best = f"{self.best.evaluations_since} evaluations"
@@ -299,7 +299,7 @@ class Trainer:
         return result
 
     def close(self) -> None:
-        """Waits for pending writes and stops what runs beside."""
+        """Stops the watchdog and the profiler, and waits for pending writes."""
         self.watchdog.close()
         self.profiler.close()
         self.checkpointer.close()

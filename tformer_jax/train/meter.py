@@ -1,4 +1,4 @@
-"""Averages of step metrics between two records, and a run's totals of tokens and seconds."""
+"""Averages step metrics between log records, and totals the tokens, FLOPs and seconds of a run."""
 
 import math
 import time
@@ -9,16 +9,16 @@ import numpy as np
 from tformer_jax.train.step_metrics import StepMetrics, fetch
 
 STEPS_AHEAD = 2
-"""Steps that may wait for the device: enough to keep it busy, few enough that a full loader stays full."""
+"""Maximum number of steps in flight: enough to keep the device busy, few enough not to drain the loader."""
 
 Values = dict[str, float]
 
 
 class Meter:
-    """Collects the metrics of steps that the device still computes, and fetches those of a step once it is done.
+    """Collects the metrics of steps that the device may still compute, and fetches them once they are ready.
 
-    `tokens`, `flops`, `seconds`, `data_wait_seconds` and `skipped_steps` are the run's totals, carried over when it is
-    resumed like the values that wait for the next record.
+    `tokens`, `flops`, `seconds`, `data_wait_seconds` and `skipped_steps` are totals of the run. They and `waiting`, the
+    fetched metrics not yet averaged, are saved by `state` to resume from.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run so far, evaluations and checkpoints included."""
+        """Wall time of the run so far, in seconds, evaluations and checkpoints included."""
         return self._seconds + time.perf_counter() - self._born
 
     def totals(self) -> dict[str, float]:
-        """What the whole run took so far."""
+        """Returns the totals of the run so far."""
         return {
             "tokens": self.tokens,
             "flops": self.flops,
@@ -54,14 +54,14 @@ class Meter:
         }
 
     def state(self) -> dict[str, Any]:
-        """The arguments of a meter that goes on from here; all steps must have been fetched."""
+        """Returns the keyword arguments that recreate this meter; call `fetch_all` first."""
         return {**self.totals(), "waiting": list(self._done)}
 
     def add(self, metrics: StepMetrics, *, flops: float = 0.0, waited: float) -> list[Values]:
-        """Takes the metrics of one step, for which no batch was ready for `waited` seconds.
+        """Adds the metrics of one step, which waited `waited` seconds for its batch.
 
-        Waits for the device until at most `STEPS_AHEAD` steps are left to compute; gives the metrics of those that
-        are done since the last call.
+        Blocks until at most `STEPS_AHEAD` steps are in flight; returns the metrics of the steps that finished since
+        the last call.
         """
         self._computing.append(metrics)
         self.flops += flops
@@ -69,18 +69,18 @@ class Meter:
         return self._fetch(STEPS_AHEAD)
 
     def fetch_all(self) -> list[Values]:
-        """Waits for the device; gives the metrics of the steps that are done since the last call."""
+        """Blocks until all steps are done; returns the metrics of the steps that finished since the last call."""
         return self._fetch(0)
 
     def restart(self) -> None:
-        """Leaves what happened since the last `read` out of the next speed."""
+        """Starts a new interval for the rates that `read` returns."""
         self._since = time.perf_counter()
         self._before = (self.tokens, self.flops, self._waited)
 
     def read(self) -> Values:
-        """What the steps since the last `read` had on average, and at which speed; `fetch_all` was called before.
+        """Returns averages and rates over the steps since the last `read`; call `fetch_all` first.
 
-        Losses are averaged by label. Steps that were skipped count in `skipped_steps` alone.
+        Losses are averaged over labels. Skipped steps count only in `skipped_steps`.
         """
         elapsed = time.perf_counter() - self._since
         tokens, flops, waited = self._before

@@ -1,4 +1,4 @@
-"""Where metrics go: `metrics.jsonl`, one JSON object a line, TensorBoard event files, and Weights & Biases if asked."""
+"""Writes metrics to `metrics.jsonl` (one JSON object per line), TensorBoard and, optionally, Weights & Biases."""
 
 import functools
 import importlib.util
@@ -13,26 +13,26 @@ from tformer_jax.train.errors import RunError
 
 
 class Sink(Protocol):
-    """One place that metrics go to."""
+    """A destination of metrics."""
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         """Records the values of one group at a step."""
         ...
 
     def close(self) -> None:
-        """Flushes what was written."""
+        """Flushes and closes the destination."""
         ...
 
 
 class MetricsWriter:
-    """Gives scalar metrics to every sink.
+    """Writes scalar metrics to every sink.
 
-    A resumed run drops the records made after the checkpoint it continues from, and those of an earlier test, so that
-    the records read as if the run had never stopped.
+    When a run is resumed, records after its checkpoint and records of an earlier test are dropped, as if the run had
+    never stopped.
     """
 
     def __init__(self, run: Path, cfg: Config, *, resume_step: int = 0, recording: bool = True):
-        """Opens the sinks; there are none in a process that is not `recording`."""
+        """Opens the sinks; with `recording=False` there are none."""
         self._run = run
         self._sinks: list[Sink] = []
         if not recording:
@@ -57,7 +57,7 @@ class MetricsWriter:
             raise self._unwritable(error) from error
 
     def close(self) -> None:
-        """Flushes all sinks."""
+        """Closes all sinks."""
         for sink in self._sinks:
             try:
                 sink.close()
@@ -72,7 +72,7 @@ class MetricsWriter:
 
 
 class JsonLines:
-    """`metrics.jsonl`; what is no number is null."""
+    """Writes `metrics.jsonl`; non-finite numbers become null."""
 
     def __init__(self, run: Path, resume_step: int):
         path = run / "metrics.jsonl"
@@ -91,14 +91,14 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files, one for each time that the run was started."""
+    """Writes TensorBoard event files, one per start of the run."""
 
     def __init__(self, run: Path, resume_step: int):
         self._folder, self._purge_step = run / "tensorboard", resume_step + 1 if resume_step else None
 
     @functools.cached_property
     def _board(self) -> Any:
-        """Made when the first step is long done: tensorboardX imports PyTorch where that is installed."""
+        """Created at the first record, since tensorboardX imports PyTorch if it is installed, which is slow."""
         from tensorboardX import SummaryWriter
 
         return SummaryWriter(str(self._folder), purge_step=self._purge_step)
@@ -112,7 +112,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of a project, which a resumed run continues."""
+    """Writes to a Weights & Biases run, which a resumed run continues."""
 
     def __init__(self, run: Path, cfg: Config, project: str):
         import wandb
@@ -130,13 +130,13 @@ class WeightsAndBiases:
 
 
 def check_installed(cfg: Config) -> None:
-    """Raises `ConfigError` where a sink that the config asks for is not there."""
+    """Raises `ConfigError` if the package of a requested sink is not installed."""
     if cfg.train.wandb and importlib.util.find_spec("wandb") is None:
         raise cfg.train.error("wandb", 'needs the package wandb: pip install -e ".[wandb]", or write None')
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    """The complete records of a file whose last line may have been cut short."""
+    """Returns the complete records of a file whose last line may be truncated."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

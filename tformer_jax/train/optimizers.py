@@ -1,7 +1,7 @@
-"""Optimizers by name: Optax's, with decay masks, learning rates by parameter, and clipping.
+"""Builds Optax optimizers by name, with weight-decay masks, learning rates by parameter, and clipping.
 
-Those that compute statistics of a whole parameter see each layer of a scan, each expert and each of several fused
-projections as a parameter of its own, so that the layout of the parameters does not change the updates.
+Optimizers that use statistics of a whole parameter treat each layer of a scan, each expert and each of several
+fused projections as a parameter of its own, so that the layout of the parameters does not change the updates.
 """
 
 import dataclasses
@@ -25,26 +25,26 @@ from tformer_jax.nn import projections
 from tformer_jax.train import schedules
 
 MUON_RMS = 0.2
-"""Size of Muon's updates: that of AdamW's, so that both take the same learning rate ("Muon is Scalable", 2025)."""
+"""RMS of Muon's updates: that of AdamW's, so that both use the same learning rate ("Muon is Scalable", 2025)."""
 MATRIX_AXES = {axes.EMBED, axes.HEADS, axes.KV_HEADS, axes.HEAD_DIM, axes.MLP}
 BATCH_AXES = {axes.LAYERS, axes.EXPERTS}
-"""Axes along which a parameter is several matrices."""
+"""Axes along which a parameter stacks several matrices."""
 
 OF_WHOLE_PARAMETERS = ("adafactor", "lamb", "muon")
-"""Optimizers whose update of a number depends on the parameter that holds it."""
+"""Optimizers whose update of an element depends on the whole parameter."""
 
 Build = Callable[[OptimConfig, optax.Schedule, Any, Any], optax.GradientTransformation]
-"""From the settings, the schedule, where weight decay works (bool tree), and the parameters as boxed shapes."""
+"""Builds an optimizer from the settings, the schedule, a bool tree for weight decay, and boxed parameter shapes."""
 
 
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
-    """Clipping, then the optimizer that `cfg.optim` names; all of it computes in float32.
+    """Builds gradient clipping followed by the optimizer of `cfg.optim`; all of it computes in float32.
 
     Args:
-        shapes: the parameters as shapes, boxed with their logical axes (`registry.shapes`).
+        shapes: parameter shapes, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        ConfigError: a glob of `cfg.optim` fits no parameter.
+        ConfigError: a glob of `cfg.optim.learning_rates` matches no parameter.
     """
     optim, schedule = cfg.optim, schedules.build(cfg)
     names = parameter_names(shapes)
@@ -68,14 +68,14 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
 
 
 def parameter_names(shapes: Any) -> Any:
-    """The tree of parameters with `encoder/layers_0/...` in the place of each."""
+    """Returns the parameter tree with each leaf replaced by its name, such as `encoder/layers_0/...`."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: "/".join(str(key.key) for key in path), shapes, is_leaf=_is_box
     )
 
 
 def split_shapes(cfg: Config) -> Any | None:
-    """The boxed shapes of separate projections, where the optimizer splits fused ones; None where it does not."""
+    """Returns boxed shapes with separate projections if the optimizer splits fused ones, else None."""
     whole = cfg.optim.optimizer in OF_WHOLE_PARAMETERS or cfg.optim.adaptive_clip
     if not whole or cfg.model.attention_projections == "separate":
         return None
@@ -83,12 +83,12 @@ def split_shapes(cfg: Config) -> Any | None:
 
 
 def trained(optim: OptimConfig, params: Any) -> Any:
-    """The tree of parameters with False in the place of those that `optim.learning_rates` freezes, True elsewhere."""
+    """Returns a bool tree that is False for the parameters that `optim.learning_rates` freezes."""
     return jax.tree.map(bool, _factors(optim, parameter_names(params)))
 
 
 def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
-    """The parameters to evaluate: `params`, or the average that a schedule-free optimizer keeps."""
+    """Returns the parameters to evaluate: the average of a schedule-free optimizer, else `params`."""
     is_schedule_free = lambda node: isinstance(node, contrib.ScheduleFreeState)  # noqa: E731
     for node in jax.tree.leaves(opt_state, is_leaf=is_schedule_free):
         if is_schedule_free(node):
@@ -98,7 +98,7 @@ def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
 
 
 def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | None:
-    """Which axes of a parameter Muon sums over, and which it gives out; None for what is no matrix of a layer."""
+    """Returns Muon's reduction and output axes of a parameter; None if it is not a matrix of a layer."""
     kept = [place for place, name in enumerate(names) if name not in BATCH_AXES]
     inner = [names[place] for place in kept]
     if len(inner) < 2 or not set(inner) <= MATRIX_AXES or axes.EMBED not in (inner[0], inner[-1]):
@@ -115,7 +115,7 @@ def _core(optim: OptimConfig, schedule: optax.Schedule, mask: Any, shapes: Any) 
 def _on_separate_projections(
     optimizer: optax.GradientTransformation, model: ModelConfig
 ) -> optax.GradientTransformation:
-    """An optimizer of separate attention projections, for parameters that have fused ones."""
+    """Applies an optimizer of separate attention projections to parameters with fused ones."""
     separate = dataclasses.replace(model, attention_projections="separate")
     split = functools.partial(projections.convert, cfg=model, kind="separate")
     fuse = functools.partial(projections.convert, cfg=separate, kind=model.attention_projections)
@@ -128,7 +128,7 @@ def _on_separate_projections(
 
 
 def _by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.GradientTransformation:
-    """`vmap` of an optimizer over the leading `BATCH_AXES` of each parameter."""
+    """Maps an optimizer with `vmap` over the leading `BATCH_AXES` of each parameter."""
 
     def sizes(box: Any) -> str:
         named = zip(box.names, box.value.shape, strict=True)
@@ -145,7 +145,7 @@ def _by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.Gra
 
 
 def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
-    """`optax.adaptive_grad_clip` with all that flows into one output of a kernel, or a whole bias, as a unit."""
+    """Applies `optax.adaptive_grad_clip` with the inputs of one kernel output, or a whole bias, as a unit."""
 
     def unit(box: Any) -> tuple[int, ...]:
         kept = [place for place, name in enumerate(box.names) if name not in BATCH_AXES]
@@ -207,9 +207,9 @@ def _muon(optim, schedule, mask, shapes):
 
 
 def _orthogonal(momentum: Any, numbers: Any) -> Any:
-    """The nearest matrices with orthogonal rows or columns, by Newton-Schulz iteration, in the size of AdamW's steps.
+    """Orthogonalises the momentum by Newton-Schulz iteration and scales it to the size of AdamW's updates.
 
-    Optax's Muon with no momentum of its own: that would weigh the first gradients otherwise than the published one.
+    Optax's Muon runs without its own momentum, which weighs the first gradients differently from the published one.
     """
     newton_schulz = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=numbers)
     matrices, _ = newton_schulz.update(momentum, newton_schulz.init(momentum))
@@ -223,7 +223,7 @@ def _orthogonal(momentum: Any, numbers: Any) -> Any:
 
 def _schedule_free_adamw(optim, schedule, mask, _):
     adamw = optax.adamw(schedule, b1=0.0, b2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay, mask=mask)
-    return contrib.schedule_free(adamw, lambda count: schedule(count - 1), b1=optim.beta1)  # it counts from 1
+    return contrib.schedule_free(adamw, lambda count: schedule(count - 1), b1=optim.beta1)  # its count starts at 1
 
 
 OPTIMIZERS: dict[str, Build] = {
@@ -238,7 +238,7 @@ OPTIMIZERS: dict[str, Build] = {
 
 
 def _factors(optim: OptimConfig, names: Any) -> Any:
-    """The factor of each parameter's learning rate."""
+    """Returns the learning-rate factor of each parameter."""
     entries = [entry.rpartition("=") for entry in optim.learning_rates]
     for glob, _, _ in entries:
         if not any(fnmatch.fnmatch(name, glob) for name in jax.tree.leaves(names)):
@@ -255,7 +255,7 @@ def _scaled(factors: Any) -> optax.GradientTransformation:
 
 
 def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimizer for parameters of any dtype: its state, and what it computes, are float32."""
+    """Wraps an optimizer so that its state and arithmetic are float32 for parameters of any dtype."""
 
     def init(params: Any) -> optax.OptState:
         return optimizer.init(optax.tree.cast(params, jnp.float32))

@@ -1,4 +1,4 @@
-"""`--profile`: a trace of a few steps, for TensorBoard's profile page (XProf)."""
+"""Traces a few training steps for TensorBoard's profile plugin, XProf (`--profile`)."""
 
 from pathlib import Path
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 import jax
 
 SKIPPED, TRACED = 10, 5
-"""Steps before the trace, in which most shapes are compiled, and steps in it."""
+"""Number of steps before the trace, during which most shapes compile, and number of traced steps."""
 
 
 class Profiler:
-    """Writes the trace of some steps to a folder, where it is wanted."""
+    """Writes a `jax.profiler` trace of `TRACED` steps to a folder if `wanted`."""
 
     def __init__(self, folder: Path, *, first_step: int, wanted: bool):
         self._folder, self._first, self._wanted = folder, first_step + SKIPPED, wanted
         self._tracing = False
 
     def after_step(self, step: int, state: Any) -> None:
-        """Begins or ends the trace when it is time."""
+        """Starts the trace after step `first_step + SKIPPED`, and stops it `TRACED` steps later."""
         if self._wanted and step == self._first:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self._folder))
@@ -27,7 +27,7 @@ class Profiler:
             self.close()
 
     def close(self) -> None:
-        """Ends a trace that goes on."""
+        """Stops a running trace."""
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing = False

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a progress bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of a run: a progress bar on a terminal, plain lines elsewhere."""
 
 import dataclasses
 import datetime
@@ -12,18 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tformer_jax.eval.evaluators import Sample
 
 SHOWN_WAIT_PERCENT = 5
-"""Shares of time spent waiting for data are shown from here on."""
+"""The wait for data is shown if it exceeds this percentage of the time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """The state of a run at one step."""
+    """The figures of a run at one step, as shown to the user."""
 
     step: int
     metrics: Mapping[str, float]
     memory_bytes: int
     peak_flops: float | None
-    """FLOP/s of which the devices are capable, where that is known."""
+    """Peak FLOP/s of all devices; None if unknown."""
     next_evaluation: int | None
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Figures:
 
 
 def with_prefix(number: float) -> str:
-    """`1.5 G` for 1.5e9."""
+    """Formats a number with an SI prefix, such as `1.5 G` for 1.5e9."""
     for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if number >= size:
             return f"{number / size:.1f} {prefix}"
@@ -78,11 +78,11 @@ class ProgressView:
         self._bar.stop()
 
     def begin(self, step: int) -> None:
-        """The steps from here on are those that the time left is reckoned by."""
+        """Starts the estimate of the remaining time at `step`."""
         self._first_step, self._started = step, time.perf_counter()
 
     def update(self, figures: Figures) -> None:
-        """Moves the bar, or prints a line where there is no terminal."""
+        """Updates the bar; without a terminal, prints a line instead."""
         line = f"{figures}  {self._remaining(figures.step)} left"
         self._bar.update(self._task, completed=figures.step, figures=line)
         if not self.console.is_terminal:
@@ -93,7 +93,7 @@ class ProgressView:
         self.console.print(escape(line), soft_wrap=True)
 
     def evaluation(self, title: str, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
-        """Prints metrics, and what the model made of some examples."""
+        """Prints the metrics and samples of an evaluation."""
         self.say(f"{title}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         for sample in samples:
             for name, text in dataclasses.asdict(sample).items():

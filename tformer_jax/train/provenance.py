@@ -1,4 +1,4 @@
-"""What a result depends on besides its config: versions, revision, command and hardware."""
+"""Records what a result depends on besides its config: versions, revision, command and hardware."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 def collect() -> dict[str, Any]:
-    """Package versions, git revision, the command as typed, and the hardware of this process."""
+    """Returns package versions, the git revision, the command as typed, and the hardware of this process."""
     return {
         "command": shlex.join(["python", *sys.argv]),
         "git_revision": _git_revision(),
@@ -35,8 +35,8 @@ def collect() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, number of usable cores and JAX devices."""
-    import jax  # here, so that commands can read run folders before they need JAX
+    """Returns the processor, the number of usable cores and the JAX devices."""
+    import jax  # imported here, so that run folders can be read without JAX
 
     devices = jax.devices()
     return {
@@ -56,7 +56,7 @@ def _processor() -> str:
 
 
 def _git_revision() -> str | None:
-    """The revision of the source tree, marked when it has uncommitted changes; None outside a git checkout."""
+    """Returns the revision of the source tree, with `-dirty` for uncommitted changes; None outside a git checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -2,9 +2,9 @@
 
 config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
 provenance.json  id, versions, hardware         checkpoints/                  state by step
-tokenizers/      trained on the training split  weights/, weights.json        the parameters to use
+tokenizers/      trained on the training split  weights/, weights.json        the final weights
 labels.json      names of the classes           result.json                   the final evaluation
-start_from.json  what another run gave          profile/                      traces
+start_from.json  parameters of another run      profile/                      traces
 """
 
 import json
@@ -37,24 +37,24 @@ CHANGEABLE = (
     "layer_norms",
     "wandb",
 )
-"""Settings of train that a resumed run may change, besides those of eval, decode and parallel."""
+"""Settings of train that may change when a run is resumed, besides all of eval, decode and parallel."""
 
 
 def checkpoints(run: Path) -> Path:
-    """Where a run keeps its checkpoints."""
+    """Returns the checkpoint folder of a run."""
     return run / "checkpoints"
 
 
 def weights_facts(run: Path) -> Path:
-    """What a run says of the parameters that it delivers: how they were made, and after which step."""
+    """Returns the path of `weights.json`: how the final weights were made, and after which step."""
     return run / "weights.json"
 
 
 def holds_run(run: Path) -> bool:
-    """Whether `run` is a run folder.
+    """Returns whether `run` is a run folder.
 
     Raises:
-        ConfigError: it exists, is not empty, and is something else.
+        ConfigError: it exists, is not empty and is not a run folder.
     """
     if (run / "config.json").exists():
         return True
@@ -70,7 +70,7 @@ def require_run(run: Path) -> None:
 
 
 def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> None:
-    """Writes a new run folder: complete, or not at all. An earlier run in its place is removed."""
+    """Writes a new run folder atomically, replacing an earlier run."""
     partial = run.with_name(f".{run.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -85,10 +85,10 @@ def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str]
 
 
 def resume(run: Path, cfg: Config) -> None:
-    """Makes `cfg` the config of a run that goes on; a result under other settings is removed.
+    """Makes `cfg` the config of a resumed run; removes its result if a setting changed.
 
     Raises:
-        ConfigError: a setting differs that would make this another experiment.
+        ConfigError: a setting changed that a resumed run may not change.
     """
     differences = config.differences(config.load(run / "config.json"), cfg)
     changed = [
@@ -105,7 +105,7 @@ def resume(run: Path, cfg: Config) -> None:
 
 
 def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
-    """The result of a run that has ended with just these settings; None for other runs."""
+    """Returns the result of a run that finished with exactly these settings, else None."""
     path = run / "result.json"
     if not path.exists() or config.differences(config.load(run / "config.json"), cfg):
         return None
@@ -113,18 +113,18 @@ def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
 
 
 def run_id(run: Path) -> str:
-    """The random identifier that `create` gave the run."""
+    """Returns the random identifier that `create` assigned."""
     return json.loads((run / "provenance.json").read_text(encoding="utf-8"))["run_id"]
 
 
 def load_labels(run: Path) -> tuple[str, ...] | None:
-    """The names of a classifier's classes, in the order of its logits; None for other models."""
+    """Returns the class names of a classifier in the order of its logits; None for other models."""
     path = run / "labels.json"
     return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, atomically."""
+    """Writes indented JSON atomically."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.replace(path)

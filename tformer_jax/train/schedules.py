@@ -9,7 +9,7 @@ import optax
 from tformer_jax.config import Config
 
 Course = Callable[[jax.Array], jax.Array]
-"""From the share of the steps after warm-up that are done, 0 to 1, to the share of the peak."""
+"""Maps the fraction of the steps after warm-up that are done to the fraction of the peak learning rate."""
 
 
 def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
@@ -27,7 +27,7 @@ def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
 
 
 def constant(peak: float, warmup_steps: int) -> optax.Schedule:
-    """Linear warm-up, then `peak`."""
+    """Linear warm-up, then constant `peak`."""
 
     def schedule(step):
         t = jnp.asarray(step, jnp.float32) + 1
@@ -37,22 +37,22 @@ def constant(peak: float, warmup_steps: int) -> optax.Schedule:
 
 
 def cosine(final: float) -> Course:
-    """Half a cosine from 1 to `final` (SGDR, 2017)."""
+    """Cosine decay from 1 to `final` (SGDR, 2017)."""
     return lambda done: final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * done))
 
 
 def linear(final: float) -> Course:
-    """A line from 1 to `final`."""
+    """Linear decay from 1 to `final`."""
     return lambda done: 1 - (1 - final) * done
 
 
 def warmup_stable_decay(final: float, decay_fraction: float) -> Course:
-    """1, then in the last `decay_fraction` a line to `final` (MiniCPM, 2024)."""
+    """Constant 1, then linear decay to `final` over the last `decay_fraction` (MiniCPM, 2024)."""
     return lambda done: 1 - (1 - final) * jnp.maximum(1 - (1 - done) / max(decay_fraction, 1e-9), 0)
 
 
 def with_warmup(course: Course, peak: float, warmup_steps: int, steps: int, cycles: int) -> optax.Schedule:
-    """Linear warm-up, then `cycles` times the course in equal parts of the steps up to `steps`; then its end."""
+    """Linear warm-up, then `cycles` equal repetitions of `course` until step `steps`; then its final value."""
 
     def schedule(step):
         t = jnp.asarray(step, jnp.float32) + 1
@@ -64,7 +64,7 @@ def with_warmup(course: Course, peak: float, warmup_steps: int, steps: int, cycl
 
 
 def build(cfg: Config) -> optax.Schedule:
-    """The schedule that `cfg.optim` names; `inverse_sqrt` takes the paper's peak when none is written."""
+    """Builds the schedule of `cfg.optim`; the peak of `inverse_sqrt` defaults to that of the 2017 paper."""
     optim = cfg.optim
     peak = (cfg.model.dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
     if optim.schedule == "inverse_sqrt":

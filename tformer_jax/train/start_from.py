@@ -1,4 +1,4 @@
-"""Fine-tuning: the first parameters of a run, taken from another run as far as they fit."""
+"""Initialises a run with the matching parameters of another run, for fine-tuning."""
 
 import dataclasses
 from pathlib import Path
@@ -14,11 +14,11 @@ from tformer_jax.train.trained import load_trained
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was taken, by parameter."""
+    """Names of the parameters that were loaded, and of those that were not."""
 
     loaded: tuple[str, ...]
     other_shape: tuple[str, ...]
-    """`NAME (16, 8), not (32, 8)`: there, but of another shape."""
+    """Present with another shape, as `NAME (16, 8), not (32, 8)`: newly initialised."""
     missing: tuple[str, ...]
     """Only in the new model: newly initialised."""
     unused: tuple[str, ...]
@@ -38,10 +38,10 @@ class Report:
 
 
 def load_matching(params: Any, run: Path) -> tuple[Any, Report]:
-    """`params` with those of `run` in their place where name and shape are the same.
+    """Replaces each parameter by that of `run` with the same name and shape.
 
     Raises:
-        ConfigError: `run` holds no trained model, or none of its parameters fits.
+        ConfigError: `run` holds no trained model, or no parameter matches.
     """
     other = load_trained(run, mesh_of(params)).params
     known = dict(zip(jax.tree.leaves(parameter_names(other)), jax.tree.leaves(other), strict=True))

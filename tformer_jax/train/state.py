@@ -1,4 +1,4 @@
-"""What training carries from step to step, born sharded."""
+"""The training state, created sharded."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,25 +18,25 @@ from tformer_jax.train import optimizers
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything a step changes. The dropout key is no part of it: it follows from the seed and `step`."""
+    """Everything that a train step updates. The dropout key is derived from the seed and `step`."""
 
     step: jax.Array
-    """int32 scalar: steps made so far, skipped ones included."""
+    """int32 scalar: number of steps made, skipped ones included."""
     skipped: jax.Array
-    """int32 scalar: how many steps up to this one were skipped in a row."""
+    """int32 scalar: number of consecutive skipped steps up to this one."""
     params: Any
     opt_state: optax.OptState
     ema: Any
-    """Running mean of the parameters, float32; None where `train.ema_decay` is None."""
+    """Exponential moving average of the parameters, float32; None if `train.ema_decay` is None."""
 
 
 def create(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh, params: Any = None
 ) -> TrainState:
-    """The state before the first step, each leaf of it made on the devices that will hold it.
+    """Creates the initial state, each leaf directly on the devices that hold it.
 
     Args:
-        params: the first parameters; None: newly initialised ones.
+        params: initial parameters; None: newly initialised ones.
     """
     init, shardings = initializer(model, optimizer, cfg, mesh)
     with rules.on(mesh):
@@ -46,7 +46,7 @@ def create(
 def abstract(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
 ) -> TrainState:
-    """Shapes, dtypes and shardings of the state, for restoring a checkpoint; nothing is computed."""
+    """Returns the shapes, dtypes and shardings of the state, for restoring a checkpoint, without computing it."""
     init, shardings = initializer(model, optimizer, cfg, mesh)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -56,7 +56,7 @@ def abstract(
 
 
 def abstract_params(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
-    """Shapes, dtypes and shardings of the parameters alone."""
+    """Returns the shapes, dtypes and shardings of the parameters."""
     boxed = registry.shapes(model)
     return jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
@@ -66,14 +66,14 @@ def abstract_params(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def parameter_count(params: Any) -> int:
-    """Number of trained scalars."""
+    """Returns the total number of scalars in the parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def initializer(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
 ) -> tuple[Callable[..., TrainState], Any]:
-    """A function from parameters (default: newly initialised ones) to the first state, and the state's shardings."""
+    """Returns a function from parameters (default: newly initialised) to the initial state, and its shardings."""
 
     def init(params: Any = None) -> TrainState:
         if params is None:

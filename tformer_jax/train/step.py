@@ -1,4 +1,4 @@
-"""One optimizer step, as a pure function."""
+"""The train step, a pure function."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config) -> TrainStep:
     """Builds `train_step(state, batch) -> (state, metrics)`, ready for `jax.jit`.
 
-    The loss is a sum over labels divided once by their number in the global batch, so that neither padding, nor
-    `cfg.train.accumulate`, nor the number of devices changes it. A step whose loss or gradient is not finite changes
-    nothing but the counts of steps.
+    The loss is a sum over labels divided once by their number in the global batch, so it does not depend on padding,
+    `cfg.train.accumulate` or the number of devices. A step whose loss or gradient is not finite updates only the step
+    counters.
 
-    Metrics are float32 scalars: `loss` (nats a label; with label smoothing, `nll` is the loss without it), `labels`
-    (how many were counted), `tokens` (in the model's inputs, without padding), `grad_norm` (before clipping), `skipped`
-    (steps in a row up to this one), and those of `diagnostics` that `cfg.train` asks for.
+    Metrics are float32 scalars: `loss` (nats per label; with label smoothing, `nll` is the loss without it), `labels`
+    (number of labels), `tokens` (number of non-padding input tokens), `grad_norm` (before clipping), `skipped`
+    (consecutive skipped steps up to this one), and those of `diagnostics` that `cfg.train` selects.
     """
     train = cfg.train
 
@@ -63,9 +63,9 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
 
 
 def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
-    """`jax.jit(train_step)` on a mesh, whose new state lives where `state` does, so that each shape is compiled once.
+    """Jits `train_step` on a mesh; the new state keeps the shardings of `state`, so each batch shape compiles once.
 
-    The memory of the old state is used again. The metrics come as one array.
+    The old state is donated. The metrics are returned as `StepMetrics`.
     """
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -80,10 +80,10 @@ def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
 def accumulated_gradients(
     model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config
 ) -> tuple[Sums, Any, jax.Array]:
-    """The sums of the loss, the gradient of its mean, and the norms of the gradients of each part's own mean.
+    """Returns the loss sums, the gradient of the mean loss, and [parts] gradient norms, each of a part's own mean.
 
-    The batch is computed in `cfg.train.accumulate` parts, one after another: part i has the rows i, i + accumulate,
-    ..., so that each device keeps its own rows. Gradients add up in float32; those of frozen parameters are zero.
+    Processes the batch in `cfg.train.accumulate` parts, one after another. Part i has rows i, i + accumulate, ..., so
+    that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """
     train, parts = cfg.train, cfg.train.accumulate
     labels = batch[registry.FAMILIES[cfg.model.family].labels]
@@ -117,9 +117,9 @@ def accumulated_gradients(
 
 
 def moved_mean(mean: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
-    """`mean + (1 - d) (params - mean)` with `d = min(decay, (1 + t) / (10 + t))`, t steps before; None without a decay.
+    """Returns `mean + (1 - d) (params - mean)` with `d = min(decay, (1 + t) / (10 + t))`; None if `decay` is None.
 
-    The smaller first d let the random start be forgotten soon (as in TensorFlow's ExponentialMovingAverage).
+    t is `step`. The smaller initial d soon discards the random start (as in TensorFlow's ExponentialMovingAverage).
     """
     if decay is None:
         return None

@@ -1,4 +1,4 @@
-"""The metrics of a step as one array."""
+"""The metrics of a train step, packed into one array."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepMetrics(Mapping[str, jax.Array]):
-    """Scalars by name, held together, so that a single transfer brings all of them to the host."""
+    """Named scalars in one array, so that one transfer copies all of them to the host."""
 
     array: jax.Array
     """float32 [len(names)]."""
@@ -27,11 +27,11 @@ class StepMetrics(Mapping[str, jax.Array]):
 
 
 def pack(metrics: Mapping[str, jax.Array]) -> StepMetrics:
-    """The same float32 scalars in one array."""
+    """Packs float32 scalars into one array."""
     return StepMetrics(jnp.stack(list(metrics.values())), tuple(metrics))
 
 
 def fetch(steps: Sequence[StepMetrics]) -> list[dict[str, float]]:
-    """The numbers of several steps; waits for the device."""
+    """Copies the metrics of several steps to the host as floats; blocks until they are computed."""
     rows = jax.device_get([step.array for step in steps])
     return [dict(zip(step.names, row.tolist(), strict=True)) for step, row in zip(steps, rows, strict=True)]

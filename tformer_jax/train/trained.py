@@ -1,4 +1,4 @@
-"""Opens a run folder for inference."""
+"""Loads the model of a run folder for inference."""
 
 import dataclasses
 from pathlib import Path
@@ -19,7 +19,7 @@ from tformer_jax.train.checkpoint import Checkpointer
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A model with everything that belongs to it."""
+    """A trained model with its config, tokenizers and class labels."""
 
     cfg: Config
     model: nn.Module
@@ -29,13 +29,13 @@ class Trained:
 
 
 def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
-    """What a run delivers, or its newest checkpoint while it is not finished.
+    """Loads the final weights of a run, or its newest checkpoint if the run has not finished.
 
     Args:
-        mesh: where parameters are to live; None: on the first device of this machine.
+        mesh: mesh that holds the parameters; None: the first local device.
 
     Raises:
-        ConfigError: `run` is not a run folder, or holds no checkpoint.
+        ConfigError: `run` is not a run folder, or has no checkpoint.
     """
     if not run.is_dir():
         raise ConfigError(f"{run} does not exist; name the run folder that scripts/train.py printed")

@@ -1,4 +1,4 @@
-"""The parameters that a run delivers: one set, or the mean of several, kept apart from the checkpoints."""
+"""The final weights of a run: one set of parameters or the mean of several, stored apart from the checkpoints."""
 
 import hashlib
 import json
@@ -21,17 +21,17 @@ FOLDER = "weights"
 
 
 def evaluated(cfg: Config, state: TrainState) -> Any:
-    """The parameters to evaluate while training: the running mean with `train.weights="ema"`, else the last ones."""
+    """Returns the parameters to evaluate during training: the EMA if `train.weights="ema"`, else the latest."""
     if cfg.train.weights == "ema":
         return jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, state.params)
     return evaluation_params(state.opt_state, state.params)
 
 
 def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:
-    """What `train.weights` asks for, and the steps it is made of.
+    """Returns the final weights that `train.weights` selects, and the steps that they come from.
 
     Raises:
-        ConfigError: a checkpoint of them is damaged.
+        ConfigError: one of their checkpoints is damaged.
     """
     train = cfg.train
     if train.weights in ("last", "ema"):
@@ -48,7 +48,7 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
 
 
 def mean(trees: Any) -> Any:
-    """The mean of several trees of arrays, one in memory at a time, added up in float32, in their own dtype."""
+    """Averages an iterable of trees in float32, one in memory at a time; leaves keep their dtypes."""
     total, count, dtypes = None, 0, None
     for tree in trees:
         dtypes = jax.tree.map(lambda leaf: leaf.dtype, tree)
@@ -58,9 +58,9 @@ def mean(trees: Any) -> Any:
 
 
 def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: ProcessGroup = SINGLE) -> None:
-    """Writes them to a run folder, whole or not at all, in the place of earlier ones; each process what it holds.
+    """Writes the final weights to a run folder atomically, replacing earlier ones; each process writes its shards.
 
-    `weights.json` holds a checksum of each file, by which damage is noticed when they are read.
+    `weights.json` holds a checksum of each file, which `load` verifies.
     """
     if group.first:
         weights_facts(run).unlink(missing_ok=True)
@@ -73,10 +73,10 @@ def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: Pr
 
 
 def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
-    """What `save` wrote; None where there is nothing, or the run has gone on since.
+    """Loads the weights that `save` wrote; None if there are none, or a newer checkpoint exists.
 
     Raises:
-        ConfigError: it is damaged.
+        ConfigError: they are damaged.
     """
     path = weights_facts(run)
     if not path.exists():
@@ -89,7 +89,7 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
             raise ValueError("its files have other checksums than when they were written")
         with ocp.StandardCheckpointer() as reader:
             return reader.restore((run / FOLDER).absolute(), abstract)
-    except Exception as error:  # whatever Orbax and TensorStore raise for broken files
+    except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(
             f"{run / FOLDER} is damaged ({reason}): remove {path}, then the newest checkpoint is used"
@@ -97,7 +97,7 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """The BLAKE2b hash of each file in `folder` by its relative path."""
+    """Returns the BLAKE2b hash of each file in `folder`, by relative path."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:

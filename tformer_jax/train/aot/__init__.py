@@ -1,1 +1,1 @@
-"""Programs compiled ahead of time for TPU slices that this machine does not have."""
+"""Ahead-of-time compilation for TPU slices that this machine does not have."""

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its text."""
+"""Reads the collectives of a compiled program from its HLO text."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 ITEM_BITS = {"pred": 8, "bf16": 16}
-"""Of types whose names do not end with their bits."""
+"""Bits per item of the types whose names do not end with them."""
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
 _COLLECTIVE = re.compile(rf"= (?P<result>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
@@ -23,30 +23,30 @@ _IOTA_GROUPS = re.compile(r"replica_groups=\[\d+,(?P<size>\d+)\]<=")
 
 
 class Collective(NamedTuple):
-    """Operations of one kind on arrays of one shape."""
+    """Collective operations of one kind and result shape."""
 
     kind: str
     shape: str
-    """Of the result on one device, such as bf16[4096,14336]; several are joined by "+"."""
+    """Shape of the result on one device, such as bf16[4096,14336]; several are joined by "+"."""
     size: int
-    """Bytes of that."""
+    """Bytes of the result on one device."""
     devices: int
-    """That take part in one of them."""
+    """Number of devices that take part in one operation."""
     times: int
-    """How often one device runs it in one call of the program."""
+    """Number of executions on one device per call of the program."""
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends in all of them, by an algorithm that sends as few as possible."""
+        """Total bytes that one device sends, with a bandwidth-optimal algorithm."""
         n = self.devices
         factor = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1, "collective-permute": 1.0}
         return self.times * self.size * factor.get(self.kind, (n - 1) / n)
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """The collectives of a program (`compiled.as_text()`) on a number of devices, those that send the most first.
+    """Returns the collectives of a program (`compiled.as_text()`) on `devices` devices, most bytes sent first.
 
-    An operation in a loop counts as often as the loop's condition lets it run, once where that does not say.
+    An operation in a loop counts once per iteration if the loop's condition states a limit, else once.
     """
     operations: dict[tuple[str, ...], tuple[Collective, int]] = {}
     computations, entry = _computations(text)
@@ -54,7 +54,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
         for number, line in enumerate(computations[name]):
             if operation := _COLLECTIVE.search(line):
                 one, source = _collective(operation, line, devices), _SOURCE.search(line)
-                # parts of one operation that is spread over several fusions keep its channel and its source
+                # an operation spread over several fusions keeps its channel and source, and counts once
                 key = (one.kind, one.shape, *source.groups()) if source else (name, str(number))
                 operations[key] = one, times
     found: Counter[Collective] = Counter()
@@ -65,7 +65,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation, and the name of the first one that runs."""
+    """Returns the lines of each computation by its name, and the name of the entry computation."""
     found: dict[str, list[str]] = {}
     lines, entry = [], ""
     for line in text.splitlines():
@@ -78,7 +78,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _times(computations: dict[str, list[str]], entry: str) -> dict[str, int]:
-    """How often each computation runs in one call of the program."""
+    """Returns the number of executions of each computation per call of the program."""
     times: defaultdict[str, int] = defaultdict(int)
 
     def run(name: str, repeated: int) -> None:
@@ -104,7 +104,7 @@ def _calls(computations: dict[str, list[str]], name: str) -> Iterator[tuple[str,
 def _collective(operation: re.Match[str], line: str, devices: int) -> Collective:
     arrays = [(array[0], _bytes(array["type"], array["sizes"])) for array in _ARRAY.finditer(operation["result"])]
     kind = operation["kind"]
-    if operation["start"] and kind != "all-reduce":  # operands come first, and counters of a permutation last
+    if operation["start"] and kind != "all-reduce":  # the tuple has operands first, counters (u32[]) last
         results = [array for array in arrays if not array[0].startswith("u32[]")]
         arrays = results[len(results) // 2 :]
     shape = " + ".join(name for name, _ in arrays)
@@ -112,7 +112,7 @@ def _collective(operation: re.Match[str], line: str, devices: int) -> Collective
 
 
 def _group(line: str, devices: int) -> int:
-    """How many devices take part in a collective together."""
+    """Returns the number of devices in one group of a collective."""
     if groups := _MESH_GROUPS.search(line):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", groups["axes"]))
         parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", groups["used"])

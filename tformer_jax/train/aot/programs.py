@@ -1,4 +1,4 @@
-"""A config's train step and decoding step, compiled for the devices of a mesh."""
+"""Compiles the train step or decoding step of a config for the devices of a mesh, and reports what it needs."""
 
 import dataclasses
 import math
@@ -19,50 +19,54 @@ from tformer_jax.train.chips import Chip
 from tformer_jax.train.step import compiled, make_train_step
 
 TRAINING = 3
-"""FLOPs of a step as a multiple of the forward pass: the backward pass has two products for each."""
+"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What one device needs for one call of a compiled program. Sizes are bytes."""
+    """What one device needs for one call of a compiled program. Sizes are in bytes."""
 
     mesh: dict[str, int]
-    """Axes of more than one device."""
+    """Sizes of the mesh axes larger than 1."""
     rows: int
-    """Of the global batch."""
+    """Rows of the global batch."""
     length: int
-    """Tokens of a row."""
+    """Tokens per row."""
     arguments: int
-    """State and batch."""
+    """Size of the state and the batch."""
     outputs: int
-    """Results that take no argument's memory."""
+    """Size of the results that do not reuse the memory of arguments."""
     temporaries: int
-    """What XLA plans beside them at the peak: activations, gradients, gathered parameters, fragmentation."""
+    """Peak size of temporary buffers: activations, gradients, gathered parameters, fragmentation."""
     code: int
     sent: tuple[Collective, ...]
     useful_flops: float
-    """Of the products that the model's formula requires, on one device: an estimate found by tracing.
+    """FLOPs per device of the products in the model's formula, estimated by tracing.
 
-    Attention counts all T x S scores, hidden ones included.
+    Attention counts all T x S scores, masked ones included.
     """
     flops: float
-    """With those that `model.remat` and `train.loss_chunk` compute twice; an estimate, too."""
+    """`useful_flops` and the recomputation due to `model.remat` and `train.loss_chunk`; an estimate, too."""
 
     @property
     def hbm(self) -> int:
-        """What a device's memory must hold: arguments, other outputs, temporaries and the program itself."""
+        """Device memory required, in bytes: arguments, outputs, temporaries and the program itself."""
         return self.arguments + self.outputs + self.temporaries + self.code
 
     def seconds_computing(self, chip: Chip) -> float:
-        """At the chip's peak rate in bfloat16."""
+        """Returns the time to compute at the chip's peak bfloat16 rate, in seconds."""
         return self.flops / chip.flops
 
     def seconds_sending(self, chip: Chip) -> float:
-        """With all ICI links of a chip in use all the time."""
+        """Returns the time to communicate with all ICI links of the chip saturated, in seconds."""
         return sum(one.sent for one in self.sent) / chip.ici
 
     def utilisation(self, chip: Chip, *, overlap: bool) -> float:
-        """An upper bound on useful FLOP/s by peak FLOP/s, where computing hides sending (`overlap`) or waits for it."""
+        """Returns an upper bound on the model FLOPs utilisation (MFU).
+
+        Args:
+            overlap: whether communication is hidden by computation instead of following it.
+        """
         parts = self.seconds_computing(chip), self.seconds_sending(chip)
         return self.useful_flops / chip.flops / (max(parts) if overlap else sum(parts))
 
@@ -71,12 +75,11 @@ def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, le
     """Compiles the train step of `cfg` for its mesh over `devices`.
 
     Args:
-        batch: rows of the global batch; None: one for each device that has rows of its own and each part of
-            `cfg.train.accumulate`.
-        length: tokens of a row.
+        batch: rows of the global batch; None: one for each batch shard and each of `cfg.train.accumulate` parts.
+        length: tokens per row.
 
     Returns:
-        The figures, and the compiled program.
+        The resources that one device needs, and the compiled program.
 
     Raises:
         ConfigError: the mesh does not fit the devices, the model or the batch, or the program does not fit in HBM.
@@ -96,10 +99,10 @@ def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, le
 
 
 def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, length: int) -> tuple[Program, Any]:
-    """Compiles the step that reads one token in each row beside a cache of `length` tokens; otherwise as `train_step`.
+    """Compiles the step that decodes one token per row with a cache of `length` tokens; otherwise like `train_step`.
 
     Raises:
-        ConfigError: as `train_step` does; and for a model that does not decode.
+        ConfigError: as `train_step`, or the model is not a decoder_lm.
     """
     if cfg.model.family != "decoder_lm":
         raise ConfigError(f"--decode is for models of the family 'decoder_lm', and this is a {cfg.model.family!r}")
@@ -121,7 +124,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
 
 
 def checked_rows(cfg: Config, mesh: Mesh, batch: int | None, length: int, *, parts: int) -> int:
-    """Rows of the global batch, which is computed in `parts` parts.
+    """Returns the rows of the global batch (default: the fewest possible), which is computed in `parts` parts.
 
     Raises:
         ConfigError: the mesh does not divide the model, the batch or the length.
@@ -138,7 +141,7 @@ def checked_rows(cfg: Config, mesh: Mesh, batch: int | None, length: int, *, par
 
 
 def _compile(lowered: Any) -> Any:
-    """Compiles, with one sentence where XLA finds that the program does not fit in the device's memory."""
+    """Compiles a program; raises `ConfigError` if it does not fit in the memory of a device."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -167,7 +170,7 @@ def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, ex
 
 
 def _training_flops(cfg: Config, rows: int, length: int) -> tuple[float, float]:
-    """Those of the whole step that the formula requires, and those that are executed."""
+    """Returns the FLOPs of a train step by the model's formula, and those executed, recomputation included."""
     forward = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length))
     head = 2 * cfg.model.dim * rows * length * (cfg.model.vocab_size or 0)
     again = (forward - head if cfg.model.remat != "none" else 0) + (head if cfg.train.loss_chunk else 0)

@@ -1,4 +1,4 @@
-"""The devices of a TPU slice, described by libtpu on a machine without a TPU."""
+"""Describes the devices of a TPU slice with libtpu, on a machine without TPUs."""
 
 import importlib.util
 import math
@@ -16,14 +16,16 @@ ACCELERATORS = {
     "v5p": ("v5p", 2),
     "v6e": ("v6e", 1),
 }
-"""By the kind of chip: the beginning of Cloud TPU's accelerator type, and cores of a chip in its number."""
+"""By chip: the prefix of its Cloud TPU accelerator type, and the cores per chip that the type's number counts."""
 
 
 def devices(name: str) -> Sequence[jax.Device]:
-    """The devices of the slice `name`, such as v5e:4x4, to compile for. JAX computes on the CPU from then on.
+    """Returns the devices of the slice `name`, such as v5e:4x4, for ahead-of-time compilation.
+
+    JAX itself runs on the CPU from then on.
 
     Raises:
-        ConfigError: the name is wrong, libtpu is missing, or cannot describe the slice.
+        ConfigError: the name is invalid, or libtpu is missing or cannot describe the slice.
     """
     kind, _, sides = name.partition(":")
     if kind not in ACCELERATORS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", sides):
@@ -39,7 +41,7 @@ def devices(name: str) -> Sequence[jax.Device]:
         "TPU_ACCELERATOR_TYPE": f"{accelerator}-{cores * chips}",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # nothing here belongs to one process alone
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no TPU is opened, so processes cannot conflict
     }
     jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
