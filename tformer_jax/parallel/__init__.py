@@ -1,1 +1,1 @@
-"""The mesh of devices, and where parameters and batches live on it."""
+"""The device mesh, and the shardings of parameters and batches on it."""

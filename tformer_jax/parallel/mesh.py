@@ -1,4 +1,4 @@
-"""The mesh: the devices of this run, arranged along named axes."""
+"""The device mesh, with named axes."""
 
 import math
 from collections import Counter
@@ -13,14 +13,14 @@ from jax.sharding import AbstractMesh, Mesh
 from tformer_jax.config import MESH_AXES, ConfigError, ParallelConfig
 
 BATCH_AXES = ("data", "fsdp", "expert")
-"""The axes along which batches are split."""
+"""The mesh axes that shard the batch."""
 
 
 def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
-    """The size of each mesh axis on `devices` devices, some of which may remain unused.
+    """Returns the size of each mesh axis for `devices` devices, some of which may remain unused.
 
     Raises:
-        ConfigError: the sizes exceed the number of devices, or do not divide it where an axis takes the rest (-1).
+        ConfigError: the sizes exceed the number of devices, or do not divide it if an axis is -1 (all that remain).
     """
     sizes = cfg.sizes
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -39,10 +39,10 @@ def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
 
 
 def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over `devices` (default: all devices of all processes), or over the first of them if fewer are needed.
+    """Builds a mesh over `devices` (default: all devices of all processes), or over the first of them if fewer suffice.
 
     Raises:
-        ConfigError: the axes do not fit the devices or how they are wired, or would leave a process without a device.
+        ConfigError: the axes do not fit the devices or their interconnect, or leave a process without a device.
     """
     devices = list(jax.devices()) if devices is None else list(devices)
     sizes = axis_sizes(cfg, len(devices))
@@ -63,10 +63,10 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
 
 
 def arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
-    """The devices as an array of shape `sizes`, neighbours of the last axes joined by the fastest links.
+    """Returns the devices as an array of shape `sizes`, with the fastest links along the last axes.
 
-    Slices of TPUs and nodes of GPUs, which a slower network joins, are told apart along the first axes that they
-    divide (`outer_sizes`). An axis of the mesh may take a part of an axis of a slice's torus. Unmeasured on devices.
+    TPU slices and GPU nodes, which a slower network connects, are spread over the first axes that they divide
+    (`outer_sizes`). A mesh axis may take a part of an axis of a slice's torus. Unmeasured on devices.
     """
     islands = Counter(map(_island, devices))
     if len(islands) == 1 or len(set(islands.values())) > 1:
@@ -82,7 +82,7 @@ def arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
 
 
 def outer_sizes(sizes: tuple[int, ...], islands: int) -> tuple[int, ...]:
-    """How many of `islands`, which divide the product of `sizes`, lie along each axis: as many as possible first."""
+    """Factors `islands`, which divide the product of `sizes`, into one factor per axis, each as large as possible."""
     outer = []
     for size in sizes:
         outer.append(math.gcd(size, islands))
@@ -91,9 +91,9 @@ def outer_sizes(sizes: tuple[int, ...], islands: int) -> tuple[int, ...]:
 
 
 def _island(device: Any) -> int:
-    """The slice (TPU) or node (GPU) of a device; one for all on other platforms.
+    """Returns the index of a device's slice (TPU) or node (GPU); 0 on other platforms.
 
-    Where a device does not tell its slice, a GPU's node is its process.
+    A GPU without a slice index is assigned to the node of its process.
     """
     if device.platform not in ("tpu", "gpu"):
         return 0
@@ -104,5 +104,5 @@ def _island(device: Any) -> int:
 
 
 def data_parallelism(mesh: Mesh | AbstractMesh) -> int:
-    """How many parts a batch is split into; every batch size must be a multiple of it."""
+    """Returns the number of shards of a batch; every batch size must be a multiple of it."""
     return math.prod(mesh.shape[name] for name in BATCH_AXES)

@@ -1,7 +1,7 @@
-"""Several processes that train one model together, by `jax.distributed` and `jax.experimental.multihost_utils`.
+"""Trains one model with several processes, by `jax.distributed` and `jax.experimental.multihost_utils`.
 
-Added to them: sentences that name a process that has not started, the first setting in which two processes differ,
-and a folder that they do not share.
+Adds error messages that name a process that has not started, the first setting that differs between processes, or a
+folder that is not shared.
 """
 
 import contextlib
@@ -26,31 +26,31 @@ from tformer_jax.config import ConfigError, ParallelConfig
 T = TypeVar("T")
 FLAGS = "--coordinator HOST:PORT, --processes N and --process I"
 LAUNCHERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
-"""Environment variables with the number of processes and the index of this one."""
+"""Environment variables of Slurm and Open MPI: the number of processes, and the index of this one."""
 MISTAKE = 2
-"""Exit status after a user's mistake."""
+"""Exit status after a user error."""
 BEAT_SECONDS = 1.0
-"""Interval at which a process that waits for others touches its file."""
+"""Interval at which a waiting process touches its file."""
 STALE_SECONDS = 10
-"""Age at which such a file no longer counts."""
+"""Age at which such a file is ignored."""
 VISIBLE_SECONDS = 60
-"""Upper bound on the time in which a network file system shows a new file to other hosts."""
+"""Time after which a new file on a network file system must be visible on other hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessGroup:
-    """All processes of a run; by default this one alone. Every process calls its methods in the same order."""
+    """All processes of a run, by default only this one. Every process must call the methods in the same order."""
 
     index: int = 0
     count: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this is process 0, which writes what is written once."""
+        """Whether this is process 0, which writes the files of the run."""
         return self.index == 0
 
     def all_gather(self, text: str) -> list[str]:
-        """The texts of all processes, by index."""
+        """Returns the texts of all processes, ordered by index."""
         data = np.frombuffer(text.encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(len(data)))
         padded = np.pad(data, (0, sizes.max() - len(data)))
@@ -58,14 +58,14 @@ class ProcessGroup:
         return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, make: Callable[[], str]) -> str:
-        """What `make` returns in process 0; it is not called in the others."""
+        """Returns the result of `make` in process 0; the other processes do not call it."""
         data = np.frombuffer(make().encode() if self.first else b"", np.uint8)
         size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
         padded = data if self.first else np.zeros(size, np.uint8)
         return multihost_utils.broadcast_one_to_all(padded).tobytes().decode()
 
     def run(self, action: Callable[[], T]) -> T:
-        """Runs a local `action` everywhere; a `ConfigError` in one process is raised in all of them."""
+        """Runs `action` in every process; a `ConfigError` in one process is raised in all of them."""
         if self.count == 1:
             return action()
         result, problem = None, ""
@@ -81,7 +81,7 @@ class ProcessGroup:
         return result  # type: ignore[return-value]
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raises `ConfigError` in all processes unless all have equal facts; it names the first difference."""
+        """Raises `ConfigError` in all processes if their `facts` differ, naming the first difference."""
         mine = {key: repr(value) for key, value in facts.items()}
         expected = json.loads(self.broadcast(lambda: json.dumps(mine)))
 
@@ -94,7 +94,7 @@ class ProcessGroup:
         self.run(compare)
 
     def check_shared(self, folder: Path) -> None:
-        """Raises `ConfigError` in all processes unless all see the same `folder`, which process 0 has created."""
+        """Raises `ConfigError` in all processes unless all of them see `folder`, which process 0 has created."""
         if self.count == 1:
             return
         marker = folder / self.broadcast(lambda: f".shared_{uuid.uuid4().hex}")
@@ -117,12 +117,12 @@ class ProcessGroup:
                 marker.unlink()
 
     def barrier(self, name: str) -> None:
-        """Waits for all processes."""
+        """Blocks until all processes call it."""
         if self.count > 1:
             multihost_utils.sync_global_devices(name)
 
     def should_stop(self, step: int, requested: bool) -> bool:
-        """Whether to stop before step `step`: the same answer in all processes. JAX handles SIGTERM in several."""
+        """Returns whether to stop before `step`, the same in all processes; for several, JAX handles SIGTERM."""
         return requested if self.count == 1 else multihost_utils.reached_preemption_sync_point(step)
 
 
@@ -132,13 +132,13 @@ SINGLE = ProcessGroup()
 def start(
     cfg: ParallelConfig, folder: Path, coordinator: str | None, processes: int | None, process: int | None
 ) -> ProcessGroup:
-    """Connects the processes that the flags describe; without flags those that JAX finds in a cluster, or this one.
+    """Connects the processes given by flags or, without flags, by a cluster that JAX detects; else this one is alone.
 
     Args:
-        folder: the shared run folder, beside which processes show that they have started.
+        folder: shared run folder, beside which the processes leave a file each until all have started.
 
     Raises:
-        ConfigError: the flags are incomplete or contradict each other, or JAX cannot start.
+        ConfigError: the flags are incomplete or contradict each other, or JAX cannot connect the processes.
     """
     given = any(flag is not None for flag in (coordinator, processes, process))
     if (coordinator, processes, process) in ((None, 1, None), (None, 1, 0)) or (not given and _single_by_environment()):
@@ -157,7 +157,7 @@ def start(
                 heartbeat_timeout_seconds=cfg.lost_seconds,
                 shutdown_timeout_seconds=cfg.lost_seconds,
             )
-    except Exception as error:  # clusters raise whatever their libraries do
+    except Exception as error:  # cluster libraries raise various types
         if not given and isinstance(error, ValueError) and "coordinator_address" in str(error):
             return SINGLE  # no cluster
         reason = " ".join(str(error).split())[:300]
@@ -169,9 +169,9 @@ def start(
 
 @contextlib.contextmanager
 def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) -> Iterator[None]:
-    """Ends this process with a sentence that names the missing ones unless the block is left within `seconds`.
+    """Exits with an error that names the missing processes if the block is not left within `seconds`.
 
-    JAX aborts without naming them. Each process touches a file beside the run folder while it waits.
+    JAX aborts without naming them. While it waits, each process touches a file beside the run folder.
     """
     if index is None or count is None:
         yield
@@ -186,7 +186,7 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
             (place / str(index)).write_text(socket.gethostname(), encoding="utf-8")
             if time.monotonic() > deadline:
                 print(f"error: {_missing(place, index, count, seconds)}", file=sys.stderr, flush=True)
-                if index == 0:  # the others, which may have started later, find out by themselves
+                if index == 0:  # processes that started later must be able to report it, too
                     time.sleep(STALE_SECONDS)
                 os._exit(MISTAKE)
 
@@ -220,13 +220,13 @@ def _missing(place: Path, index: int, count: int, seconds: int) -> str:
 
 
 def _single_by_environment() -> bool:
-    """Whether a launcher says that this is the only process, which JAX would restrict to one GPU or refuse."""
+    """Returns whether the environment shows a single process, which JAX would refuse or restrict to one GPU."""
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "TPU_WORKER_ID" not in os.environ
     return (in_pod and "JOB_COMPLETION_INDEX" not in os.environ) or _place_by_launcher()[1] == 1
 
 
 def _place_by_launcher() -> tuple[int | None, int | None]:
-    """The index of this process and the number of all, where Slurm or Open MPI tell them."""
+    """Returns the index of this process and the number of processes, if Slurm or Open MPI set them."""
     for count, index in LAUNCHERS:
         if os.environ.get(count, "").isdecimal() and os.environ.get(index, "").isdecimal():
             return int(os.environ[index]), int(os.environ[count])
@@ -246,7 +246,7 @@ def _check_flags(coordinator: str | None, processes: int | None, process: int | 
 
 
 def _check_port(port: int) -> None:
-    """Raises `ConfigError` if the port is in use, at which JAX 0.10 sometimes crashes."""
+    """Raises `ConfigError` if the port is in use, in which case JAX 0.10 sometimes crashes."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:

@@ -1,4 +1,4 @@
-"""Computing where parameters live: on their mesh, with rows split over it, and results that every process can read."""
+"""Places batches on a mesh, runs computations there, and gathers results in every process."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from tformer_jax.parallel.mesh import data_parallelism
 
 
 def mesh_of(arrays: Any) -> Mesh | None:
-    """The mesh that arrays live on; None where that is one device."""
+    """Returns the mesh that arrays are sharded over; None for a single device."""
     for leaf in jax.tree.leaves(arrays):
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
@@ -25,7 +25,7 @@ def mesh_of(arrays: Any) -> Mesh | None:
 
 @contextlib.contextmanager
 def everywhere(mesh: Mesh | None) -> Iterator[None]:
-    """What is computed here is computed on the whole mesh, also what has no arguments there; as usual for None."""
+    """Context in which computations run on the whole mesh, even those without arguments on it; no effect for None."""
     if mesh is None:
         yield
     else:
@@ -34,7 +34,7 @@ def everywhere(mesh: Mesh | None) -> Iterator[None]:
 
 
 def own_shards(mesh: Mesh) -> tuple[int, ...]:
-    """Which of the `data_parallelism(mesh)` equal runs of rows of a global batch the devices of this process hold."""
+    """Returns the indices, in `range(data_parallelism(mesh))`, of the batch shards that this process holds."""
     count = data_parallelism(mesh)
     held = rules.batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
     return tuple(sorted(set(map(_first_row, held))))
@@ -47,10 +47,10 @@ def _first_row(index: tuple[slice, ...] | None) -> int:
 def shard_batch(
     mesh: Mesh | None, batch: Mapping[str, np.ndarray], own: Sequence[int] | None = None
 ) -> Mapping[str, Any]:
-    """A global batch with its rows split over a mesh, or replicated if their number does not divide.
+    """Shards the rows of a global batch over a mesh, or replicates them if they do not divide evenly.
 
     Args:
-        batch: all rows in every process; or with `own` (see `own_shards`), only those of this process.
+        batch: all rows in every process; with `own` (see `own_shards`), only the rows of those shards.
     """
     if mesh is None:
         return batch
@@ -70,5 +70,5 @@ def shard_batch(
 
 
 def to_host(tree: Any) -> Any:
-    """Arrays of a mesh as NumPy arrays, whole in each process."""
+    """Gathers sharded arrays as complete NumPy arrays in every process."""
     return multihost_utils.process_allgather(tree, tiled=True)

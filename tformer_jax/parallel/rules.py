@@ -1,4 +1,4 @@
-"""The one place where logical axes meet mesh axes."""
+"""Maps logical axes to mesh axes; no other module does."""
 
 import contextlib
 import math
@@ -29,27 +29,27 @@ RULES: Rules = {
     axes.CLASSES: (),
 }
 ZERO1: Rules = {**RULES, axes.EMBED: ("fsdp", "data")}
-"""Of the optimizer's state, with `parallel.preset="zero1"` ("ZeRO", 2020, stage 1)."""
+"""Rules of the optimizer state for `parallel.preset="zero1"` ("ZeRO", 2020, stage 1)."""
 
 MUST_DIVIDE = {axes.HEADS: "num_heads", axes.MLP: "ffn_dim", axes.EMBED: "dim", axes.EXPERTS: "num_experts"}
-"""Settings of model that the mesh must divide. Vocabularies and key/value heads stay whole where it does not."""
+"""Settings of model that must be multiples of their mesh axes; vocabularies and kv heads are replicated otherwise."""
 
 
 @contextlib.contextmanager
 def on(mesh: Mesh) -> Iterator[None]:
-    """What is traced here has its activations where `RULES` say; arguments have to be on the mesh."""
+    """Context in which traced activations are sharded by `RULES`; arguments must be on the mesh."""
     linen_rules = [(name, where or None) for name, where in RULES.items()]
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(linen_rules):
         yield
 
 
 def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapping[str, int], rules: Rules) -> Any:
-    """The `PartitionSpec` of an array by the logical names of its axes; what cannot be split evenly stays whole.
+    """Returns the `PartitionSpec` of an array by its logical axes; axes that do not divide evenly are not sharded.
 
-    So does a vector as wide as the model (a norm's scale, a bias): it is not worth a message of its own.
+    Vectors of the model width (norm scales, biases) are not sharded either: that would cost a collective each.
 
     Args:
-        sizes: of the mesh axes.
+        sizes: sizes of the mesh axes.
     """
     vector = len([name for name in names if name != axes.LAYERS]) == 1
 
@@ -65,7 +65,7 @@ def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapp
 
 
 def partitions(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) -> Any:
-    """The `PartitionSpec` of each leaf of a tree of logically partitioned (or plain, then whole) shapes."""
+    """Returns the `PartitionSpec` of each leaf of a tree of shapes; leaves without logical axes are replicated."""
 
     def place(leaf: Any) -> PartitionSpec:
         if not isinstance(leaf, nn.LogicallyPartitioned):
@@ -76,22 +76,22 @@ def partitions(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) -> An
 
 
 def is_spec(leaf: Any) -> bool:
-    """Whether this is a leaf of what `partitions` gives."""
+    """Returns whether `leaf` is a `PartitionSpec`, the leaf type of the trees that `partitions` returns."""
     return isinstance(leaf, PartitionSpec)
 
 
 def state_shardings(
     mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *, boxed_moments: Any = None, zero1: bool = False
 ) -> Any:
-    """A `NamedSharding` for each leaf of a training state.
+    """Returns a `NamedSharding` for each leaf of a training state.
 
-    Whatever ends with a parameter's path and has its shape (a moment, a running mean) lives where the parameter does,
-    or with `zero1`, unless it is the parameter itself, where `ZERO1` says; the rest is everywhere.
+    A leaf whose path ends with a parameter's path and which has its shape (a moment, a moving average) is sharded like
+    the parameter; with `zero1`, by `ZERO1` unless it is the parameter itself. Other leaves are replicated.
 
     Args:
-        boxed_params: the parameters as shapes, boxed with their logical axes.
-        state: the state as shapes.
-        boxed_moments: the parameters as the optimizer's state holds them, where it splits some.
+        boxed_params: parameter shapes, boxed with their logical axes.
+        state: the state, as shapes.
+        boxed_moments: parameter shapes as in the optimizer state, if it splits fused parameters.
     """
 
     def by_path(boxed: Any, rules: Rules) -> dict[Any, tuple[tuple[int, ...], PartitionSpec]]:
@@ -114,20 +114,20 @@ def state_shardings(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Batches are split along their first axis, B."""
+    """Returns the sharding of batches, along their first axis, B."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The same value on every device."""
+    """Returns the sharding that replicates an array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def check(cfg: Config, sizes: Mapping[str, int]) -> None:
-    """Makes sure that a mesh with axes of such sizes can hold a model and its rows.
+    """Checks that a mesh with axes of these sizes divides the model and its rows evenly.
 
     Raises:
-        ConfigError: an axis does not divide what it splits.
+        ConfigError: an axis does not divide what it shards.
     """
     model, moe = cfg.model, cfg.model.ffn == "moe"
     if sizes["expert"] > 1 and not moe:

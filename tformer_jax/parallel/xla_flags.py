@@ -1,8 +1,7 @@
-"""XLA's flags that let devices compute and talk at once, in one place. No JAX here, so that a shell gets them soon.
+"""XLA flags that overlap computation and communication. This module does not import JAX, so that it loads quickly.
 
-An unknown flag ends the process that JAX runs in, and many become defaults with time. Those of GPUs are flags of
-jaxlib 0.10, whose own defaults differ; those of TPUs of libtpu 0.0.42. The tests hold the former against the jaxlib
-that is installed.
+XLA aborts at unknown flags, and many flags become defaults over time. The GPU flags are those of jaxlib 0.10 whose
+defaults differ; the TPU flags are those of libtpu 0.0.42. Tests check the GPU flags against the installed jaxlib.
 """
 
 from collections.abc import Iterable
@@ -12,11 +11,11 @@ VARIABLES = {"gpu": "XLA_FLAGS", "tpu": "LIBTPU_INIT_ARGS"}
 """The environment variable that each kind of device reads."""
 ALWAYS = "always"
 USES = (ALWAYS, "data", "fsdp", "tensor", "sequence", "expert")
-"""What a flag is for: any mesh, or one in which this axis is larger than 1."""
+"""The meshes that a flag is for: all, or those in which this axis is larger than 1."""
 
 
 class Flag(NamedTuple):
-    """One flag, and when to set it."""
+    """An XLA flag, and the meshes that it is set for."""
 
     name: str
     value: str
@@ -28,7 +27,7 @@ class Flag(NamedTuple):
 
 
 LAYER_BYTES = str(256 * 2**20)
-"""Large enough for what one layer sends; XLA's own 30 MiB split the layers of large models into many small messages."""
+"""Large enough for the messages of one layer; XLA's 30 MiB splits those of large layers into many small ones."""
 
 FLAGS = {
     "gpu": (
@@ -107,10 +106,10 @@ FLAGS = {
         ),
     ),
 }
-"""By kind of device."""
+"""Flags by kind of device."""
 
 
 def chosen(kind: str, axes: Iterable[str] = ()) -> tuple[Flag, ...]:
-    """The flags of a kind of device for a mesh in which these axes are larger than 1; none of them: one device."""
+    """Returns the flags for a kind of device and a mesh whose axes larger than 1 are `axes`; (): one device."""
     wanted = {ALWAYS, *axes}
     return tuple(flag for flag in FLAGS[kind] if wanted & set(flag.uses))
