@@ -1,4 +1,4 @@
-"""Every setting: declared once (`schema` and its parts), checked (`fields`), convertible (`convert`)."""
+"""Settings: declared once (`schema` and its parts), validated (`fields`) and converted (`convert`)."""
 
 from tformer_jax.config.convert import (
     differences,

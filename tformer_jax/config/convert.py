@@ -1,4 +1,4 @@
-"""Between the frozen dataclasses, the ConfigDict that config files edit, and the JSON kept in a run folder."""
+"""Converts settings between frozen dataclasses, the ConfigDict of config files, and the JSON of run folders."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from tformer_jax.config.schema import Config
 
 
 def to_config_dict(section: Section) -> ConfigDict:
-    """An editable ConfigDict with every setting of `section` and no other key."""
+    """Returns an editable ConfigDict with every setting of `section`, locked against other keys."""
     annotations = typing.get_type_hints(type(section))
     result = ConfigDict()
     for field in dataclasses.fields(section):
@@ -30,16 +30,16 @@ def to_config_dict(section: Section) -> ConfigDict:
 
 
 def from_config_dict(values: ConfigDict) -> Config:
-    """The checked `Config` for what a config file and the command line said.
+    """Builds the validated `Config` from the settings of a config file and the command line.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type or range, or settings that contradict each other.
+        ConfigError: a key is unknown, a value has the wrong type or range, or settings contradict each other.
     """
     return from_dict(values.to_dict())
 
 
 def from_dict(values: dict[str, Any], kind: type[Section] = Config) -> Any:
-    """Builds `kind` from nested plain dictionaries; settings left out keep their defaults."""
+    """Builds `kind` from nested plain dictionaries; missing settings take their defaults."""
     fields = {field.name for field in dataclasses.fields(kind)}
     annotations = typing.get_type_hints(kind)
     for key in values:
@@ -54,7 +54,7 @@ def from_dict(values: dict[str, Any], kind: type[Section] = Config) -> Any:
 
 
 def to_dict(section: Section) -> dict[str, Any]:
-    """Nested plain dictionaries, ready for JSON."""
+    """Returns nested plain dictionaries, ready for JSON."""
     return dataclasses.asdict(section)
 
 
@@ -69,7 +69,7 @@ def load(path: Path) -> Config:
     """Reads a config that `save` wrote.
 
     Raises:
-        ConfigError: the file is missing, is not JSON, or holds a setting this version does not know.
+        ConfigError: the file is missing, is not JSON, or has a setting unknown to this version.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -84,13 +84,13 @@ def load(path: Path) -> Config:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """The settings that differ, each as `model.dim: 256 -> 512`."""
+    """Returns the settings that differ, each as `model.dim: 256 -> 512`."""
     before, after = flat(old), flat(new)
     return [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
 
 
 def flat(cfg: Config) -> dict[str, Any]:
-    """Every setting by its full name, such as `model.dim`."""
+    """Returns every setting by its full name, such as `model.dim`."""
     return _flat(to_dict(cfg))
 
 

@@ -1,4 +1,4 @@
-"""How a setting is declared and checked: one `setting(...)` line gives its default, meaning and allowed values."""
+"""Declares and validates settings: one `setting(...)` line gives the default, meaning and allowed values."""
 
 import dataclasses
 import difflib
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 
 class ConfigError(ValueError):
-    """A setting is wrong; the message says which one, why, and what to write instead."""
+    """A setting is invalid; the message says which one, why, and what to write instead."""
 
 
 def setting(
@@ -24,10 +24,10 @@ def setting(
     """Declares one setting of a `Section`.
 
     Args:
-        default: its value when a config file says nothing.
-        meaning: one line for people, with the unit where there is one.
-        choices: the values allowed, for each member of a tuple; None allows any value of the annotated type.
-        low, high: the smallest and largest number allowed, both inclusive.
+        default: value if a config file does not set it.
+        meaning: one line of help, with the unit if there is one.
+        choices: allowed values, for a tuple of each member; None: any value of the annotated type.
+        low, high: smallest and largest allowed number, both inclusive.
     """
     return dataclasses.field(
         default=default, metadata={"meaning": meaning, "choices": choices, "low": low, "high": high}
@@ -35,21 +35,21 @@ def setting(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: `; did you mean 'x'?`, or the known names when none is close."""
+    """Returns a hint for an unknown name: `; did you mean 'x'?`, or the known names if none is close."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
 
 
 def allowed_types(annotation: Any) -> tuple[type, ...]:
-    """The plain types that an annotation such as `int | None` or `tuple[int, ...]` admits."""
+    """Returns the plain types that an annotation such as `int | None` or `tuple[int, ...]` admits."""
     if isinstance(annotation, types.UnionType):
         return tuple(kind for part in typing.get_args(annotation) for kind in allowed_types(part))
     return (typing.get_origin(annotation) or annotation,)
 
 
 def coerce(annotation: Any, value: Any) -> Any:
-    """Lists and single texts become tuples, and whole numbers become floats, where the annotation asks for them."""
+    """Converts lists and single strings to tuples, and integers to floats, where the annotation requires it."""
     kinds = allowed_types(annotation)
     if isinstance(value, str) and tuple in kinds and str not in kinds:
         return (value,)
@@ -62,7 +62,7 @@ def coerce(annotation: Any, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A frozen group of settings; building one checks each setting, then the rules between them."""
+    """A frozen group of settings, validated when it is built: first each setting, then the rules between them."""
 
     path: ClassVar[str] = ""
 
@@ -75,10 +75,10 @@ class Section:
         self.check()
 
     def check(self) -> None:
-        """Raises `ConfigError` where settings contradict each other."""
+        """Raises `ConfigError` if settings contradict each other."""
 
     def error(self, name: str, problem: str) -> ConfigError:
-        """A `ConfigError` that names the setting and shows its value."""
+        """Returns a `ConfigError` that names the setting and shows its value."""
         return ConfigError(f"{qualified(self.path, name)}={getattr(self, name)!r}: {problem}")
 
     def _check_setting(self, field: dataclasses.Field, annotation: Any, value: Any) -> None:
@@ -104,5 +104,5 @@ class Section:
 
 
 def qualified(path: str, name: str) -> str:
-    """The name a user writes after `--config.`, such as `model.dim`."""
+    """Returns the full name of a setting, as after `--config.` on the command line, such as `model.dim`."""
     return f"{path}.{name}" if path else name

@@ -1,7 +1,7 @@
-"""The kinds that a config names, and where each is written: one line a kind.
+"""The kinds that a config can name, and where they are implemented, one line each.
 
-An entry is `module:attribute`, imported when a model asks for it, or the object itself: code outside this package
-adds a kind by assigning to the dictionary before the config is built.
+An entry is `module:attribute`, imported when a model uses it, or the object itself. Code outside this package adds a
+kind by assigning to the dictionary before the config is built.
 """
 
 import importlib
@@ -52,7 +52,7 @@ ACTIVATIONS: Kinds = {
 
 
 def load(kinds: Kinds, name: str) -> Any:
-    """What `name` stands for in `kinds`."""
+    """Returns the object that `name` stands for in `kinds`."""
     entry = kinds[name]
     if not isinstance(entry, str):
         return entry

@@ -1,4 +1,4 @@
-"""The settings of a model's architecture."""
+"""Settings of the model architecture."""
 
 import dataclasses
 from typing import ClassVar
@@ -203,7 +203,7 @@ class ModelConfig(Section):
             raise self.error("prefix_lm", f"is for model.family='decoder_lm', not {self.family!r}")
 
     def known(self, name: str) -> int:
-        """A size that the data may have to fill in first.
+        """Returns a size that may have to be filled in from the data.
 
         Raises:
             ConfigError: it is still None.
@@ -215,15 +215,15 @@ class ModelConfig(Section):
 
     @property
     def kv_heads(self) -> int:
-        """K, with its default filled in."""
+        """K: `num_kv_heads`, or its default N."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def head_size(self) -> int:
-        """H, with its default filled in."""
+        """H: `head_dim`, or its default D / N."""
         return self.head_dim or self.dim // self.num_heads
 
     @property
     def norms_output(self) -> bool:
-        """Whether a norm closes each stack, with its default filled in."""
+        """Whether a norm follows each stack: `final_norm`, or its default (unless the placement is post)."""
         return self.norm_placement != "post" if self.final_norm is None else self.final_norm

@@ -1,4 +1,4 @@
-"""The settings that shard a computation over devices."""
+"""Settings of sharding over devices."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from tformer_jax.config.fields import ConfigError, Section, nearest, setting
 
 MESH_AXES = ("data", "fsdp", "expert", "sequence", "tensor")
-"""The mesh axes, from the slowest to the fastest interconnect."""
+"""The mesh axes, ordered from the slowest to the fastest interconnect."""
 PRESETS = {
     "dp": {"data": -1},
     "zero1": {"data": -1},
@@ -15,7 +15,7 @@ PRESETS = {
     "tp": {"tensor": -1},
     "fsdp+tp": {"fsdp": -1, "tensor": 2},
 }
-"""Sizes of mesh axes; axes not named have size 1."""
+"""Sizes of mesh axes by preset; other axes have size 1."""
 
 
 def _size(meaning: str) -> int | None:
@@ -24,7 +24,7 @@ def _size(meaning: str) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig(Section):
-    """How a model and its batches are sharded over devices. Results do not depend on it."""
+    """How the model and its batches are sharded over devices. Results do not depend on it."""
 
     path: ClassVar[str] = "parallel"
 
@@ -54,7 +54,7 @@ class ParallelConfig(Section):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each mesh axis, of which at most one is -1."""
+        """Size of each mesh axis; at most one of them is -1."""
         written = {name: size for name in MESH_AXES if (size := getattr(self, name)) is not None}
         preset = PRESETS[self.preset]
         if -1 in written.values():
@@ -68,7 +68,7 @@ def read_mesh(text: str) -> ParallelConfig:
     Axes not named have the preset's size, or 1.
 
     Raises:
-        ConfigError: a preset or an axis is unknown, or a size is no number.
+        ConfigError: a preset or an axis is unknown, or a size is not a number.
     """
     first, *rest = text.split(",")
     preset = None if "=" in first else first

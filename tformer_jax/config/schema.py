@@ -1,4 +1,4 @@
-"""The settings of an experiment. This file, `model.py`, `parallel.py` and `training.py` are their only declaration."""
+"""The settings of an experiment, declared only here and in `model.py`, `parallel.py` and `training.py`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 MADE = ("cldr_translation", "cldr_language", "stdlib_text")
-"""Generated sources, which need no file."""
+"""Generated sources, which need no files."""
 FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
 SOURCES = {
     "seq2seq": ("cldr_translation", "parallel_lines", *FILES),
     "decoder_lm": ("stdlib_text", "text", "lines", *FILES[1:]),
     "classifier": ("cldr_language", *FILES),
 }
-"""The values of `data.source` that fit each family of models."""
+"""Values of `data.source` by model family."""
 EXAMPLES = {
     "parallel_lines": "'train.{lang}.gz'",
     "text": "'book.txt'",
@@ -29,12 +29,12 @@ EXAMPLES = {
     "prepared": "the folder that scripts/prepare_data.py wrote",
 }
 BATCHINGS = {"seq2seq": ("buckets", "packed"), "decoder_lm": ("windows", "packed"), "classifier": ("buckets",)}
-"""The values of `data.batching` that fit each family of models."""
+"""Values of `data.batching` by model family."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
-    """Where text comes from, how it becomes tokens, and how tokens become batches."""
+    """Where text comes from, how it is tokenized, and how tokens are batched."""
 
     path: ClassVar[str] = "data"
 
@@ -146,7 +146,7 @@ class DataConfig(Section):
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a row, source or target."""
+        """Maximum number of tokens per row, source or target."""
         if self.batching == "buckets":
             return self.bucket_lengths[-1]
         return max(self.window, (self.batching == "packed" and self.source_window) or 0)
@@ -154,12 +154,12 @@ class DataConfig(Section):
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 SEARCH = ("beams", "length_penalty", "length_alpha", "early_stopping")
-"""The settings that select a strategy of decoding."""
+"""Settings that select a decoding strategy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig(Section):
-    """How text is generated."""
+    """Settings of text generation."""
 
     path: ClassVar[str] = "decode"
 
@@ -210,15 +210,15 @@ class DecodeConfig(Section):
 
     @property
     def width(self) -> int:
-        """Tokens of one row that are decoded in parallel: the beam width, or 1."""
+        """Number of tokens of one row that are decoded in parallel: the beam width, or 1."""
         return self.beams if self.strategy == "beam" else 1
 
     def changed(self, changes: Mapping[str, Any], name: Callable[[str], str] = str) -> "DecodeConfig":
-        """A copy with other settings; those of sampling or beam search select that strategy, unless it is given.
+        """Returns a copy with changes; settings of sampling or beam search select that strategy, unless it is given.
 
         Args:
-            changes: values by the name of the setting.
-            name: how messages write a setting, such as a flag.
+            changes: new values by name; temperature 0 selects greedy decoding.
+            name: formats a setting for error messages, for example as a flag.
 
         Raises:
             ConfigError: a setting is unknown or out of range, or belongs to another strategy than the one given.
@@ -242,7 +242,7 @@ class DecodeConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Section):
-    """Evaluation."""
+    """Settings of evaluation."""
 
     path: ClassVar[str] = "eval"
 

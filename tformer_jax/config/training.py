@@ -1,4 +1,4 @@
-"""The settings of optimization and of the training loop."""
+"""Settings of the optimizer and the training loop."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,14 +6,14 @@ from typing import ClassVar
 from tformer_jax.config.fields import Section, setting
 
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
-"""Schedules that run from the peak to `final_fraction` of it."""
+"""Schedules that decay from the peak to `final_fraction` of it."""
 
 METRICS = {
     "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
     "decoder_lm": ("loss", "perplexity", "token_accuracy"),
     "classifier": ("loss", "accuracy"),
 }
-"""Metrics by family of models."""
+"""Validation metrics by model family."""
 LOWER_IS_BETTER = ("loss", "perplexity")
 
 
