@@ -1,4 +1,4 @@
-"""Files that a command keeps for the next one in the user's cache folder, each of which can be made again."""
+"""Caches values in the user's cache folder, for later commands; each of them can be computed again."""
 
 import contextlib
 import hashlib
@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "TFORMER_CACHE_DIR"
-"""Names the folder; nothing is kept where it is unset or empty."""
+"""Environment variable with the folder; if it is unset or empty, nothing is cached."""
 MOST_FILES = 64
-"""Files of one topic; the least recently used ones are removed."""
+"""Maximum number of files per topic; the least recently used ones are removed."""
 
 
 def default_folder() -> Path:
-    """`tformer_jax` in the user's cache folder.
+    """Returns the folder `tformer_jax` in the user's cache folder.
 
     Raises:
         RuntimeError: the user has no home folder.
@@ -33,14 +33,14 @@ def default_folder() -> Path:
 
 
 def cached(topic: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """`make()`, or what an earlier call with an equal key returned, in this process or another.
+    """Returns `make()`, or the cached result of an earlier call with an equal key, by this process or another.
 
-    A file that is damaged or belongs to another key is replaced; a folder that cannot be written is not used.
+    A damaged file, or one of another key, is replaced; a folder that cannot be written is not used.
 
     Args:
         topic: the subfolder.
-        key: everything that the value follows from, versions included; fit for JSON.
-        make: returns a value that JSON preserves: no tuples, no keys other than strings.
+        key: everything that the value depends on, versions included; JSON-serialisable.
+        make: returns a value that JSON preserves: without tuples and with only strings as keys.
     """
     root = os.environ.get(VARIABLE)
     if not root:
@@ -56,7 +56,7 @@ def cached(topic: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
 
 
 def source_digest(*modules: ModuleType) -> str:
-    """A hash of the source code of modules: part of the key of what they make."""
+    """Returns a hash of the source code of modules, as part of the key of what they compute."""
     return _digest("".join(map(inspect.getsource, modules)))
 
 

@@ -1,4 +1,4 @@
-"""The way from a corpus to batches: an endless, seeded, resumable stream for training, single passes for evaluation."""
+"""Turns a corpus into batches: an endless, seeded, resumable stream for training, single passes for evaluation."""
 
 import dataclasses
 import functools
@@ -26,27 +26,26 @@ from tformer_jax.data.transforms import Framer, IdReader, Tokenised, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 BLOCK = 512
-"""Examples that are read together."""
+"""Number of examples that are read together."""
 DOCUMENTS = 8
-"""Documents that are read together; they may be long."""
+"""Number of documents that are read together; fewer, since they may be long."""
 PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 8
 WHOLE_BATCH = Shards()
 
 
 def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards: Shards = WHOLE_BATCH) -> Prefetched:
-    """Endless training batches in an order that `cfg.seed` fixes, reshuffled in each epoch.
+    """Returns endless training batches in an order that `cfg.seed` determines, reshuffled in each epoch.
 
-    The iterator's `get_state` and `set_state` are exact: a restored one continues with the very next batch. The
-    sequence of global batches depends on the config alone. Which examples a batch has follows from their lengths, so
-    that only the rows of `shards.own` are read where lengths are known beforehand: in prepared data. Text has to be
-    tokenized for that, in every process.
+    The iterator's `get_state` and `set_state` are exact: a restored iterator continues with the next batch. The
+    sequence of global batches depends only on the config. Batches are formed by the lengths of examples, which
+    prepared data stores, so that only the rows of `shards.own` are read; text is tokenized in every process.
 
     Args:
-        shards: the parts of a global batch, and those that the batches given here consist of.
+        shards: the shards of a global batch, and those whose rows the returned batches have.
 
     Raises:
-        ConfigError: a batch cannot be divided into the shards, or the data has not one window.
+        ConfigError: a batch does not divide into the shards, or the data is shorter than one window.
     """
     check_divisible(cfg, shards.count)
     dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers, shards)
@@ -61,9 +60,9 @@ def evaluation_batches(
     *,
     multiple_of: int = 1,
 ) -> Iterator[Batch]:
-    """Every example once, in batches of `cfg.eval.batch_size` rows rounded up to `multiple_of`.
+    """Yields every example once, in batches of `cfg.eval.batch_size` rows rounded up to `multiple_of`.
 
-    Documents are scored to their end: those longer than a packed row continue in further rows, also with
+    Documents are evaluated completely: those longer than a packed row continue in further rows, even with
     `data.overlong="cut"`.
     """
     rows = -(-cfg.eval.batch_size // multiple_of) * multiple_of
@@ -84,7 +83,7 @@ def evaluation_batches(
 
 
 def check_divisible(cfg: Config, devices: int) -> None:
-    """Raises `ConfigError` unless `devices` can share every batch."""
+    """Raises `ConfigError` unless every batch divides evenly over `devices` and `cfg.train.accumulate` parts."""
     name = "batch_multiple" if cfg.data.batching == "buckets" else "batch_size"
     if getattr(cfg.data, name) % devices:
         raise cfg.data.error(name, f"must be a multiple of the {devices} devices that share a batch")
@@ -99,8 +98,8 @@ class _Read:
     def __init__(self, reader: IdReader, frame: Framer):
         self._reader, self._frame = reader, frame
 
-    def __call__(self, places: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        return self._frame(self._reader.read(places, rng))
+    def __call__(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        return self._frame(self._reader.read(indices, rng))
 
 
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
@@ -133,36 +132,36 @@ def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards:
 
 
 def _loaded(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
-    """Blocks in their order, read when they are needed, or ahead by worker processes, which together keep it."""
+    """Returns blocks in order, read on demand or ahead of time by `workers` processes, which preserve the order."""
     read = blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     if not workers:
         return read
-    flags.FLAGS.mark_as_parsed()  # grain reads settings of its own there
+    flags.FLAGS.mark_as_parsed()  # grain reads its own absl flags, which must be parsed
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
     return read.mp_prefetch(options).map(_copied)
 
 
 def _copied(block: Any) -> Any:
-    """A block of arrays of this process alone, so that the shared memory it came in is freed."""
+    """Copies the arrays of a block into private memory, so that the shared memory they came in is freed."""
     if isinstance(block, dict):
         return {key: _copied(value) for key, value in block.items()}
     return tuple(map(_copied, block)) if isinstance(block, tuple) else np.array(block)
 
 
-def _mixed_windows(joined: Joined, places: Sequence[int]) -> Batch:
-    found = [joined.parts[part].batch([inside]) for part, inside in map(joined.locate, map(int, places))]
+def _mixed_windows(joined: Joined, indices: Sequence[int]) -> Batch:
+    found = [joined.parts[part].batch([inside]) for part, inside in map(joined.locate, map(int, indices))]
     return {key: np.concatenate([window[key] for window in found]) for key in found[0]}
 
 
 @functools.lru_cache(maxsize=64)
 def shuffle_seed(seed: int, source: int, epoch: int) -> int:
-    """The uint32 that orders one epoch of one source: a BLAKE2b hash, so that no two of them share an order."""
+    """Returns the uint32 seed of one epoch of one source: a BLAKE2b hash, so that each has an order of its own."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {source} {epoch}".encode(), digest_size=4).digest())
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shuffled:
-    """The places `start` to `start + size` of one source, repeated endlessly and reshuffled in each epoch."""
+    """The indices from `start` to `start + size`, repeated endlessly and reshuffled in each epoch."""
 
     start: int
     size: int
@@ -174,12 +173,12 @@ class _Shuffled:
         return self.start + index_shuffle(inside, self.size - 1, shuffle_seed(self.seed, self.source, epoch), 4)
 
     def together(self, count: int, number: int) -> np.ndarray:
-        """The places of `count` examples, of which those of smaller `number` come before."""
+        """Returns the indices of block `number`, each block having `count` examples."""
         return np.fromiter(map(self, range(number * count, (number + 1) * count)), np.int64, count)
 
 
 def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
-    """Places of examples, some together: endless, in each epoch in another order, mixed as `cfg.data.weights` say."""
+    """Returns endless blocks of `together` example indices, reshuffled each epoch and mixed by `cfg.data.weights`."""
     ends = list(itertools.accumulate(sizes))
     endless = grain.MapDataset.range(2**48)
     if not cfg.data.weights:
@@ -194,7 +193,7 @@ def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapData
 def _reader(
     examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
 ) -> IndexedReader | Tokenised:
-    """Ids as they were prepared, where they were and nothing is to be dropped; else tokenized as they are read."""
+    """Returns a reader of prepared ids; for text, and for prepared data with BPE-dropout, one that tokenizes."""
     if isinstance(examples, Records | JoinedRecords) and not dropout:
         return examples
     return Tokenised(examples, tokenizers, labels, dropout)

@@ -1,4 +1,4 @@
-"""Corpora made from CLDR's locale data with Babel: seeded, endless, and needing neither file nor network."""
+"""Corpora generated from CLDR's locale data with Babel: seeded, endless, without files or network."""
 
 import dataclasses
 import functools
@@ -18,27 +18,27 @@ from tformer_jax.data.corpora.cldr_phrases import PhraseBook
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example
 
 ENDLESS = 2**31
-"""Length of an endless split; grain shuffles no longer ones."""
+"""Length of an endless split, the largest that grain can shuffle."""
 
 Candidate = tuple[str, Callable[[], Example | None]]
-"""The text that decides the split of a phrase, and what makes the example, or None where the phrase does not serve."""
+"""The text that determines the split of a phrase, and a function that returns the example, or None to reject it."""
 
 LETTERS_TO_RECOGNISE = 4
-"""Letters that a phrase needs before its language counts as recognisable."""
+"""Number of letters from which the language of an ASCII phrase counts as recognisable."""
 
 
 def is_endless(split: object) -> bool:
-    """Whether a training split is made anew with every example."""
+    """Returns whether a training split generates its examples on access."""
     return isinstance(split, Phrases)
 
 
 def translation(cfg: DataConfig, seed: int) -> Corpus:
-    """Phrases of `cfg.source_language` with their counterparts in `cfg.target_language`."""
+    """Returns phrases in `cfg.source_language` with their translations into `cfg.target_language`."""
     return _corpus(Translations(_locales(cfg.source_language, cfg.target_language), "train", seed), cfg)
 
 
 def language(cfg: DataConfig, seed: int) -> Corpus:
-    """Phrases labelled with the one of `cfg.languages` that they are written in."""
+    """Returns phrases labelled with their language, one of `cfg.languages`."""
     return _corpus(Languages(_locales(*cfg.languages), "train", seed), cfg, labels=cfg.languages)
 
 
@@ -52,11 +52,11 @@ class Phrases(Sequence[Example]):
 
     @functools.cached_property
     def book(self) -> PhraseBook:
-        """The phrases that these locales share."""
+        """The phrase book of these locales."""
         return _book(self.locales)
 
     def origin(self) -> dict[str, Any]:
-        """All that the examples follow from, fit for JSON: equal origins give equal examples."""
+        """Returns everything that the examples depend on, ready for JSON; equal origins give equal examples."""
         return {"kind": type(self).__name__, "split": self.split, "seed": self.seed, **_origin(self.locales)}
 
     def __getstate__(self) -> dict[str, object]:
@@ -71,7 +71,7 @@ class Phrases(Sequence[Example]):
         return next(self.examples(index, {self.split}))[1]
 
     def examples(self, index: int, splits: set[str]) -> Iterator[tuple[str, Example]]:
-        """Each of `splits` with its example at `index`, in the order in which they are found."""
+        """Yields each of `splits` with its example at `index`, in the order in which they are found."""
         draw, wanted = random.Random(f"{self.seed} {index}"), set(splits)
         while wanted:
             text, make = self.candidate(draw)
@@ -81,7 +81,7 @@ class Phrases(Sequence[Example]):
                 yield split, example
 
     def candidate(self, draw: random.Random) -> Candidate:
-        """The next phrase."""
+        """Draws the next phrase."""
         raise NotImplementedError
 
 
@@ -89,7 +89,7 @@ class Translations(Phrases):
     """The same phrase in two locales."""
 
     def candidate(self, draw: random.Random) -> Candidate:
-        """A phrase that means one thing only: the source as it is typed, the target as CLDR sets it."""
+        """Draws a phrase; the source has plain spaces, the target is exactly as CLDR formats it."""
         phrase = self.book.phrase(draw)
         source = typed(phrase[0])
         return source, lambda: {"source": source, "target": phrase[1]}
@@ -99,7 +99,7 @@ class Languages(Phrases):
     """A phrase in one of several locales."""
 
     def candidate(self, draw: random.Random) -> Candidate:
-        """A phrase with letters that no other of the locales writes in the same way."""
+        """Draws a phrase, rejected if it has too few letters or another locale writes it in the same way."""
         phrase = self.book.phrase(draw)
         chosen = draw.randrange(len(phrase))
         text = typed(phrase[chosen])
@@ -122,7 +122,7 @@ def _book(locales: tuple[str, ...]) -> PhraseBook:
 
 
 def _origin(locales: tuple[str, ...]) -> dict[str, Any]:
-    """All that the phrases of these locales follow from."""
+    """Returns everything that the phrases of these locales depend on."""
     return {"locales": list(locales), "babel": babel.__version__, "python": platform.python_version(), "code": _code()}
 
 
@@ -132,7 +132,7 @@ def _code() -> str:
 
 
 def typed(text: str) -> str:
-    """The text with the one space that keyboards have, for CLDR's thin and unbreakable ones."""
+    """Replaces CLDR's thin and non-breaking spaces by the plain space that keyboards have."""
     return re.sub(r"\s", " ", text)
 
 
@@ -143,7 +143,7 @@ def _corpus(train: Phrases, cfg: DataConfig, labels: tuple[str, ...] | None = No
 
 
 def _held_out(train: Phrases, count: int) -> dict[str, list[Example]]:
-    """The first `count` distinct examples of each split that is held out."""
+    """Returns the first `count` distinct examples of each held-out split."""
     found: dict[str, dict[str, Example]] = {"validation": {}, "test": {}}
     for index in range(100 * count):
         missing = {split for split, examples in found.items() if len(examples) < count}

@@ -1,4 +1,4 @@
-"""Phrases that several CLDR locales share: dates, times, numbers, currencies, units and names, drawn at random."""
+"""Phrases that CLDR locales share: dates, times, numbers, currencies, units and names, drawn at random."""
 
 import datetime
 import random
@@ -40,11 +40,11 @@ UNITS = (
     *("digital-terabyte", "frequency-hertz", "electric-volt"),
 )
 TRIALS = 150
-"""Values on which a kind of phrase is compared with the kinds before it."""
+"""Number of values on which a kind of phrase is compared with the kinds before it."""
 
 
 class Phrase(Sequence[str]):
-    """The texts of one phrase by locale, each rendered when it is asked for."""
+    """The texts of one phrase, indexed by locale and rendered on access."""
 
     def __init__(self, locales: Sequence[babel.Locale], render: Format, value: Any):
         self._locales, self._render, self._value = locales, render, value
@@ -57,14 +57,14 @@ class Phrase(Sequence[str]):
 
 
 class PhraseBook:
-    """Kinds of phrase that mean one thing only: no text of the first locale has two counterparts in another.
+    """Kinds of phrases with unique translations: no text of the first locale has two translations into another.
 
-    Babel renders each phrase in every locale. A kind whose texts another kind already uses with other counterparts,
-    as `May 3, 2026` may be both a long and a medium date, is left out.
+    Babel renders each phrase in every locale. A kind is left out if an earlier kind translates one of its texts
+    differently: `May 3, 2026` may be both a long and a medium date.
     """
 
     def __init__(self, locales: Sequence[str], admitted: Sequence[Sequence[int]] | None = None):
-        """Tries every kind, or takes those that `admitted` of an equal book names."""
+        """Tests every kind, or uses the kinds that `admitted` of an equal book lists."""
         self.locales = [babel.Locale.parse(name) for name in locales]
         families = (self._dates, self._times, self._relative, self._numbers, self._money, self._measures, self._names)
         kinds = [family() for family in families]
@@ -72,17 +72,17 @@ class PhraseBook:
         self.admitted = admitted or [
             [number for number, kind in enumerate(family) if self._admit(taken, *kind)] for family in kinds
         ]
-        """The numbers of the kinds that are used, for each family."""
+        """The indices of the kinds in use, by family."""
         found = [[family[i] for i in numbers] for family, numbers in zip(kinds, self.admitted, strict=True)]
         self._families = list(filter(None, found))
 
     def phrase(self, draw: random.Random) -> "Phrase":
-        """One phrase in every locale."""
+        """Draws one phrase in every locale."""
         value, render = draw.choice(draw.choice(self._families))
         return Phrase(self.locales, render, value(draw))
 
     def _admit(self, taken: dict[str, tuple[str, ...]], value: Draw, render: Format) -> bool:
-        """Whether the kind contradicts none admitted before; adds its texts to `taken` if so."""
+        """Returns whether a kind contradicts no kind before it; if so, adds its texts to `taken`."""
         draw = random.Random(0)
         texts = [tuple(Phrase(self.locales, render, value(draw))) for _ in range(TRIALS)]
         if any(taken.get(text[0], text) != text for text in texts):
@@ -169,7 +169,7 @@ class PhraseBook:
         ]
 
     def _common(self, attribute: str, wanted: Callable[[str], bool]) -> list[str]:
-        """Codes that every locale names, each name for one code only."""
+        """Returns the codes that every locale names, and whose name is unique in the first locale."""
         tables = [getattr(locale, attribute) for locale in self.locales]
         codes = [code for code in sorted(tables[0]) if wanted(code) and all(code in table for table in tables)]
         names = [tables[0][code] for code in codes]
@@ -177,13 +177,13 @@ class PhraseBook:
 
 
 def _compact(locale: babel.Locale, n: int) -> str:
-    """`1.2 million`; locales without a long form, such as Chinese, have one short form."""
+    """Formats a number as `1.2 million`; locales without a long form, such as Chinese, have one short form."""
     form: Literal["long", "short"] = "long" if "long" in locale.compact_decimal_formats else "short"
     return numbers.format_compact_decimal(n, format_type=form, locale=locale, fraction_digits=1)
 
 
 def _measure(locale: babel.Locale, n: float, unit: str, length: Length) -> str:
-    """`12 kilometers`; a missing form, which Babel replaces by the unit's code, falls back to the short one."""
+    """Formats a quantity as `12 kilometers`, or in the short form if Babel renders the long one as the unit's code."""
     text = units.format_unit(n, unit, length=length, locale=locale)
     return units.format_unit(n, unit, length="short", locale=locale) if unit in text else text
 
@@ -211,7 +211,7 @@ def _amount(draw: random.Random) -> float:
 
 
 def _big(draw: random.Random) -> int:
-    """Two significant digits, which no locale's grouping rounds away."""
+    """Draws a number with two significant digits, which no locale's grouping rounds away."""
     return draw.randrange(1, 100) * 10 ** draw.randint(3, 10)
 
 
