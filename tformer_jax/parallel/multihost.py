@@ -176,16 +176,16 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
     if index is None or count is None:
         yield
         return
-    place = folder.with_name(f".{folder.name}.start")
+    markers = folder.with_name(f".{folder.name}.start")
     connected = threading.Event()
 
     def wait() -> None:
         deadline = time.monotonic() + seconds
         while not connected.wait(BEAT_SECONDS):
-            place.mkdir(parents=True, exist_ok=True)
-            (place / str(index)).write_text(socket.gethostname(), encoding="utf-8")
+            markers.mkdir(parents=True, exist_ok=True)
+            (markers / str(index)).write_text(socket.gethostname(), encoding="utf-8")
             if time.monotonic() > deadline:
-                print(f"error: {_missing(place, index, count, seconds)}", file=sys.stderr, flush=True)
+                print(f"error: {_missing(markers, index, count, seconds)}", file=sys.stderr, flush=True)
                 if index == 0:  # processes that started later must be able to report it, too
                     time.sleep(STALE_SECONDS)
                 os._exit(MISTAKE)
@@ -198,13 +198,13 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
         connected.set()
         thread.join()
         with contextlib.suppress(OSError):
-            (place / str(index)).unlink(missing_ok=True)
-            place.rmdir()
+            (markers / str(index)).unlink(missing_ok=True)
+            markers.rmdir()
 
 
-def _missing(place: Path, index: int, count: int, seconds: int) -> str:
-    now = (place / str(index)).stat().st_mtime
-    started = {int(file.name): file for file in place.iterdir() if now - file.stat().st_mtime < STALE_SECONDS}
+def _missing(markers: Path, index: int, count: int, seconds: int) -> str:
+    now = (markers / str(index)).stat().st_mtime
+    started = {int(file.name): file for file in markers.iterdir() if now - file.stat().st_mtime < STALE_SECONDS}
     absent = [str(number) for number in range(count) if number not in started]
     hosts = ", ".join(f"{number} on {file.read_text(encoding='utf-8')}" for number, file in sorted(started.items()))
     shown = ", ".join(absent[:20]) + (f" and {len(absent) - 20} more" if len(absent) > 20 else "")
@@ -215,7 +215,7 @@ def _missing(place: Path, index: int, count: int, seconds: int) -> str:
         )
     return (
         f"of {count} processes, {shown} did not start within {seconds} s (parallel.start_seconds), or do not see "
-        f"{place.parent}; started: {hosts}"
+        f"{markers.parent}; started: {hosts}"
     )
 
 

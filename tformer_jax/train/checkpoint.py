@@ -238,9 +238,9 @@ def _sum_words(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         size = array.dtype.itemsize
         words = jax.lax.bitcast_convert_type(array, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[size])
         words = words.astype(jnp.uint32)
-        place = jnp.zeros(array.shape, jnp.uint32)
+        position = jnp.zeros(array.shape, jnp.uint32)
         for axis, length in enumerate(array.shape):
-            place = place * jnp.uint32(length) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-        return (words * (2 * place + 1)).sum(dtype=jnp.uint32)
+            position = position * jnp.uint32(length) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        return (words * (2 * position + 1)).sum(dtype=jnp.uint32)
 
     return jax.tree.map(checksum, arrays)

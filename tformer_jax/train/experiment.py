@@ -137,7 +137,7 @@ def _facts(corpus: Corpus) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
-        ends = [str(examples[place]) for place in (0, len(examples) - 1)] if len(examples) else []
+        ends = [str(examples[index]) for index in (0, len(examples) - 1)] if len(examples) else []
         facts[f"the number of {name} examples"] = len(examples)
         facts[f"the checksum of the first and last {name} examples"] = zlib.crc32("".join(ends).encode())
     return facts

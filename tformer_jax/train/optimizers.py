@@ -99,8 +99,8 @@ def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
 
 def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | None:
     """Returns Muon's reduction and output axes of a parameter; None if it is not a matrix of a layer."""
-    kept = [place for place, name in enumerate(names) if name not in BATCH_AXES]
-    inner = [names[place] for place in kept]
+    kept = [axis for axis, name in enumerate(names) if name not in BATCH_AXES]
+    inner = [names[axis] for axis in kept]
     if len(inner) < 2 or not set(inner) <= MATRIX_AXES or axes.EMBED not in (inner[0], inner[-1]):
         return None
     split = 1 if inner[0] == axes.EMBED else len(kept) - 1
@@ -148,7 +148,7 @@ def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
     """Applies `optax.adaptive_grad_clip` with the inputs of one kernel output, or a whole bias, as a unit."""
 
     def unit(box: Any) -> tuple[int, ...]:
-        kept = [place for place, name in enumerate(box.names) if name not in BATCH_AXES]
+        kept = [axis for axis, name in enumerate(box.names) if name not in BATCH_AXES]
         if len(kept) < 2 or axes.EMBED not in (box.names[kept[0]], box.names[kept[-1]]):
             return tuple(kept)
         return tuple(kept[:1] if box.names[kept[0]] == axes.EMBED else kept[:-1])

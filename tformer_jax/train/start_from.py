@@ -48,7 +48,7 @@ def load_matching(params: Any, run: Path) -> tuple[Any, Report]:
     leaves, tree = jax.tree.flatten(params)
     names = jax.tree.leaves(parameter_names(params))
     loaded, other_shape, missing = [], [], []
-    for place, (name, leaf) in enumerate(zip(names, leaves, strict=True)):
+    for index, (name, leaf) in enumerate(zip(names, leaves, strict=True)):
         found = known.get(name)
         if found is None:
             missing.append(name)
@@ -56,7 +56,7 @@ def load_matching(params: Any, run: Path) -> tuple[Any, Report]:
             other_shape.append(f"{name} {found.shape}, not {leaf.shape}")
         else:
             loaded.append(name)
-            leaves[place] = jax.device_put(found.astype(leaf.dtype), leaf.sharding)
+            leaves[index] = jax.device_put(found.astype(leaf.dtype), leaf.sharding)
     report = Report(tuple(loaded), tuple(other_shape), tuple(missing), tuple(sorted(known.keys() - set(names))))
     if not loaded:
         raise ConfigError(f"train.start_from={str(run)!r}: no parameter fits this model ({report})")
