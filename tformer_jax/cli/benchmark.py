@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py`: measurements that anyone can repeat."""
+"""`scripts/benchmark.py`: reproducible measurements of training, decoding, attention and data."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ from tformer_jax.train import provenance, run_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one benchmark, prints a line a case, and writes all of it to `--record`."""
+    """Runs one benchmark, prints one line per case, and writes all results to `--record`."""
     options, overrides = parser().parse_known_args(argv)
     if overrides and not vars(options).get("config"):
         raise ConfigError(f"unexpected argument {overrides[0]!r}")
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measured(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
-    """What the chosen benchmark finds."""
+    """Runs the chosen benchmark and returns its results."""
     if options.benchmark == "decode":
         return measure_decoding(options)
     if options.benchmark == "data":
@@ -50,7 +50,7 @@ def measured(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str,
 
 
 def training_cases(options: argparse.Namespace, overrides: Sequence[str]) -> list[Case]:
-    """What `--case` or `--config` names, in the dtype that is asked for."""
+    """Returns the cases of `--case` or `--config`, with the dtype of `--dtype` if it is given."""
     if options.config:
         cases = [train_cases.of_config(read_config(options.config, overrides))]
     else:
@@ -60,7 +60,7 @@ def training_cases(options: argparse.Namespace, overrides: Sequence[str]) -> lis
 
 
 def parser() -> argparse.ArgumentParser:
-    """One subcommand a benchmark."""
+    """Returns the parser, with one subcommand per benchmark."""
     result = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, allow_abbrev=False)
     commands = result.add_subparsers(dest="benchmark", required=True)
     attention = commands.add_parser(
@@ -68,34 +68,36 @@ def parser() -> argparse.ArgumentParser:
     )
     attention.add_argument("--backends", nargs="+", default=["blockwise", "reference"], metavar="NAME")
     attention.add_argument(
-        "--length", type=int, nargs="+", default=[16_384], metavar="T", help="tokens of a row (default: 16384)"
+        "--length", type=int, nargs="+", default=[16_384], metavar="T", help="sequence length (default: 16384)"
     )
-    attention.add_argument("--batch", type=int, default=1, metavar="B", help="rows (default: 1)")
-    attention.add_argument("--repeat", type=int, default=1, metavar="R", help="runs, of which the median is shown")
-    attention.add_argument("--forward", action="store_true", help="without the backward pass")
+    attention.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
+    attention.add_argument("--repeat", type=int, default=1, metavar="R", help="number of runs; the median is shown")
     attention.add_argument("--heads", type=int, default=4, metavar="N")
+    attention.add_argument("--forward", action="store_true", help="omit the backward pass")
     attention.add_argument("--head-dim", type=int, default=64, metavar="H")
-    data = commands.add_parser("data", help="tokens/s of the data pipeline alone, from text and prepared, and padding")
+    data = commands.add_parser("data", help="throughput and padding of the data pipeline, from text and prepared data")
     data.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     data.add_argument("--workers", type=int, default=2, metavar="N", help="loader processes to compare with a thread")
-    data.add_argument("--seconds", type=float, default=5, metavar="S", help="of each measurement (default: 5)")
+    data.add_argument("--seconds", type=float, default=5, metavar="S", help="seconds per measurement (default: 5)")
     data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
-    decode = commands.add_parser("decode", help="speed of decoding, beside Hugging Face's and CTranslate2's")
+    decode = commands.add_parser("decode", help="decoding speed, compared with Hugging Face and CTranslate2")
     add_flags(decode)
-    train = commands.add_parser("train", help="speed of training, beside PyTorch's")
+    train = commands.add_parser("train", help="training speed, compared with PyTorch")
     what = train.add_mutually_exclusive_group()
     names = list(train_cases.BUILT_IN)
-    what.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}")
-    what.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, on made-up tokens")
-    train.add_argument("--dtype", choices=DTYPES, help="of the computation (default: the config's)")
+    what.add_argument(
+        "--case", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}"
+    )
+    what.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, with random tokens")
+    train.add_argument("--dtype", choices=DTYPES, help="compute dtype (default: the config's)")
     train.add_argument(
         "--operations",
         action="store_true",
-        help="instead, where the time goes, by operation and module",
+        help="show the time per operation and module instead",
     )
-    train.add_argument("--rounds", type=whole(1), default=5, metavar="N", help="turns of each system (default: 5)")
-    train.add_argument("--steps", type=whole(1), default=5, metavar="N", help="measured steps a turn (default: 5)")
-    growth = commands.add_parser("growth", help="training as context, depth, vocabulary or experts grow")
+    train.add_argument("--rounds", type=whole(1), default=5, metavar="N", help="rounds per system (default: 5)")
+    train.add_argument("--steps", type=whole(1), default=5, metavar="N", help="measured steps per round (default: 5)")
+    growth = commands.add_parser("growth", help="cost of training as context, depth, vocabulary or experts grow")
     names = list(GROWTHS)
     growth.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""What can be wrong with a machine, its environment, a config's data and its run folder: a sentence for each."""
+"""Checks of a machine, its environment, and a config's data and run folder; each problem is one sentence."""
 
 import importlib.metadata
 import os
@@ -22,29 +22,29 @@ from tformer_jax.train.errors import RunError
 
 PACKAGE = "tformer_jax"
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
-"""Their versions must be that of jaxlib."""
+"""JAX plugins, whose versions must match jaxlib."""
 CUDA13_DRIVER = 580
-"""The first driver that runs CUDA 13."""
+"""Minimum driver version for CUDA 13."""
 LEAST_FREE = 2**30
-"""Bytes of disk that must be free besides the checkpoints: metrics, samples, traces."""
+"""Free disk space in bytes that a run needs besides its checkpoints: metrics, samples, traces."""
 HARMFUL = {
     "xla_cpu_enable_fast_math": "hides numbers that are not finite from the guard that skips such steps",
     "xla_cpu_enable_fast_min_max": "hides numbers that are not finite from the guard that skips such steps",
     "xla_gpu_enable_fast_min_max": "hides numbers that are not finite from the guard that skips such steps",
     "xla_disable_all_hlo_passes": "switches the compiler's work off",
 }
-"""Flags that must not be on, and what they do."""
+"""XLA flags that must not be enabled, and their effects."""
 SLOW = {
     "xla_backend_optimization_level": "makes code that is fast to compile and slow to run, unless it is 3",
     "xla_gpu_autotune_level": "chooses kernels without comparing them, where it is 0",
     "xla_force_host_platform_device_count": "pretends several devices on the cores of one CPU, which is for tests",
     "xla_dump_to": "writes files at every compilation, and never deletes one",
 }
-"""Flags that nobody wants in a long run."""
+"""XLA flags that are unsuitable for long runs, and their effects."""
 
 
 class Card(NamedTuple):
-    """An NVIDIA GPU, as its driver tells of it."""
+    """An NVIDIA GPU, as reported by its driver."""
 
     name: str
     memory: str
@@ -52,10 +52,10 @@ class Card(NamedTuple):
 
 
 def cards() -> list[Card]:
-    """The NVIDIA GPUs of this machine, whether or not JAX uses them.
+    """Returns the NVIDIA GPUs of this machine, whether or not JAX uses them.
 
     Raises:
-        ConfigError: there is a driver, and it does not answer.
+        ConfigError: nvidia-smi is installed, and fails.
     """
     if not shutil.which("nvidia-smi"):
         return []
@@ -69,10 +69,10 @@ def cards() -> list[Card]:
 
 
 def devices() -> list[jax.Device]:
-    """Those of JAX.
+    """Returns the devices of JAX.
 
     Raises:
-        RunError: it has none.
+        RunError: JAX has no device.
     """
     try:
         return jax.devices()
@@ -82,7 +82,7 @@ def devices() -> list[jax.Device]:
 
 
 def unused_accelerators(found: list[Card], backend: str) -> Iterator[str]:
-    """Accelerators that are there, and that JAX does not use."""
+    """Yields a problem if this machine has accelerators that JAX does not use."""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     tpus = sorted(Path("/dev").glob("accel*"))
     if backend != "cpu" or not (found or tpus):
@@ -96,7 +96,7 @@ def unused_accelerators(found: list[Card], backend: str) -> Iterator[str]:
 
 
 def packages() -> Iterator[str]:
-    """Required packages that are missing, or of a version that was not tested; plugins that do not fit jaxlib."""
+    """Yields required packages that are missing or of an unsupported version, and plugins that do not fit jaxlib."""
     if version(PACKAGE) is None:
         yield f"{PACKAGE} is not installed: pip install -e ."
         return
@@ -116,7 +116,7 @@ def packages() -> Iterator[str]:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package; None where it is not."""
+    """Returns the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -124,9 +124,9 @@ def version(package: str) -> str | None:
 
 
 def unknown_xla_flags() -> Iterator[str]:
-    """Flags that would end any process that uses JAX. They are taken out of this one's environment.
+    """Yields XLA flags that jaxlib rejects, and removes them from this process's environment.
 
-    A process of its own tries them, so that jaxlib itself decides what is known.
+    A separate process tries them, so that jaxlib itself determines which flags are known.
     """
     given = os.environ.get("XLA_FLAGS")
     if not given:
@@ -145,25 +145,25 @@ def unknown_xla_flags() -> Iterator[str]:
 
 
 def harmful_xla_flags() -> Iterator[str]:
-    """Flags in effect that make results wrong."""
+    """Yields flags in effect that make results wrong."""
     for name, value in _xla_flags():
         if name in HARMFUL and value not in ("false", "0"):
             yield f"XLA_FLAGS has --{name}, which {HARMFUL[name]}: take it out"
 
 
 def slow_xla_flags() -> Iterator[str]:
-    """Flags in effect that are for tests and for looking into the compiler."""
+    """Yields flags in effect that are meant for tests and for debugging the compiler."""
     for name, value in _xla_flags():
         if name in SLOW and (name, value) not in (("xla_backend_optimization_level", "3"), ("xla_dump_to", "")):
             yield f"XLA_FLAGS has --{name}={value}, which {SLOW[name]}"
 
 
 def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
-    """Whether a run can be written: the right to, and room for its checkpoints.
+    """Yields a problem if a run cannot be written, or its checkpoints do not fit on the disk.
 
     Args:
-        checkpoint: bytes of one.
-        kept: how many are on the disk at once.
+        checkpoint: bytes per checkpoint.
+        kept: number of checkpoints on the disk at the same time.
     """
     parent = existing(run)
     try:
@@ -186,13 +186,13 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
 
 
 def existing(path: Path) -> Path:
-    """`path`, or the nearest folder above it that exists."""
+    """Returns `path`, or its nearest parent that exists."""
     path = path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def data(cfg: Config, root: Path | None) -> Iterator[str]:
-    """Files that the config reads and that are not there; none of them is read."""
+    """Yields missing data files of a config, without reading the corpus."""
     names = [*cfg.data.train, *cfg.data.validation, *cfg.data.test]
     if cfg.data.source == "parallel_lines":
         languages = (cfg.data.source_language, cfg.data.target_language)
@@ -215,7 +215,7 @@ def data(cfg: Config, root: Path | None) -> Iterator[str]:
 
 
 def device_memory() -> int | None:
-    """Bytes that one device of this machine has for JAX; CPU devices share those of the host."""
+    """Returns the memory in bytes of one local device for JAX; CPU devices share the host's; None if unknown."""
     found = jax.local_devices()[0].memory_stats()
     if found and "bytes_limit" in found:
         return int(found["bytes_limit"])
@@ -224,7 +224,7 @@ def device_memory() -> int | None:
 
 
 def host_memory() -> int | None:
-    """Bytes of memory of this host; None where the system does not say."""
+    """Returns the memory of this host in bytes; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

@@ -9,11 +9,11 @@ from tformer_jax.config import ConfigError
 
 Found = tuple[str, float]
 NAMES = ("label", "probability")
-"""The fields that a record gains."""
+"""Fields that are added to a record."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """One line a text, in the order of the texts: label, probability and text between tabs; blank for a blank text."""
+    """Prints label, probability and text of each text, tab-separated, in order; a blank line for a blank text."""
     parser = lines.parser("classify.py", "Labels texts with a trained classifier.")
     lines.add_field(parser)
     options = parser.parse_args(argv)
@@ -34,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def plain(line: Line, found: Found) -> list[str]:
-    """Label, probability and text."""
+    """Returns the plain output: label, probability and text."""
     label, probability = found
     return [f"{label}\t{probability:.4f}\t{line.texts[0]}" if line.texts[0].strip() else ""]
 
 
 def added(line: Line, found: Found) -> dict[str, Any]:
-    """What a record gains; a blank text has no label."""
+    """Returns the fields to add to a record; a blank text has no label."""
     return dict(zip(NAMES, found if line.texts[0].strip() else (None, None), strict=True))

@@ -1,4 +1,4 @@
-"""What the commands share: how they begin and end, and flags."""
+"""Shared parts of the commands: entry point, exit statuses and common flags."""
 
 import argparse
 import errno
@@ -22,24 +22,24 @@ GIB, MIB, KIB = 2**30, 2**20, 2**10
 
 
 def run_main(main: Callable[[], None]) -> NoReturn:
-    """Runs a command; it ends with one sentence on stderr and a status.
+    """Runs a command and exits; errors are reported in one sentence on stderr.
 
-    2 for a user's mistake, 1 for a run that cannot go on, 130 for Ctrl-C.
+    The status is 0, 2 for a user's mistake, 1 for a run that cannot continue, or 130 for Ctrl-C.
     """
     interrupt.install_gently()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what it is told to do
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about options that are set on purpose
     keep_memory()
     compilation_cache.enable()
-    gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that stay
+    gc.set_threshold(100_000, 50, 100)  # tracing allocates many long-lived objects
     try:
         main()
         if sys.stdout is not None:
             sys.stdout.flush()
-        gc.freeze()  # the interpreter ends without looking at every object once more
+        gc.freeze()  # the final collection at exit then skips all objects
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(MISTAKE)
@@ -60,26 +60,26 @@ def run_main(main: Callable[[], None]) -> NoReturn:
 
 
 def forget_output() -> None:
-    """Drops what standard output has not taken, so that the interpreter does not try again as it ends."""
+    """Discards output that stdout has not accepted, so that the interpreter does not write it again at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the flag that names the run folder."""
+    """Returns a parser with the flags `--run` and `--mesh`."""
     result = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
     result.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder of scripts/train.py")
     result.add_argument(
         "--mesh",
         metavar="AXIS=SIZE,...",
-        help=f"spread the model and the rows over devices, such as data=2,tensor=4, or a preset: {', '.join(PRESETS)} "
+        help=f"shard the model and the rows over devices, such as data=2,tensor=4, or a preset: {', '.join(PRESETS)} "
         "(default: one device)",
     )
     return result
 
 
 def whole(lowest: int) -> Callable[[str], int]:
-    """An argparse type: a number from `lowest` to 2^31 - 1."""
+    """Returns an argparse type for integers from `lowest` to 2^31 - 1."""
 
     def number(text: str) -> int:
         value = int(text)
@@ -91,6 +91,6 @@ def whole(lowest: int) -> Callable[[str], int]:
 
 
 def size_of(count: int) -> str:
-    """Bytes, for people."""
+    """Formats a number of bytes as KiB, MiB or GiB."""
     unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if count >= unit), (KIB, "KiB"))
     return f"{count / unit:.2f} {name}"

@@ -1,6 +1,6 @@
-"""The compilation cache that all commands share: what one of them has compiled, the next one loads.
+"""Compilation cache shared by all commands: programs compiled by one command are loaded by later ones.
 
-JAX reads its settings from the environment when it is imported; so this runs before, and holds in child processes too.
+JAX reads its settings from the environment when it is imported, so `enable` runs before; child processes inherit them.
 """
 
 import contextlib
@@ -16,18 +16,18 @@ from tformer_jax import user_cache
 
 FOLDER, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 SETTINGS = {
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # 0.2 costs 0.4 s of a translation that takes 3.1 s
-    "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # bytes; JAX removes what was not used for the longest time
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # 0.2 would add 0.4 s to a translation that takes 3.1 s
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # bytes; JAX evicts the least recently used programs
 }
 ENTRY, USED = "-cache", "-atime"
-"""Endings of the two files that JAX writes for each program: the program, then when it was last used."""
+"""Suffixes of the two files that JAX writes for each program: the program, and the time of its last use."""
 
 
 def enable() -> None:
-    """Sets the environment variables of the user's cache folder and of JAX's cache inside it, except those set already.
+    """Sets the environment variables of the user's cache folder and of JAX's cache in it, unless they are set already.
 
-    Nothing is compiled into it where the user names another folder or switches JAX's cache off. A folder that cannot
-    be written is reported by a warning.
+    JAX's cache is left alone if the user sets its folder or disables it. If the folder cannot be written, a warning
+    is logged.
     """
     try:
         root = Path(os.environ.setdefault(user_cache.VARIABLE, str(user_cache.default_folder())))
@@ -35,7 +35,7 @@ def enable() -> None:
         if chosen or not os.environ[user_cache.VARIABLE]:
             return
         folder = root / "xla" / processor()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies there is executed
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the files in it are executed
         remove_unfinished(folder)
     except (OSError, RuntimeError) as error:
         logging.warning("nothing that is compiled is kept for the next command (%s)", error)
@@ -46,7 +46,7 @@ def enable() -> None:
 
 
 def processor() -> str:
-    """Names what programs for this CPU may use: one compiled elsewhere, in a shared home folder, could crash here."""
+    """Returns a name for this CPU and its features: programs compiled for another one in a shared home may crash."""
     features = b""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
@@ -55,7 +55,7 @@ def processor() -> str:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes entries whose writer was killed, which JAX would neither read nor replace, nor evict others then.
+    """Removes entries whose writer was killed: JAX does not read or replace them, and they prevent evictions.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""The flags of `translate.py` and `generate.py`: one for each setting of `DecodeConfig`, and those of the commands."""
+"""Flags of `translate.py` and `generate.py`: one for each setting of `DecodeConfig`, and others of these commands."""
 
 import argparse
 import dataclasses
@@ -12,39 +12,39 @@ from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.config.fields import allowed_types
 
 NAMES = {"forbidden": "forbid"}
-"""The flags that are not called as their settings."""
+"""Names of flags that differ from their settings."""
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 SEVERAL = {"beam": "--n-best", "sample": "--samples"}
-"""The flag for several outputs, by the strategy that makes them unless another is asked for."""
+"""Flag for the number of outputs, by the strategy that it selects unless another one is requested."""
 STRATEGIES = {"seq2seq": "beam", "decoder_lm": "sample"}
-"""The strategy that makes several outputs, by the family of the model."""
+"""Strategy for several outputs, by model family."""
 
 
 def add_all_flags(parser: argparse.ArgumentParser, family: str) -> None:
-    """Adds the flags that both commands have beside those of `lines.parser`."""
+    """Adds the flags that both commands have in addition to those of `lines.parser`."""
     lines.add_field(parser)
     add_flags(parser, STRATEGIES[family])
     interactive.add_flag(parser)
 
 
 def add_flags(parser: argparse.ArgumentParser, several: str) -> None:
-    """Adds all flags of generation; `several` is a key of `SEVERAL`."""
-    group = parser.add_argument_group("generation", "Without a flag, the run's own setting counts.")
+    """Adds the flags of generation; `several` is a key of `SEVERAL`."""
+    group = parser.add_argument_group("generation", "The default of each flag is the setting of the run.")
     annotations = typing.get_type_hints(DecodeConfig)
     for field in dataclasses.fields(DecodeConfig):
         _add_flag(group, field, annotations[field.name])
     parser.add_argument(
-        SEVERAL[several], dest="outputs", type=whole(1), default=1, metavar="N", help="outputs for each text"
+        SEVERAL[several], dest="outputs", type=whole(1), default=1, metavar="N", help="outputs per text (default: 1)"
     )
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="of sampling")
-    parser.add_argument("--scores", action="store_true", help="write the score before each output, and a tab")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="random seed (default: 0)")
+    parser.add_argument("--scores", action="store_true", help="write the score and a tab before each output")
 
 
 def decode_config(saved: DecodeConfig, options: argparse.Namespace, several: str) -> DecodeConfig:
-    """The run's own settings with those of the command line, which may choose another strategy.
+    """Returns the settings of the run, updated by the command line, which may select another strategy.
 
     Raises:
-        ConfigError: a value is out of range, flags of two strategies are given, or there are fewer beams than outputs.
+        ConfigError: a value is out of range, flags of two strategies are given, or there are too many outputs.
     """
     named = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(DecodeConfig)}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -61,7 +61,7 @@ def decode_config(saved: DecodeConfig, options: argparse.Namespace, several: str
 
 
 def flag(name: str) -> str:
-    """The flag of a setting."""
+    """Returns the flag of a setting."""
     return f"--{NAMES.get(name, name).replace('_', '-')}"
 
 

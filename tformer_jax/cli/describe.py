@@ -1,4 +1,4 @@
-"""`scripts/describe.py`: what a model costs, before anything runs."""
+"""`scripts/describe.py`: shows what a model costs before anything runs."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints parameters by module, FLOPs a token and the cache of decoding, or what a slice of TPUs would run."""
+    """Prints parameters by module, FLOPs per token and the size of the KV cache, or the program for a slice of TPUs."""
     options, overrides = parser().parse_known_args(argv)
     if options.preset:
         if overrides:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags beside the config's own."""
+    """Returns the parser; settings of the config are separate."""
     result = argparse.ArgumentParser(
         prog="describe.py", description="Shows what a model costs. Nothing is trained.", allow_abbrev=False
     )
@@ -53,10 +53,10 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     which.add_argument("--preset", metavar="NAME", help="for example gpt2, llama3_8b, t5_base")
     result.add_argument(
-        "--batch", type=whole(1), metavar="B", help="rows of the global batch (default: 1, or 1 for each device)"
+        "--batch", type=whole(1), metavar="B", help="global batch size (default: 1, or 1 per device with --topology)"
     )
     result.add_argument(
-        "--length", type=whole(1), default=1024, metavar="T", help="tokens of a row, at most max_length"
+        "--length", type=whole(1), default=1024, metavar="T", help="sequence length, at most max_length (default: 1024)"
     )
     result.add_argument(
         "--topology",
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def of_preset(name: str) -> Config:
-    """A config with the model of a preset, and data that fit it."""
+    """Returns a config with the model of a preset, and data settings that fit it."""
     model = presets.build(name)
     source, batching = SOURCES[model.family][0], BATCHINGS[model.family][0]
     data = DataConfig(source=source, batching=batching, window=1, bucket_lengths=(1,))
@@ -83,7 +83,7 @@ def of_preset(name: str) -> Config:
 
 
 def with_vocabulary(config: Config) -> ModelConfig:
-    """The model's config, its vocabularies filled in as training would, as far as that is known before."""
+    """Returns the model config with vocabulary sizes and number of classes as in training, as far as known before."""
     cfg, sizes = config.model, {}
     for name in ("vocab_size", "source_vocab_size"):
         if getattr(cfg, name) is None and (name == "vocab_size" or cfg.family == "seq2seq"):
@@ -96,7 +96,7 @@ def with_vocabulary(config: Config) -> ModelConfig:
 
 
 def show(name: str, found: "Cost", batch: int, length: int) -> None:
-    """Two tables: parameters by module, and everything else."""
+    """Prints a table of the parameters by module, and a table of everything else."""
     console = Console()
     modules = Table("module", "parameters", "share", title=f"{name}: {found.total:,} parameters")
     for column in modules.columns[1:]:

@@ -1,4 +1,4 @@
-"""What `doctor.py` finds and shows: this machine, where a config would live on it, and what is wrong with either."""
+"""The report of `doctor.py`: this machine, the placement of a config on it, and what is wrong with either."""
 
 import argparse
 import dataclasses
@@ -28,22 +28,22 @@ from tformer_jax.parallel.mesh import BATCH_AXES, axis_sizes
 from tformer_jax.train import provenance
 
 SHOWN = ("jax", "jaxlib", *checks.PLUGINS, "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-"""Packages whose versions explain most."""
+"""Packages whose versions are shown."""
 
 
 class Findings:
-    """What is wrong, and what could be better."""
+    """Problems, and hints for improvements."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
         self.hints: list[str] = []
 
     def take(self, sentences: Iterable[str]) -> None:
-        """Notes what is wrong."""
+        """Adds problems."""
         self.wrong += sentences
 
     def attempt(self, action: Callable[[], object]) -> Any:
-        """What `action` gives; None, and a note, where it finds a mistake."""
+        """Returns the result of `action`; if it raises a `ConfigError`, adds the problem and returns None."""
         try:
             return action()
         except ConfigError as error:
@@ -52,7 +52,7 @@ class Findings:
 
 
 def report(cfg: Config | None, options: argparse.Namespace) -> None:
-    """Prints everything; exits with 1 where something is wrong.
+    """Prints the report; exits with 1 if something is wrong.
 
     Raises:
         RunError: JAX has no device.
@@ -79,7 +79,7 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
 
 
 def machine(cards: list[checks.Card], run: Path) -> Table:
-    """Devices, hosts, versions, memory and disk."""
+    """Returns a table of devices, hosts, versions, memory and disk space."""
     devices = jax.devices()
     memory, host = checks.device_memory(), checks.host_memory()
     disk = shutil.disk_usage(checks.existing(run))
@@ -104,7 +104,7 @@ def machine(cards: list[checks.Card], run: Path) -> Table:
 
 
 def examine(cfg: Config, options: argparse.Namespace, console: Console, findings: Findings) -> Placement | None:
-    """Shows where a config would live, as far as it fits; notes what does not."""
+    """Prints the mesh of a config, and its placement if it fits; adds problems to `findings`."""
     findings.take(checks.data(cfg, options.data))
     devices = options.devices or jax.device_count()
     sizes = findings.attempt(lambda: axis_sizes(cfg.parallel, devices))
@@ -134,14 +134,14 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
 
 
 def memory_of(options: argparse.Namespace) -> int | None:
-    """Bytes of one of the devices that are meant; None where nobody knows."""
+    """Returns the memory in bytes of one device that the report is for; None if unknown."""
     if options.memory:
         return int(options.memory * GIB)
     return None if options.devices and jax.default_backend() == "cpu" else checks.device_memory()
 
 
 def too_much(found: Placement, memory: int | None) -> Iterable[str]:
-    """Whether a device is too small for its state and gradients, activations apart."""
+    """Yields a problem if a device is too small for its state and gradients, without activations."""
     needed = found.state + found.gradients
     if memory is not None and needed > memory:
         yield (
@@ -151,7 +151,7 @@ def too_much(found: Placement, memory: int | None) -> Iterable[str]:
 
 
 def mesh(sizes: dict[str, int], devices: int) -> Table:
-    """Each axis of the mesh, and what it splits."""
+    """Returns a table of the axes of the mesh, and what they split."""
     table = Table("axis", "size", "splits", title=f"mesh of {math.prod(sizes.values())} of {devices} devices")
     table.columns[1].justify = "right"
     for axis, size in sizes.items():
@@ -160,7 +160,7 @@ def mesh(sizes: dict[str, int], devices: int) -> Table:
 
 
 def parameters(found: Placement) -> Table:
-    """Each group of parameters, and where it lives."""
+    """Returns a table of the groups of parameters, and their placement."""
     table = Table("parameter", "times", "shape", "axes", "placed on", "a device", title="parameters")
     table.columns[0].overflow, table.columns[0].min_width = "fold", 24
     for column in (table.columns[1], table.columns[-1]):
@@ -179,7 +179,7 @@ def parameters(found: Placement) -> Table:
 
 
 def budget(cfg: Config, found: Placement) -> Table:
-    """What one device holds."""
+    """Returns a table of what one device holds."""
     table = Table("", "value", title="one device holds")
     table.columns[1].justify = "right"
     for label, value in (

@@ -1,4 +1,4 @@
-"""`scripts/doctor.py`: what this machine is, where a config would live on it, and what is wrong with either."""
+"""`scripts/doctor.py`: reports this machine, the placement of a config on it, and what is wrong with either."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from tformer_jax.config import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the report; exits with 1 where something is wrong.
+    """Prints the report; exits with 1 if something is wrong.
 
     Raises:
         ConfigError: the command line or the config file cannot be read.
@@ -27,16 +27,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags beside the config's own."""
+    """Returns the parser; settings of the config are separate."""
     result = argparse.ArgumentParser(
         prog="doctor.py",
-        description="Shows this machine, where a config would live on it, and what is wrong. Nothing is computed.",
+        description="Shows this machine, the placement of a config on it, and what is wrong. Nothing is computed.",
         epilog="Every setting of the config can be changed: --config.parallel.fsdp=4",
         allow_abbrev=False,
     )
     result.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     result.add_argument("--run", type=Path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
     result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
-    result.add_argument("--devices", type=whole(1), metavar="N", help="as if there were N devices, of all hosts")
-    result.add_argument("--memory", type=whole(1), metavar="GIB", help="as if each device had so much memory")
+    result.add_argument("--devices", type=whole(1), metavar="N", help="assume N devices, of all hosts together")
+    result.add_argument("--memory", type=whole(1), metavar="GIB", help="assume this much memory per device, in GiB")
     return result

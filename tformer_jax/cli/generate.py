@@ -9,9 +9,9 @@ SEPARATOR = "-" * 20 + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Each prompt with its continuation, once a sample, on one line each.
+    """Prints each prompt with its continuation, on one line for each sample.
 
-    That of --prompt is printed as it is, with a dashed line between two samples.
+    With --prompt, texts are printed unchanged, with a dashed line between samples.
     """
     options = parser().parse_args(argv)
     texts = [] if options.prompt is None else [options.prompt]
@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Returns the parser of the command."""
     result = lines.parser(
         "generate.py",
-        "Continues prompts with a trained language model: greedily, or by sampling where --temperature, --top-k, "
+        "Continues prompts with a trained language model: greedily, or by sampling if --temperature, --top-k, "
         "--top-p or several --samples are given.",
         texts=False,
     )
-    result.add_argument("--prompt", metavar="TEXT", help="the text to continue; without it, each line of the input")
+    result.add_argument("--prompt", metavar="TEXT", help="text to continue (default: each line of the input)")
     decoding.add_all_flags(result, "decoder_lm")
     return result

@@ -1,4 +1,4 @@
-"""What `translate.py` and `generate.py` share."""
+"""Shared parts of `translate.py` and `generate.py`."""
 
 import argparse
 import dataclasses
@@ -12,12 +12,12 @@ from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.text import TextGenerator, Translator
 
 KINDS: dict[str, Callable[..., Translator | TextGenerator]] = {"seq2seq": Translator, "decoder_lm": TextGenerator}
-"""What generates, by the family of the model."""
+"""Classes that generate outputs, by model family."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """A trained model that generates as the flags say."""
+    """A trained model, with the generation settings of the command line."""
 
     options: argparse.Namespace
     params: Any
@@ -25,18 +25,18 @@ class Generation:
     model: Translator | TextGenerator
 
     def outputs(self, texts: Iterable[str], skip: int = 0) -> Iterator[list[Output]]:
-        """The outputs of each text, in order, without those of `skip` first ones."""
+        """Yields the outputs of each text, in order, without those of the first `skip` texts."""
         options = self.options
         wanted = {"seed": options.seed, "outputs": options.outputs, "scores": options.scores}
         return self.model.stream(self.params, texts, **wanted, skip=skip)
 
     def answer(self) -> None:
-        """Answers at a prompt, each time with another seed."""
+        """Answers texts at an interactive prompt, each with a different seed."""
         with interrupt.raised():
             interactive.ask(lambda text, n: self.model.stream_pieces(self.params, text, seed=self.options.seed + n))
 
     def process(self, source: Source, shown: Callable[[str, Output], str]) -> None:
-        """Writes the outputs of each line; `shown` makes plain text of an input and an output."""
+        """Writes the outputs of each line; `shown` formats an input and an output as plain text."""
 
         def results(found: Iterator[Line], skip: int) -> Iterator[list[Output]]:
             return self.outputs((line.texts[0] for line in found), skip)
@@ -56,15 +56,15 @@ class Generation:
         lines.process(options, source, lines.Work(fields, settings, results, plain, added, names, options.outputs))
 
     def with_score(self, output: Output, text: str) -> str:
-        """`text` after the output's score, where that is asked for and there is one."""
+        """Returns `text` after the output's score, if scores are requested and the output has one."""
         return f"{output.score:.4f}\t{text}" if self.options.scores and output.score is not None else text
 
 
 def load(options: argparse.Namespace, family: str) -> Generation:
-    """The model of the run, with the settings of the command line.
+    """Loads the model of the run, with the settings of the command line.
 
     Raises:
-        ConfigError: it is not a run folder, its model is of another family, or a setting is wrong.
+        ConfigError: the folder is not a run folder, its model is of another family, or a setting is invalid.
     """
     trained = loading.load(options.run, family, mesh=options.mesh)
     decode = decoding.decode_config(trained.cfg.decode, options, decoding.STRATEGIES[family])

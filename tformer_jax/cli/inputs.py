@@ -1,4 +1,4 @@
-"""Where the texts of a command come from: the command line, standard input, or a file of lines or JSON objects."""
+"""Input texts of a command: the command line, standard input, or a file of lines or JSON objects."""
 
 import hashlib
 import json
@@ -13,26 +13,26 @@ from tformer_jax.data.corpora.lines import BadLines, decoded_lines, open_binary
 
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 BEGINNING = 2**20
-"""Bytes of a file whose hash tells it from others of the same size."""
+"""Number of bytes at the start of a file whose hash identifies the file, together with its size."""
 
 Fields = Mapping[str, str]
-"""The JSON field of each text of a line, by the flag that names it."""
+"""JSON field of each text of a line, by the flag that sets it."""
 
 
 class Line(NamedTuple):
     """One line of input."""
 
     texts: tuple[str, ...]
-    """As many as `Fields` has."""
+    """One per entry of `Fields`."""
     record: dict[str, Any]
-    """The JSON object that holds them."""
+    """JSON object with these texts."""
 
 
 class Source:
-    """Lines that are read only as they are needed.
+    """Input lines, read only as needed.
 
     Raises:
-        ConfigError: there is no such file, or texts are given as well.
+        ConfigError: the input does not exist, or there is a file in addition to texts.
     """
 
     def __init__(self, texts: Sequence[str], path: Path | None):
@@ -49,23 +49,23 @@ class Source:
 
     @property
     def is_file(self) -> bool:
-        """Whether it can be read from the start again."""
+        """Whether the input is a file, which can be read again."""
         return self._path is not None and self._path.is_file()
 
     @property
     def size(self) -> int | None:
-        """Bytes of the file, where that is known."""
+        """Size of the file in bytes; None if it is unknown."""
         if self._path is None or not self.is_file or self._path.suffix == ".zst":
             return None
         return self._path.stat().st_size
 
     @property
     def position(self) -> int:
-        """Bytes of the file that have been read."""
+        """Number of bytes of the file that have been read."""
         return 0 if self._file is None else getattr(self._file, "fileobj", self._file).tell()
 
     def identity(self) -> dict[str, Any]:
-        """What tells this file from others."""
+        """Returns what identifies a file; empty if the input is not a file."""
         if self._path is None or not self.is_file:
             return {}
         try:
@@ -76,13 +76,13 @@ class Source:
         return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": beginning}
 
     def lines(self, fields: Fields, reserved: Collection[str] = ()) -> Iterator[Line]:
-        """Reads a line of text, or a JSON object, or texts between tabs where there are several `fields`.
+        """Yields the lines: texts, JSON objects, or tab-separated texts if there are several `fields`.
 
         Args:
-            reserved: fields that no object may have.
+            reserved: fields that no JSON object may have.
 
         Raises:
-            ConfigError: the file cannot be opened, is empty or damaged, or a line is not UTF-8 or not what is expected.
+            ConfigError: the file cannot be opened, is empty or damaged, or a line is not UTF-8 or is malformed.
         """
         read = record_of if self._path is not None and self._path.name.endswith(JSONL) else columns_of
         for number, text in self._numbered():
@@ -116,10 +116,10 @@ class Source:
 
 
 def columns_of(text: str, fields: Fields) -> Line:
-    """A line of texts between tabs; a single text may contain tabs.
+    """Parses a line of tab-separated texts; a single text may contain tabs.
 
     Raises:
-        ValueError: it has another number of columns.
+        ValueError: the number of columns does not match `fields`.
     """
     texts = text.split("\t") if len(fields) > 1 else [text]
     if len(texts) != len(fields):
@@ -128,10 +128,10 @@ def columns_of(text: str, fields: Fields) -> Line:
 
 
 def record_of(text: str, fields: Fields) -> Line:
-    """A JSON object with a text in each field.
+    """Parses a JSON object with a text in each field.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the line has another format.
     """
     try:
         record = json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -161,7 +161,7 @@ def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether `text` can be written as UTF-8."""
+    """Whether `text` can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -170,7 +170,7 @@ def is_unicode(text: str) -> bool:
 
 
 def checked_argument(text: str) -> str:
-    """`text` itself.
+    """Returns `text` if it is valid.
 
     Raises:
         ConfigError: the shell passed bytes that are not UTF-8.

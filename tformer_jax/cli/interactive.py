@@ -1,4 +1,4 @@
-"""A prompt that answers each text as it is typed."""
+"""An interactive prompt that answers each text as it is entered."""
 
 import argparse
 import contextlib
@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterator
 from tformer_jax.cli.inputs import checked_argument
 from tformer_jax.config import ConfigError
 
-with contextlib.suppress(ImportError):  # history and editing, where Python has them
+with contextlib.suppress(ImportError):  # line editing and history, if available
     import readline  # noqa: F401
 
 PROMPT = "> "
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag."""
+    """Adds the flag `--interactive`."""
     parser.add_argument(
         "--interactive",
         action="store_true",
-        help="ask for one text after another; Ctrl-C stops an output, Ctrl-D ends",
+        help="prompt for texts; Ctrl-C stops an output, Ctrl-D exits",
     )
 
 
 def check(options: argparse.Namespace, texts: object) -> None:
-    """Raises `ConfigError` where other flags contradict `--interactive`."""
+    """Raises `ConfigError` if other flags contradict `--interactive`."""
     given = {"texts": texts, "--input": options.input, "--output": options.output, "--scores": options.scores}
     several = {"several outputs": options.outputs > 1, "--resume": options.resume}
     for name, value in {**given, **several}.items():
@@ -33,9 +33,9 @@ def check(options: argparse.Namespace, texts: object) -> None:
 
 
 def ask(answer: Callable[[str, int], Iterator[str]]) -> None:
-    """Shows the pieces of `answer` to each text, as they come; its second argument counts the texts from 0.
+    """Prompts for texts, and prints the pieces of `answer(text, n)`, where n is the number of texts answered before.
 
-    A text that cannot be answered is told why. Ctrl-C stops an answer, or forgets the line; Ctrl-D ends.
+    Errors are printed. Ctrl-C stops an answer or discards the line; Ctrl-D exits.
     """
     count = 0
     while True:

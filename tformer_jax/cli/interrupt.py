@@ -1,7 +1,7 @@
-"""Ctrl-C ends a command with one line and status 130, at any moment.
+"""Ends a command on Ctrl-C with one line and status 130, at any time.
 
-The interpreter's own way is not enough: an exception that is raised inside a callback is lost, and threads of XLA that
-still run while the interpreter is taken down crash.
+Python's default handling is not sufficient: an exception raised inside a callback is lost, and XLA threads that are
+still running crash while the interpreter shuts down.
 """
 
 import contextlib
@@ -16,27 +16,27 @@ from typing import NoReturn
 
 STATUS = 130
 GRACE = 2.0
-"""Seconds that the command has to close its files in."""
+"""Seconds for the command to close its files."""
 
 
 def install() -> None:
-    """Ends the process at SIGINT: for its beginning, when there is nothing to close."""
+    """Ends the process on SIGINT; for the start of a command, when there is nothing to close."""
     _handle(_end)
 
 
 def install_gently() -> None:
-    """Raises KeyboardInterrupt at the first SIGINT, for at most `GRACE` seconds, and ends the process at the next."""
+    """Raises KeyboardInterrupt on the first SIGINT, and ends the process after `GRACE` seconds or on the next one."""
     _handle(_interrupt)
 
 
 def _handle(handler: Callable[[int, FrameType | None], NoReturn]) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a command in the background of a shell script
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in background commands of shell scripts
         signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Lets Ctrl-C raise KeyboardInterrupt inside, and do nothing else."""
+    """Context manager in which Ctrl-C raises KeyboardInterrupt and does nothing else."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -45,7 +45,7 @@ def raised() -> Iterator[None]:
 
 
 def end() -> NoReturn:
-    """Ends the process at once, without the interpreter's own end."""
+    """Ends the process immediately, without shutting down the interpreter."""
     with contextlib.suppress(Exception):
         print("interrupted", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):

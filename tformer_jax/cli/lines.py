@@ -1,4 +1,4 @@
-"""Commands that turn each line of any number into an output: flags, and the way from the input to the output."""
+"""Commands that map each line of their input to an output: flags, and the loop from input to output."""
 
 import argparse
 import collections
@@ -20,49 +20,47 @@ Result = TypeVar("Result")
 
 
 class Work(NamedTuple, Generic[Result]):
-    """What a command does with its lines."""
+    """Functions and settings of a command that processes lines."""
 
     fields: Fields
     settings: outputs.Facts
-    """What the results follow from, besides the run and the input."""
+    """Everything that determines the results, besides the run and the input."""
     results: Callable[[Iterator[Line], int], Iterable[Result]]
-    """The results of the lines, in order, without those of so many first lines."""
+    """Returns the results of the lines, in order, without those of the given number of first lines."""
     plain: Callable[[Line, Result], Sequence[str]]
-    """What is written of a result: always as many lines."""
+    """Returns the lines to write for a result, always the same number."""
     added: Callable[[Line, Result], dict[str, Any]]
-    """What is added to the line's record where the output is .jsonl."""
+    """Returns the fields to add to the line's record if the output is .jsonl."""
     names: Sequence[str] = ()
-    """The fields that `added` may return."""
+    """Fields that `added` may return."""
     lines_a_text: int = 1
-    """Of `plain`."""
+    """Number of lines that `plain` returns."""
 
 
 def parser(prog: str, description: str, *, texts: bool = True) -> argparse.ArgumentParser:
-    """The parser of such a command; with `texts`, arguments are lines too."""
+    """Returns the parser of such a command; with `texts`, positional arguments are input lines."""
     result = run_parser(prog, description)
     if texts:
-        result.add_argument("text", nargs="*", help="a text; without any, the lines of --input or of standard input")
-    result.add_argument("--input", type=Path, metavar="FILE", help="one text a line, or .jsonl; plain or .gz")
+        result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
+    result.add_argument("--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain or .gz")
     result.add_argument(
         "--output", type=Path, metavar="FILE", help="text or .jsonl, plain or .gz (default: standard output)"
     )
-    result.add_argument("--resume", action="store_true", help="go on with the --output that was interrupted, if any")
+    result.add_argument("--resume", action="store_true", help="continue an interrupted --output, if any")
     return result
 
 
 def add_field(parser: argparse.ArgumentParser, name: str = "text") -> None:
-    """Adds the flag that names a field of .jsonl."""
+    """Adds the flag for the name of a .jsonl field."""
     flag = "--field" if name == "text" else f"--{name}-field"
-    parser.add_argument(
-        flag, default=name, metavar="NAME", help=f"of .jsonl: the field of the {name} (default: {name})"
-    )
+    parser.add_argument(flag, default=name, metavar="NAME", help=f"field of the {name} in .jsonl (default: {name})")
 
 
 def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
-    """The input, before anything is loaded.
+    """Opens the input and checks the output, before a model is loaded; exits with 0 if `--resume` has nothing to do.
 
     Raises:
-        ConfigError: the input or the output cannot be what the flags say.
+        ConfigError: the input or the output does not fit the flags.
     """
     source = Source(texts, options.input)
     outputs.check(options.output, options.input)
@@ -75,14 +73,14 @@ def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
 
 
 def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> int:
-    """Writes what becomes of each line as soon as it and all before it are there; holds none that is written.
+    """Writes the output of each line, in order, as soon as it is available; keeps no line that is written.
 
     Returns:
-        The number of lines whose outputs had been there before.
+        The number of lines whose outputs had been written by the command that is resumed.
 
     Raises:
-        ConfigError: of the input, the output or the results; all lines before it are written.
-        RunError: the output cannot be written any more.
+        ConfigError: raised by the input, the output or the results; the outputs of all earlier lines are written.
+        RunError: writing the output fails.
     """
     as_json = outputs.is_json(options.output)
     lines_a_text = 1 if as_json else work.lines_a_text
@@ -107,7 +105,7 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
 
 
 def run_identity(run: Path) -> dict[str, Any]:
-    """What tells what a run delivers from what others do, or what it will deliver when it has gone on."""
+    """Returns what identifies the current weights of a run; they change if training continues."""
     found = hashlib.sha256()
     for path in (run / "config.json", run_folder.weights_facts(run)):
         found.update(path.read_bytes() if path.exists() else b"")
@@ -116,7 +114,7 @@ def run_identity(run: Path) -> dict[str, Any]:
 
 
 def _kept(lines: Iterator[Line], waiting: collections.deque[Line], skip: int) -> Iterator[Line]:
-    """The lines, of which all but the first ones wait until their results are there."""
+    """Yields all lines, and adds those after the first `skip` lines to `waiting`, until their results are available."""
     yield from itertools.islice(lines, skip)
     for line in lines:
         waiting.append(line)

@@ -1,4 +1,4 @@
-"""The trained model that a command uses."""
+"""Loads the trained model of a command."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train.trained import Trained, load_trained
 
 COMMANDS = {"seq2seq": "translate.py", "decoder_lm": "generate.py", "classifier": "classify.py"}
-"""The script that uses a model, by its family."""
+"""Script for a model, by its family."""
 
 
 def load(run: Path, *families: str, mesh: str | None = None) -> Trained:
-    """The trained model of a run, on the mesh that `--mesh` writes (None: on the first device).
+    """Loads the trained model of a run on the mesh given by `--mesh` (None: on the first device).
 
     Raises:
-        ConfigError: it is not a run folder, its model is of none of these families, or the mesh does not fit it.
+        ConfigError: the folder is not a run folder, its model is of another family, or the mesh does not fit it.
     """
     placed = None if mesh is None else make_mesh(read_mesh(mesh))
     trained = load_trained(run, placed)

@@ -1,4 +1,4 @@
-"""Where the lines of a command go to: standard output, or a file that grows beside its place until it is whole."""
+"""Outputs of the line commands: standard output, or a file that has a temporary name until it is complete."""
 
 import contextlib
 import fcntl
@@ -15,21 +15,21 @@ from tformer_jax.config import ConfigError
 from tformer_jax.train.errors import RunError
 
 Facts = dict[str, dict[str, Any]]
-"""All that the lines of a file follow from, by topic; fit for JSON."""
+"""Everything that determines the lines of a file, by topic; compatible with JSON."""
 
 
 class Output(Protocol):
-    """Takes the lines of one text after another."""
+    """Receives the lines of one text after another."""
 
     done: int
-    """Texts whose lines are there already."""
+    """Number of texts whose lines have been written."""
 
     def write(self, lines: Sequence[str]) -> None:
-        """Lets everyone see the lines of the next text."""
+        """Writes and flushes the lines of the next text."""
 
 
 def check(path: Path | None, source: Path | None = None) -> None:
-    """Raises `ConfigError` unless a file can be made at `path`, as far as that is known before."""
+    """Raises `ConfigError` if `path` cannot be created, as far as that is known before writing."""
     if path is None:
         return
     if source is not None and path.exists() and path.samefile(source):
@@ -43,33 +43,33 @@ def check(path: Path | None, source: Path | None = None) -> None:
 
 
 def is_json(path: Path | None) -> bool:
-    """Whether the name asks for JSON objects."""
+    """Whether the file name requests JSON objects."""
     return path is not None and path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def as_line(text: str) -> str:
-    """`text` on one line: line breaks inside it become spaces."""
+    """Returns `text` on one line: line breaks are replaced by spaces."""
     return re.sub(r"[\r\n]+", " ", text)
 
 
 def as_json(record: Mapping[str, Any]) -> str:
-    """A record on one line."""
+    """Returns a record as one line of JSON."""
     line = json.dumps(record, ensure_ascii=False)
     try:
         line.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return json.dumps(record)
     return line
 
 
 @contextlib.contextmanager
 def opened(path: Path | None, facts: Facts, *, lines_a_text: int, resume: bool) -> Iterator[Output]:
-    """Standard output, or the file, which takes its place when the block ends well.
+    """Opens standard output or a file; a regular file is created or replaced only if the block succeeds.
 
     Raises:
-        ConfigError: the file cannot be made, is written by another process, or was begun by another command; or an
-            earlier one did not end, and is not to be resumed.
-        RunError: it cannot be written any more.
+        ConfigError: the file cannot be created, is being written by another process, or was started by another
+            command; or an earlier command was interrupted, and `resume` is False.
+        RunError: writing the file fails.
     """
     if path is None:
         yield Printed(sys.stdout)
@@ -87,12 +87,12 @@ def opened(path: Path | None, facts: Facts, *, lines_a_text: int, resume: bool) 
 
 
 def is_stream(path: Path) -> bool:
-    """Whether `path` is a device, a pipe or a socket, which is written to and never replaced."""
+    """Whether `path` is a device, a pipe or a socket, which is written to directly and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 class Printed:
-    """A stream."""
+    """Output to a stream."""
 
     done = 0
 
@@ -100,19 +100,19 @@ class Printed:
         self._stream = stream
 
     def write(self, lines: Sequence[str]) -> None:
-        """Prints them at once; a closed stream takes none."""
+        """Prints and flushes the lines; does nothing if the stream is closed."""
         if self._stream is not None:
             self._stream.write("".join(f"{line}\n" for line in lines))
             self._stream.flush()
 
 
 def partial_of(path: Path) -> Path:
-    """The file that holds the lines until there are no more to come."""
+    """Returns the path of the lines until they are complete."""
     return path.with_name(f"{path.name}.partial")
 
 
 def open_partial(path: Path, facts: Facts, lines_a_text: int, resume: bool) -> "PartialFile":
-    """The file beside `path`, with what is there already where `resume`; raises as `opened` does."""
+    """Opens the partial file of `path`, and with `resume` keeps its complete texts; raises as `opened` does."""
     partial = partial_of(path)
     try:
         file = partial.open("a+b")
@@ -135,10 +135,10 @@ def open_partial(path: Path, facts: Facts, lines_a_text: int, resume: bool) -> "
 
 
 class PartialFile:
-    """`NAME.partial`: plain lines; `NAME.partial.json` says what they follow from.
+    """A file that is not complete: `NAME.partial` has plain lines, `NAME.partial.json` the facts that determine them.
 
-    The last text's lines are in the hands of the system when `write` returns. A process that is killed may leave some
-    of the next text's bytes, which `begin` cuts off.
+    When `write` returns, the lines of the text have been passed to the operating system. A process that is killed may
+    leave a part of the next text, which `begin` removes.
     """
 
     def __init__(self, path: Path, partial: Path, file: Any, lines_a_text: int):
@@ -147,7 +147,7 @@ class PartialFile:
         self.done = 0
 
     def begin(self, facts: Facts, resume: bool) -> None:
-        """Makes it empty, or goes on after its last complete text; raises as `opened` does."""
+        """Empties the file, or continues after its last complete text; raises as `opened` does."""
         self.done, whole_bytes = self._whole_texts()
         if self.done and not resume:
             raise ConfigError(
@@ -161,7 +161,7 @@ class PartialFile:
             write_facts(self._facts, facts)
 
     def write(self, lines: Sequence[str]) -> None:
-        """Hands the lines of the next text to the system."""
+        """Passes the lines of the next text to the operating system."""
         try:
             self._file.write("".join(f"{line}\n" for line in lines).encode())
             self._file.flush()
@@ -170,7 +170,7 @@ class PartialFile:
         self.done += 1
 
     def finish(self) -> None:
-        """Puts the file in its place."""
+        """Moves the complete file to its final path; compresses it if the path ends in .gz."""
         try:
             if self._path.suffix == ".gz":
                 compress(self._partial, whole := self._path.with_name(f"{self._partial.name}.gz"))
@@ -186,14 +186,14 @@ class PartialFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # what a full disk has no room for has been reported
+        with contextlib.suppress(OSError):  # a full disk has been reported before
             self._file.close()
         if not self.done:
             self._partial.unlink(missing_ok=True)
             self._facts.unlink(missing_ok=True)
 
     def _whole_texts(self) -> tuple[int, int]:
-        """How many texts are there with all their lines, and the bytes of these."""
+        """Returns the number of texts with all their lines, and the size of these lines in bytes."""
         self._file.seek(0)
         lines = position = whole_bytes = 0
         for line in self._file:
@@ -224,10 +224,10 @@ class PartialFile:
 
 
 def write_facts(path: Path, facts: Facts) -> None:
-    """Writes them whole, or not at all.
+    """Writes facts atomically.
 
     Raises:
-        ConfigError: there is no room for them.
+        ConfigError: the file cannot be written.
     """
     partial = path.with_name(f"{path.name}.new")
     try:
@@ -238,13 +238,13 @@ def write_facts(path: Path, facts: Facts) -> None:
 
 
 def compress(plain: Path, packed: Path) -> None:
-    """Writes a `.gz` file that follows from the content alone."""
+    """Compresses a file to a `.gz` file that depends only on its content."""
     with plain.open("rb") as file, packed.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as target:
         shutil.copyfileobj(file, target)
 
 
 def differences(old: Facts, new: Facts) -> list[str]:
-    """What differs between two facts, as `decode.beams: 4 -> 5`."""
+    """Returns the differences between two facts, such as `decode.beams: 4 -> 5`."""
     return [
         f"{topic}.{name}: {old.get(topic, {}).get(name)!r} -> {new.get(topic, {}).get(name)!r}"
         for topic in {**old, **new}

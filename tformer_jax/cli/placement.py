@@ -1,4 +1,4 @@
-"""Where a config would put its state and its batches, found by tracing shapes; nothing is computed or compiled."""
+"""Placement of the state and the batches of a config, by tracing shapes; nothing is computed or compiled."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ FLOAT32 = 4
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Parameters of the same name and shape, in `count` layers."""
+    """Parameters with the same name and shape, in `count` layers."""
 
     name: str
     count: int
@@ -29,38 +29,38 @@ class Group:
     axes: tuple[str | None, ...]
     spec: PartitionSpec
     device_bytes: int
-    """Of all of them, on one device."""
+    """Bytes of all of them on one device."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What one device holds, and what a checkpoint holds, in bytes."""
+    """Bytes that one device holds, and bytes of a checkpoint."""
 
     groups: tuple[Group, ...]
     parameters: int
     optimizer: int
     mean: int
-    """The running mean of the parameters, where there is one."""
+    """Running mean of the parameters, if there is one."""
     gradients: int
-    """An estimate: as many as parameters, and their float32 sums where a batch has parts."""
+    """Estimate: as much as the parameters, plus float32 sums if gradients are accumulated."""
     checkpoint: int
-    """The whole state."""
+    """Whole state."""
     rows: int
-    """Of one batch on one device, of the longest bucket where there are buckets; `train.accumulate` parts together."""
+    """Rows of a batch on one device, of the longest bucket if there are buckets, in all `train.accumulate` parts."""
     length: int
-    """Tokens of such a row on one device."""
+    """Tokens of a row on one device."""
 
     @property
     def state(self) -> int:
-        """What a device holds all the time."""
+        """Bytes that a device holds permanently."""
         return self.parameters + self.optimizer + self.mean
 
 
 def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
-    """The placement of a config on a mesh with axes of such sizes, which fits it (`rules.check`, `check_divisible`).
+    """Returns the placement of a config on a mesh with these axis sizes (see `rules.check`, `check_divisible`).
 
     Args:
-        cfg: vocabularies and the number of classes are filled in.
+        cfg: must fit the mesh, and have its vocabulary sizes and number of classes.
 
     Raises:
         ConfigError: the model or the optimizer cannot be built.
@@ -100,6 +100,6 @@ def _device_bytes(tree: Any) -> int:
 
 
 def _batch(cfg: Config) -> tuple[int, int]:
-    """Rows and tokens of a row of a batch."""
+    """Returns the number of rows of a batch, and of tokens per row."""
     length = cfg.data.longest
     return (bucket_sizes(cfg.data)[length] if cfg.data.batching == "buckets" else cfg.data.batch_size), length

@@ -18,7 +18,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Downloads what `--download` asks for, prepares the corpus, and prints what is in it."""
+    """Downloads the dataset with `--download`, prepares the corpus, and prints its statistics."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
     if options.output is None and not options.download:
@@ -46,25 +46,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags beside the config's own `--config.SECTION.SETTING=VALUE`."""
+    """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
     result = argparse.ArgumentParser(
         prog="prepare_data.py",
         description="Tokenizes the corpus of a config once. To train on it: --config.data.source=prepared "
-        "--config.data.train=FOLDER, and the batches are those of the corpus itself.",
+        "--config.data.train=FOLDER, which gives the same batches as the corpus itself.",
         allow_abbrev=False,
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
-    result.add_argument("--overwrite", action="store_true", help="replace what --output holds")
-    result.add_argument("--shards", type=shards, default=1, metavar="N", help="files of a split (default: 1)")
+    result.add_argument("--overwrite", action="store_true", help="replace the prepared data in --output")
+    result.add_argument("--shards", type=shards, default=1, metavar="N", help="files per split (default: 1)")
     result.add_argument(
         "--tokenizers",
         type=Path,
         metavar="DIR",
-        help="use these tokenizers, as in a run folder, instead of training some",
+        help="folder of tokenizers, such as that of a run, to use instead of training new ones",
     )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
-    result.add_argument("--manual", type=Path, metavar="DIR", help="files that need not be downloaded")
+    result.add_argument("--manual", type=Path, metavar="DIR", help="folder of manually downloaded files")
     result.add_argument(
         "--data",
         type=Path,
@@ -76,17 +76,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def shards(text: str) -> int:
-    """A number of files, at least 1."""
+    """An argparse type: a number of files, at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of files; write 1 or more")
     return int(text)
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
-    """Refuses to replace what is not prepared data, or what is and shall stay.
+    """Checks that prepared data may be written to a folder.
 
     Raises:
-        ConfigError: the folder holds something.
+        ConfigError: the folder contains other files, or prepared data and `overwrite` is False.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not (folder / "dataset.json").exists():
@@ -96,10 +96,10 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
 
 
 def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
-    """Lets TFDS download and prepare the dataset of the config.
+    """Downloads and prepares the dataset of the config with TFDS.
 
     Raises:
-        ConfigError: the config reads no dataset of TFDS, or it cannot be had.
+        ConfigError: the config does not read a TFDS dataset, or the dataset is not available.
     """
     if cfg.data.source != "tfds":
         raise cfg.data.error("source", "is nothing to download; --download is for data.source='tfds'")
@@ -109,7 +109,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
 
 
 def table(folder: Path, summaries: dict[str, Summary]) -> Table:
-    """What was written: examples, tokens, lengths and skipped lines of each split."""
+    """Returns a table of the examples, tokens, lengths and skipped lines of each split."""
     result = Table(title=str(folder))
     for heading in ("split", "examples", "tokens", "examples by longest side", "skipped lines"):
         result.add_column(heading)

@@ -1,4 +1,4 @@
-"""How far a command has come, on a terminal."""
+"""Progress of a command, shown on a terminal."""
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -7,9 +7,9 @@ from tformer_jax.cli.inputs import Source
 
 
 class LinesProgress:
-    """Shows the lines that are done, lines/s and, where the size of the input is known, the share that has been read.
+    """Shows the number of completed lines, lines/s and, if the size of the input is known, the share that is read.
 
-    Nothing is shown where the console is no terminal.
+    Shows nothing if the console is not a terminal.
     """
 
     def __init__(self, source: Source, *, done: int, shown: bool = True, console: Console | None = None):
@@ -36,7 +36,7 @@ class LinesProgress:
         self._bar.stop()
 
     def advance(self) -> None:
-        """One more line is done."""
+        """Counts one more completed line."""
         self._done += 1
         if self._shown:
             elapsed = self._bar.tasks[0].elapsed or 0

@@ -1,4 +1,4 @@
-"""`scripts/score.py`: how probable given texts are to a trained model."""
+"""`scripts/score.py`: computes log-probabilities of given texts with a trained model."""
 
 import argparse
 import dataclasses
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Totals:
-    """What has been scored."""
+    """Totals over all scored texts."""
 
     nats: float = 0.0
     tokens: int = 0
     texts: int = 0
 
     def add(self, result: "Scored") -> None:
-        """Counts one more text."""
+        """Adds one text."""
         self.nats -= result.total
         self.tokens += len(result.tokens)
         self.texts += 1
@@ -37,7 +37,7 @@ class Totals:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Log-probability, number of scored tokens and text between tabs, a line a text; the perplexity on stderr."""
+    """Prints log-probability, number of scored tokens and text, tab-separated, per text; the perplexity to stderr."""
     options = parser().parse_args(argv)
     source = lines.opened(options, options.text)
     from tformer_jax.cli import loading
@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def fields_of(options: argparse.Namespace, family: str) -> Fields:
-    """The fields that hold what is scored: a pair, or a text."""
+    """Returns the fields to score: source and target, or a text."""
     if family == "seq2seq":
         return {"--source-field": options.source_field, "--target-field": options.target_field}
     return {"--field": options.field}
 
 
 def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
-    """The log-probability of a text and the number of tokens it is the sum of, or those of each token."""
+    """Returns the log-probability of a text, with its number of tokens, or with each token and its log-probability."""
     if not per_token:
         return {"log_probability": result.total, "tokens": len(result.tokens)}
     texts = [SPECIAL_TOKENS[i] if i < len(SPECIAL_TOKENS) else tokenizer.decode([i]) for i in result.tokens]
@@ -83,11 +83,11 @@ def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[s
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Returns the parser of the command."""
     result = lines.parser(
         "score.py",
-        "Says how probable texts are to a language model, or targets to a translation model. Lines of pairs are "
-        "source<tab>target. The first token of a text is not scored; the end of a target is.",
+        "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "
+        "pairs are source<tab>target. The first token of a text is not scored; the end of a target is.",
     )
     for name in ("text", "source", "target"):
         lines.add_field(result, name)

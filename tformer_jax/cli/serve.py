@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def serve(engine: "Engine", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
-    """Serves an engine at a bound address, within the limits that the flags name."""
+    """Serves an engine on a bound socket, with the limits given by the flags."""
     from tformer_jax.serving import app, server
     from tformer_jax.serving.engine_thread import EngineThread
 
@@ -57,57 +57,57 @@ def serve(engine: "Engine", served: "Served", bound: socket.socket, options: arg
         )
     limits = app.Limits(options.queue, options.max_body, options.timeout, options.body_timeout)
     thread = EngineThread(engine, options.queue)
-    bound.listen()  # from here on, a client that connects is not refused
+    bound.listen()  # from here on, clients can connect
     print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
     application = app.build(thread, served, limits, loopback=loopback)
     server.Server(application, thread, options.grace).run(sockets=[bound])
-    if thread.alive:  # inside a long step or a compilation, for which the interpreter would wait
+    if thread.alive:  # in a long step or a compilation, for which the interpreter would wait
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
 def prompt_tokens(trained: "Trained", text: str) -> int:
-    """The number of tokens that the model reads of a text."""
+    """Returns the number of tokens that the model reads for a text."""
     if trained.cfg.model.family == "seq2seq":
         return len(trained.tokenizers.source.encode(text)) + 1
     return len(trained.tokenizers.target.encode(text))
 
 
 def check_installed() -> None:
-    """Raises `ConfigError` where the libraries of the server are not there."""
+    """Raises `ConfigError` if the packages of the server are not installed."""
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
         raise ConfigError('serving needs the packages starlette and uvicorn: pip install -e ".[serve]"')
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Returns the parser of the command."""
     result = common.run_parser(
         "serve.py",
-        "Serves a trained translator or language model over HTTP, with a page for people at /, and requests of many "
-        "clients computed together.",
+        "Serves a trained translator or language model over HTTP, with a web page at /. Requests of all clients are "
+        "batched together.",
     )
     add = result.add_argument
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, only this machine")
-    add("--port", type=common.whole(0), default=8000, metavar="N", help="default: 8000; 0: any free one, printed")
-    add("--slots", type=common.whole(1), default=8, metavar="N", help="rows computed together (default: 8)")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")
+    add("--port", type=common.whole(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")
+    add("--slots", type=common.whole(1), default=8, metavar="N", help="number of rows per step (default: 8)")
     add(
         "--cache-tokens",
         type=common.whole(1),
         metavar="N",
-        help="tokens in the key-value cache, which all rows share (default: enough for all rows at full length)",
+        help="tokens in the KV cache, shared by all rows (default: enough for all rows at full length)",
     )
     add(
         "--warm-up",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compile the run's own decoding settings before the first request",
+        help="compile for the decoding settings of the run before the first request",
     )
-    add("--queue", type=common.whole(1), default=64, metavar="N", help="requests that may wait (default: 64)")
-    add("--max-body", type=common.whole(1), default=MIB, metavar="BYTES", help="of a request (default: 1 MiB)")
-    add("--timeout", type=seconds, default=120.0, metavar="S", help="of a request, in seconds (default: 120)")
-    add("--body-timeout", type=seconds, default=10.0, metavar="S", help="to send a body in (default: 10)")
-    add("--grace", type=seconds, default=10.0, metavar="S", help="to finish requests in at the end (default: 10)")
+    add("--queue", type=common.whole(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
+    add("--max-body", type=common.whole(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)")
+    add("--timeout", type=seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
+    add("--body-timeout", type=seconds, default=10.0, metavar="S", help="seconds to send a body (default: 10)")
+    add("--grace", type=seconds, default=10.0, metavar="S", help="seconds to finish requests at the end (default: 10)")
     return result
 
 

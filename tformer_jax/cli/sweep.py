@@ -1,4 +1,4 @@
-"""`scripts/sweep.py`: trains a config once for each combination of some settings, and compares the results."""
+"""`scripts/sweep.py`: trains a config for each combination of settings, and compares the results."""
 
 import argparse
 import concurrent.futures
@@ -27,10 +27,10 @@ Combination = tuple[str, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs what is not finished yet, and prints a table of all runs.
+    """Trains the runs that are not finished, and prints a table of all runs.
 
     Raises:
-        ConfigError: the sweep or one of its configs is wrong; nothing has run then.
+        ConfigError: the sweep or one of its configs is invalid; no run is started.
         RunError: some runs failed.
     """
     options, overrides = parser().parse_known_args(argv)
@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags beside the config's own `--config.SECTION.SETTING=VALUE`."""
+    """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
     result = argparse.ArgumentParser(
         prog="sweep.py",
-        description="Trains a config for each combination of settings. The same command goes on where it stopped.",
+        description="Trains a config for each combination of settings. The same command resumes an interrupted sweep.",
         allow_abbrev=False,
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
@@ -65,16 +65,16 @@ def parser() -> argparse.ArgumentParser:
         "--sweep", required=True, metavar="SETTINGS", help='such as "optim.learning_rate=1e-3,3e-3; seed=0,1,2"'
     )
     result.add_argument("--output", type=Path, metavar="DIR", help="folder of the runs (default: runs/NAME_sweep)")
-    result.add_argument("--devices", metavar="LIST", help="GPUs that each train one run at a time, such as 0,1")
+    result.add_argument("--devices", metavar="LIST", help="GPUs, such as 0,1, each of which trains one run at a time")
     result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
     return result
 
 
 def expand(text: str) -> list[Combination]:
-    """Every combination of `NAME=VALUE,VALUE; NAME=VALUE`, the last name varying fastest.
+    """Returns all combinations of `NAME=VALUE,VALUE; NAME=VALUE`, where the last name varies fastest.
 
     Raises:
-        ConfigError: it does not read like this.
+        ConfigError: the text has another format.
     """
     settings = []
     for part in filter(None, map(str.strip, text.split(";"))):
@@ -89,17 +89,17 @@ def expand(text: str) -> list[Combination]:
 
 
 def run_name(combination: Combination) -> str:
-    """The name of a combination's run folder: its settings, with "%" and "/" percent-encoded."""
+    """Returns the name of a combination's run folder: its settings, with "%" and "/" percent-encoded."""
     return ",".join(combination).replace("%", "%25").replace("/", "%2F")
 
 
 def as_flags(combination: Combination) -> list[str]:
-    """The command line of a combination."""
+    """Returns the command-line flags of a combination."""
     return [f"--config.{setting}" for setting in combination]
 
 
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
-    """Creates the folder of a sweep; or makes sure that its runs are of these configs.
+    """Creates the folder of a sweep, or checks that its runs have the same configs.
 
     Raises:
         ConfigError: it holds runs of other configs, or cannot be written.
@@ -120,7 +120,7 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
 def train(
     options: argparse.Namespace, overrides: Sequence[str], found: Combination, run: Path, slots: queue.Queue
 ) -> str | None:
-    """Trains one combination on a free device; what went wrong, if anything."""
+    """Trains one combination on a free device; returns what failed, or None."""
     if read_result(run):
         return None
     device = slots.get()
@@ -142,13 +142,13 @@ def train(
 
 
 def read_result(run: Path) -> dict[str, Any] | None:
-    """What a finished run found; None for others."""
+    """Returns the result of a finished run; None for other runs."""
     path = run / "result.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def table(results: dict[Combination, dict[str, Any]], cfg: Config) -> Table:
-    """The held-out metrics of each run, best first; and, where seeds differ, their mean and deviation."""
+    """Returns a table of the test metrics of each run, best first; with several seeds, also means and deviations."""
     metric = cfg.train.metric
     ordered = sorted(results.items(), key=lambda item: item[1]["test"][metric], reverse=metric not in LOWER_IS_BETTER)
     names = list(ordered[0][1]["test"]) if ordered else []
@@ -173,7 +173,7 @@ def table(results: dict[Combination, dict[str, Any]], cfg: Config) -> Table:
 
 
 def _split(values: str) -> list[str]:
-    """At the commas that are not inside brackets."""
+    """Splits at the commas that are not inside brackets."""
     parts, depth = [""], 0
     for letter in values:
         depth += (letter in "([") - (letter in ")]")

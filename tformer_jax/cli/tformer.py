@@ -22,11 +22,11 @@ COMMANDS = {
     "benchmark": "measure training, decoding, attention and data",
     "xla_flags": "print XLA flags for a mesh axis",
 }
-"""The module in `tformer_jax.cli` and what it does."""
+"""Modules in `tformer_jax.cli`, with what they do."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command that the first argument names with the other arguments; lists the commands without one.
+    """Runs the command named by the first argument with the other arguments; without arguments, lists the commands.
 
     Raises:
         ConfigError: the command is unknown.

@@ -1,4 +1,4 @@
-"""`scripts/describe.py --topology`: what XLA plans for one device of a slice of TPUs."""
+"""`scripts/describe.py --topology`: shows the program that XLA compiles for one device of a slice of TPUs."""
 
 import argparse
 
@@ -33,7 +33,7 @@ def show_topology(config: Config, options: argparse.Namespace, length: int) -> N
 
 
 def memory_table(found: Program, chip: Chip) -> Table:
-    """What the memory of one device holds."""
+    """Returns a table of the memory use of one device."""
     table = _table("memory of one device", "bytes")
     table.add_row("arguments: state and batch", size_of(found.arguments))
     table.add_row("outputs that reuse no argument", size_of(found.outputs))
@@ -45,7 +45,7 @@ def memory_table(found: Program, chip: Chip) -> Table:
 
 
 def collectives_table(found: Program) -> Table:
-    """What one device sends in a step, from the compiled program."""
+    """Returns a table of what one device sends in a step, according to the compiled program."""
     table = _table("collective", "result", "devices", "times", "sent", text=2)
     for one in found.sent:
         table.add_row(one.kind, one.shape, str(one.devices), str(one.times), size_of(int(one.sent)))
@@ -55,7 +55,7 @@ def collectives_table(found: Program) -> Table:
 
 
 def bound_table(name: str, found: Program, chip: Chip) -> Table:
-    """Times at the chip's peak rates, and the utilisation that they allow."""
+    """Returns a table of times at the chip's peak rates, and of the utilisation that they allow."""
     table = _table(f"at best on {name}", "one step")
     table.add_row("FLOPs of a device (estimated by tracing)", f"{found.flops:.4g}")
     table.add_row("computing", f"{1e3 * found.seconds_computing(chip):.4g} ms")
@@ -66,7 +66,7 @@ def bound_table(name: str, found: Program, chip: Chip) -> Table:
 
 
 def _table(*columns: str, text: int = 1) -> Table:
-    """A table whose columns after the first ones are numbers."""
+    """Returns a table; all columns after the first `text` ones are right-aligned."""
     table = Table(*columns)
     for column in table.columns[text:]:
         column.justify = "right"

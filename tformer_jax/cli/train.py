@@ -18,7 +18,7 @@ DATA_VARIABLE = "TFORMER_DATA"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the command line, trains, and copies the result to where `--record` says; exits 130 when interrupted."""
+    """Trains a config, and copies the result to `--record`; exits with 130 if interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
     from tformer_jax.parallel import multihost
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags beside the config's own `--config.SECTION.SETTING=VALUE`."""
+    """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
     result = argparse.ArgumentParser(
         prog="train.py",
         description="Trains the experiment that a config file describes, then evaluates it.",
@@ -71,10 +71,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
-    """The checked config of a file, `FILE[:VARIANT]`, with `--config.SECTION.SETTING=VALUE` overrides.
+    """Reads and validates the config of a file, `FILE[:VARIANT]`, with `--config.SECTION.SETTING=VALUE` overrides.
 
     Raises:
-        ConfigError: the file is missing, a setting or flag is unknown, or a value does not fit.
+        ConfigError: the file is missing, a setting or flag is unknown, or a value is invalid.
     """
     path = Path(location.partition(":")[0])
     if not path.is_file():
@@ -94,10 +94,10 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def check_writable(path: Path) -> None:
-    """Makes sure, before hours of training, that the result can be written to `path`; creates its folder.
+    """Checks, before training, that the result can be written to `path`; creates its folder.
 
     Raises:
-        ConfigError: the folder cannot be made or written to, or `path` is a folder.
+        ConfigError: the folder cannot be created or written to, or `path` is a folder.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _neighbours(path: Path) -> str:
 
 
 def _unknown_setting(error: Exception) -> str:
-    """One sentence from ml_collections' error, which lists every key of the config."""
+    """Shortens ml_collections' error, which lists all keys of the config, to one sentence."""
     hint = re.search(r'Did you mean "(.+?)" instead of "(.+?)"', str(error))
     if hint:
         return f"unknown setting {hint[2]!r}; did you mean {hint[1]!r}?"

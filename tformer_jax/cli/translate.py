@@ -7,7 +7,7 @@ from tformer_jax.cli import decoding, interactive, lines
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """One translation a text, in the order of the texts, or several; a blank text gives blank lines."""
+    """Prints one or several translations of each text, in order; a blank text gives blank lines."""
     options = parser().parse_args(argv)
     interactive.check(options, options.text)
     source = lines.opened(options, options.text)
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Returns the parser of the command."""
     result = lines.parser("translate.py", "Translates texts with a trained model.")
     decoding.add_all_flags(result, "seq2seq")
     return result

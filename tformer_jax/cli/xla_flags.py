@@ -1,4 +1,4 @@
-"""`scripts/xla_flags.py`: the flags of XLA for a kind of device and a mesh, ready for an environment variable."""
+"""`scripts/xla_flags.py`: prints the XLA flags for a kind of device and a mesh, for an environment variable."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from tformer_jax.parallel.xla_flags import FLAGS, USES, VARIABLES, Flag, chosen
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints one line of flags; with `--explain`, a line for each flag that there is."""
+    """Prints the flags on one line; with `--explain`, lists and explains all flags of the device."""
     options = parser().parse_args(argv)
     if options.explain:
         print(f"{VARIABLES[options.device]}:\n" + "\n".join(map(explained, FLAGS[options.device])))
@@ -16,11 +16,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Returns the parser of the command."""
     result = argparse.ArgumentParser(
         prog="xla_flags.py",
-        description="Prints the flags of XLA that overlap communication with computation.",
-        epilog='For example: export XLA_FLAGS="$(python scripts/xla_flags.py gpu fsdp)"; those of TPUs go into '
+        description="Prints the XLA flags that overlap communication with computation.",
+        epilog='For example: export XLA_FLAGS="$(python scripts/xla_flags.py gpu fsdp)"; flags for TPUs belong in '
         "LIBTPU_INIT_ARGS.",
         allow_abbrev=False,
     )
@@ -28,12 +28,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "axes", nargs="*", type=_axis, metavar="AXIS", help=f"mesh axes larger than 1, of {', '.join(USES[1:])}"
     )
-    result.add_argument("--explain", action="store_true", help="all flags of this device, and what each is for")
+    result.add_argument("--explain", action="store_true", help="list and explain all flags of the device")
     return result
 
 
 def explained(flag: Flag) -> str:
-    """One flag, its use and its meaning."""
+    """Formats a flag with its uses and its meaning."""
     return f"  {flag}\n      {', '.join(flag.uses)}: {flag.meaning}"
 
 
