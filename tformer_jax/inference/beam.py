@@ -81,16 +81,16 @@ class Beams:
         (B,), k = room.shape, cfg.beams
         first = jnp.arange(k) == 0
         sums = jnp.where(jnp.arange(k) < settings.beams[:, None], jnp.where(first, 0.0, WORST), UNUSED)
-        nothing = jnp.full((B, k, length), PAD, jnp.int32)
+        no_tokens = jnp.full((B, k, length), PAD, jnp.int32)
         return cls(
             prompt_end=last,
             made=jnp.zeros((B,), jnp.int32),
             room=room,
             done=room <= 0,
-            running=nothing,
+            running=no_tokens,
             sums=sums,
             lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), counts),
-            finished=Hypotheses(nothing, jnp.full((B, k), WORST)),
+            finished=Hypotheses(no_tokens, jnp.full((B, k), WORST)),
             settings=settings,
             cfg=cfg,
             rules=rules,

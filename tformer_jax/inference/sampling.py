@@ -167,8 +167,8 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     maxima = jnp.pad(values, missing, constant_values=-jnp.inf).reshape(*leading, blocks, BLOCK).max(axis=-1)
     chosen = jnp.sort(top_k(maxima, k)[1], axis=-1)
     members = (chosen[..., None] * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)).reshape(*leading, k * BLOCK)
-    there = jnp.take_along_axis(values, jnp.minimum(members, V - 1), axis=-1)
-    found, order = top_k(jnp.where(members < V, there, -jnp.inf), k)
+    block_values = jnp.take_along_axis(values, jnp.minimum(members, V - 1), axis=-1)
+    found, order = top_k(jnp.where(members < V, block_values, -jnp.inf), k)
     return found, jnp.take_along_axis(members, order, axis=-1)
 
 

@@ -106,7 +106,7 @@ def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_
         batch[registry.FAMILIES[model.cfg.family].labels] = labels
         with everywhere(mesh):
             found = np.asarray(_of_labels(model, params, shard_batch(mesh, batch)))
-        return [row[mine != IGNORED].tolist() for row, mine in zip(found, labels, strict=True)]
+        return [row[row_labels != IGNORED].tolist() for row, row_labels in zip(found, labels, strict=True)]
 
     longest = [range(max(map(len, row.inputs.values()))) for row in rows]
     return in_batches(longest, run, size=batch_size, max_length=model.cfg.max_length)

@@ -60,7 +60,7 @@ def empty(plan: Plan, size: Size) -> State:
         layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
         cache = dataclasses.replace(cache, layers=layers, memory_mask=jnp.zeros((R, size.source), bool))
     zeros = jnp.zeros((R,), jnp.int32)
-    nobody = Newcomers(
+    unused_rows = Newcomers(
         places=zeros,
         last=zeros,
         counts=zeros,
@@ -73,7 +73,7 @@ def empty(plan: Plan, size: Size) -> State:
         settings=RowSettings.of(plan.decode, R),
         sources=None,
     )
-    return placed(plan, State(cache, start(plan, nobody, size.output)))
+    return placed(plan, State(cache, start(plan, unused_rows, size.output)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
@@ -147,26 +147,28 @@ def fork(
         copies: int32 [n, 2], pages to copy, (from, to); (0, 0) copies nothing.
     """
 
-    def twin(leaf: jax.Array) -> jax.Array:
+    def copy_row(leaf: jax.Array) -> jax.Array:
         return leaf.at[to].set(leaf[source])
 
-    def copied(pool: jax.Array) -> jax.Array:
+    def copy_pages(pool: jax.Array) -> jax.Array:
         return pool.at[copies[:, 1]].set(pool[copies[:, 0]])
 
     def layer(kept: LayerCache) -> LayerCache:
         return LayerCache(
-            jax.tree.map(copied if plan.paged else twin, kept.self_attention), jax.tree.map(twin, kept.cross_attention)
+            jax.tree.map(copy_pages if plan.paged else copy_row, kept.self_attention),
+            jax.tree.map(copy_row, kept.cross_attention),
         )
 
     cache = state.cache
     cache = dataclasses.replace(
-        jax.tree.map(twin, dataclasses.replace(cache, layers=())), layers=tuple(layer(kept) for kept in cache.layers)
+        jax.tree.map(copy_row, dataclasses.replace(cache, layers=())),
+        layers=tuple(layer(kept) for kept in cache.layers),
     )
     slots = {
         kind: dataclasses.replace(of, table=of.table.at[to].set(table)) if isinstance(of, PagedSlots) else of
         for kind, of in row_slots(cache).items()
     }
-    rows = jax.tree.map(twin, state.rows)
+    rows = jax.tree.map(copy_row, state.rows)
     assert isinstance(rows, Chains), "the outputs of beam search share one row"
     rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(keys_of(seeds[None])[0]))
     return placed(plan, State(dataclasses.replace(cache, slots=slots), rows))
@@ -196,7 +198,7 @@ def advance(
     """
     call = step_fn(plan.model, params)
 
-    def goes_on(carry: tuple[Steps, Rows, DecoderCache]) -> jax.Array:
+    def should_continue(carry: tuple[Steps, Rows, DecoderCache]) -> jax.Array:
         (_, taken), rows, _ = carry
         return (taken == 0) | (taken < steps) & (rows.done.sum() < enough)
 
@@ -209,9 +211,9 @@ def advance(
         return Steps(reports, taken + 1), rows, cache
 
     rows = state.rows.ended(ended)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros((MOST, *leaf.shape), leaf.dtype), rows.report())
-    begun = Steps(nothing, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
-    taken, rows, cache = jax.lax.while_loop(goes_on, step, begun)
+    no_reports = jax.tree.map(lambda leaf: jnp.zeros((MOST, *leaf.shape), leaf.dtype), rows.report())
+    initial = Steps(no_reports, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
+    taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
     return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(whole, taken)
 
 

@@ -170,11 +170,11 @@ class Engine:
 
     def cancel(self, request: int) -> None:
         """Ends a pending or running request; it has no further events."""
-        left = {
+        remaining = {
             kind: collections.deque(one for one in queue if one.number != request)
             for kind, queue in self._queues.items()
         }
-        self._queues = {kind: queue for kind, queue in left.items() if queue}
+        self._queues = {kind: queue for kind, queue in remaining.items() if queue}
         for lane in self._lanes.values():
             for row in [row for row, running in lane.running.items() if running.request == request]:
                 lane.leave(row)

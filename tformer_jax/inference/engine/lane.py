@@ -25,7 +25,9 @@ CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
 SMALLEST = Size(SHORTEST, SHORTEST)
+"""Initial lengths of arrays."""
 MUCH = 4
+"""Arrays that are at least this many times longer than needed are reallocated when the lane is empty."""
 
 
 @dataclasses.dataclass
@@ -159,9 +161,9 @@ class Lane:
             steps = min(steps, 1 + (pages * self.plan.page_size - slots) // width)
         free = self.plan.rows - len(self.running)
         enough = self.plan.rows if wanted is None else max(wanted, free + 1)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         reports, taken = self._take_steps(steps, enough, pages)
-        self._pace = (time.perf_counter() - begun) / taken
+        self._pace = (time.perf_counter() - started) / taken
         return {row: self._chosen(row, *(column[:taken, row] for column in reports)) for row in self.running}
 
     def _take_steps(self, steps: int, enough: int, pages: int | None) -> tuple[Any, Any]:

@@ -45,21 +45,22 @@ def admit(
         group: a running lane admits requests only if this many rows are free, or all its pending requests fit. Larger
             groups read prompts faster, but wait longer.
     """
-    left, held, chosen = dict(lanes), _held_for_a_group(pending, lanes, group), []
+    vacancies, blocked, chosen = dict(lanes), _held_for_a_group(pending, lanes, group), []
     for index, request in enumerate(pending):
-        if request.kind in held:
+        if request.kind in blocked:
             continue
-        if request.kind not in left and len(left) == most_lanes:
-            unused = [kind for kind, vacancy in left.items() if not vacancy.running]
+        if request.kind not in vacancies and len(vacancies) == most_lanes:
+            unused = [kind for kind, vacancy in vacancies.items() if not vacancy.running]
             if not unused:
-                held |= {request.kind, min(left.keys() - held or left, key=lambda kind: left[kind].running)}
+                draining = min(vacancies.keys() - blocked or vacancies, key=lambda kind: vacancies[kind].running)
+                blocked |= {request.kind, draining}
                 continue
-            del left[unused[0]]
-        rows, pages, running = left.get(request.kind) or empty[request.kind]
+            del vacancies[unused[0]]
+        rows, pages, running = vacancies.get(request.kind) or empty[request.kind]
         if request.rows > rows or request.pages > pages:
-            held.add(request.kind)
+            blocked.add(request.kind)
             continue
-        left[request.kind] = Vacancy(rows - request.rows, pages - request.pages, running + request.rows)
+        vacancies[request.kind] = Vacancy(rows - request.rows, pages - request.pages, running + request.rows)
         chosen.append(index)
     return chosen
 
