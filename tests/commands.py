@@ -54,7 +54,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def command(kind: str, run: Path, *flags: str, **changes: Any) -> list[str]:
-    """`scripts/train.py` on a small config; `changes` are settings with `__` for the dot."""
+    """Returns the command of `scripts/train.py` on a small config; `changes` are settings with `__` for the dot."""
     path, settings = KINDS[kind]
     settings = settings | {name.replace("__", "."): value for name, value in changes.items()}
     overrides = [f"--config.{name}={value}" for name, value in settings.items()]
@@ -62,7 +62,7 @@ def command(kind: str, run: Path, *flags: str, **changes: Any) -> list[str]:
 
 
 def start(arguments: list[str], cache: Path, **options: Any) -> subprocess.Popen:
-    """Starts a command that keeps what it compiled in a folder."""
+    """Starts a command that caches compiled programs in the folder `cache`."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -75,20 +75,20 @@ def start(arguments: list[str], cache: Path, **options: Any) -> subprocess.Popen
 
 
 def write_record(path: Path, module: str, **found: Any) -> None:
-    """Writes what `python -m module` found, with what that depends on."""
+    """Writes the results of `python -m module`, with versions, revision and hardware."""
     command = shlex.join(["python", "-m", module, *sys.argv[1:]])
     write_json(path, {**provenance.collect(), "command": command, **found})
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """Everything in metrics.jsonl but what depends on the clock."""
+    """Returns the records of metrics.jsonl without the values that depend on the clock."""
     clock = ("tokens_per_second", "flops_per_second", "data_wait_percent")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{name: value for name, value in json.loads(line).items() if name not in clock} for line in lines]
 
 
 def last_state(run: Path) -> state.TrainState:
-    """The newest checkpoint of a run."""
+    """Restores the newest checkpoint of a run."""
     cfg = config.load(run / "config.json")
     model = registry.build(cfg.model)
     optimizer = optimizers.build(cfg, registry.shapes(model))
@@ -100,7 +100,7 @@ def last_state(run: Path) -> state.TrainState:
 
 
 def differences(run: Path, expected: Path) -> list[str]:
-    """In what a run differs from another one, bit for bit."""
+    """Returns the differences between two runs, compared bit for bit."""
     found = [f"state{jax.tree_util.keystr(path)}" for path in _unequal(last_state(run), last_state(expected))]
     pairs = zip(records(run), records(expected), strict=False)
     found += [f"metrics {mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs]

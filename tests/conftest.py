@@ -1,4 +1,4 @@
-"""Settings that every test shares, and the record of what equals what."""
+"""Settings of all tests, and the record of equivalences."""
 
 import atexit
 import gc

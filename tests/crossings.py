@@ -1,4 +1,4 @@
-"""Every feature beside every other: whole configs and inputs drawn at random, and what must hold for all of them.
+"""Checks combinations of features: properties that must hold for every model config, on configs drawn at random.
 
 XLA_FLAGS=--xla_backend_optimization_level=0 python -m tests.crossings --record tests/crossings.json
 """
@@ -34,11 +34,11 @@ PLAIN = {
     "attention_projections": "separate",
 }
 TOLERANCES = {"float32": 3e-5, "int8": 0.08, "bfloat16": 0.08, "gradients": 1e-4, "exact": 0.0}
-"""Of the largest expected value, or of 1; of the mean difference for the first two."""
+"""Relative to the largest expected value, or to 1; for the first two, of the mean difference."""
 OPTIMIZERS = ("adamw", "adafactor", "lion", "lamb", "sgd", "muon", "schedule_free_adamw")
 CHUNKS = (5, 1, 1, 1)
 Finding = tuple[str, str, float]
-"""A property, the tolerance that it is held to, and the difference that was seen."""
+"""A property, its tolerance, and the difference found."""
 
 
 class Case:
@@ -53,27 +53,27 @@ class Case:
 
     @functools.cached_property
     def converted(self) -> Any:
-        """The parameters as the drawn config has them."""
+        """The parameters in the layout of the drawn config."""
         return self.forth(self.params)
 
     def forth(self, params: Any) -> Any:
-        """Parameters or gradients of the plain config as the drawn one has them."""
+        """Converts parameters or gradients from the plain config's layout to the drawn config's."""
         fused = projections.convert(params, self.plain.cfg, self.cfg.attention_projections)
         return layouts.convert(fused, with_settings(self.cfg, scan_layers=False), scan_layers=self.cfg.scan_layers)
 
     def back(self, params: Any) -> Any:
-        """Parameters or gradients of the drawn config as the plain one has them."""
+        """Converts parameters or gradients from the drawn config's layout to the plain config's."""
         loop = layouts.convert(params, self.cfg, scan_layers=False)
         return projections.convert(loop, with_settings(self.cfg, scan_layers=False), "separate")
 
     @functools.cached_property
     def run(self) -> Callable[..., jax.Array]:
-        """The drawn model's logits in training, without dropout."""
+        """The drawn model's logits in training mode, without dropout."""
         apply = jax.jit(lambda params, inputs: self.model.apply({"params": params}, **inputs, train=True))
         return functools.partial(apply, self.converted)
 
     def arguments(self, rows: np.ndarray, sources: np.ndarray, prefix: int | None = None) -> dict[str, Any]:
-        """Rows without padding, int32 [B, L], as the model takes them."""
+        """Returns the model's arguments for rows without padding, int32 [B, L]."""
         if self.cfg.family == "seq2seq":
             return {"source": sources, "target": rows}
         if self.cfg.prefix_lm:
@@ -81,7 +81,7 @@ class Case:
         return {"tokens": rows}
 
     def padded(self, fill: int) -> tuple[dict[str, Any], np.ndarray]:
-        """The rows with padding after, before and between their tokens, a row of padding, and what is real."""
+        """Returns arguments with padding after, before and between tokens and in a whole row, and the real tokens."""
         rows, real = draws.spread(self.inputs.rows, fill=fill)
         sources, sources_real = draws.spread(self.inputs.sources, SHAPES[1:] + SHAPES[:1], fill=fill)
         empty = np.full((1, T), fill, np.int32)
@@ -93,7 +93,7 @@ class Case:
 
 
 def difference(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected value or to 1; infinite where something is NaN."""
+    """Returns the largest difference, relative to the largest expected value or to 1; infinite for NaN."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if not np.isfinite(found).all():
         return float("inf")
@@ -101,7 +101,7 @@ def difference(found: Any, expected: Any) -> float:
 
 
 def typical(found: Any, expected: Any) -> float:
-    """The mean difference relative to the standard deviation: a rounding may change which expert is chosen."""
+    """Returns the mean difference over the standard deviation: rounding may change which expert is chosen."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if not np.isfinite(found).all():
         return float("inf")
@@ -109,7 +109,7 @@ def typical(found: Any, expected: Any) -> float:
 
 
 def rows(case: Case) -> Iterator[Finding]:
-    """No logit depends on a later token, on padding, on the other rows, or on its place in a packed row."""
+    """Logits do not depend on later tokens, padding, other rows, or the position in a packed row."""
     inputs, family = case.inputs, case.cfg.family
     alone = {L: case.run(case.arguments(inputs.rows[:, :L], inputs.sources)) for L in LENGTHS}
     yield "finite", "exact", max(0.0 if np.isfinite(logits).all() else float("inf") for logits in alone.values())
@@ -141,7 +141,7 @@ def rows(case: Case) -> Iterator[Finding]:
 
 
 def cached(case: Case) -> Iterator[Finding]:
-    """Prefill and steps, with padding anywhere, give the logits of the full pass."""
+    """Prefill and decoding steps, with padding anywhere, equal the full pass."""
     if case.cfg.family == "classifier":
         return
     cfg, params = layouts.unrolled(case.cfg, case.converted)
@@ -169,7 +169,7 @@ def cached(case: Case) -> Iterator[Finding]:
 
 
 def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str, Callable[[], Any]]:
-    """Empty caches for three rows of eight tokens."""
+    """Returns empty caches for three rows of eight tokens."""
     model = registry.build(cfg)
     if cfg.family == "seq2seq":
         sources, real = draws.spread(case.inputs.sources, SHAPES[1:] + SHAPES[:1])
@@ -201,7 +201,7 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
 
 
 def _with_row_slots(cfg: ModelConfig, cache: Any) -> Any:
-    """The cache as the engine lays it out, where rows fill their slots at their own pace."""
+    """Returns a cache in the engine's layout, in which rows fill their slots independently."""
     rows = kv_cache.row_cache(cfg, 3, T)
     layers = tuple(
         dataclasses.replace(layer, self_attention=row.self_attention)
@@ -237,7 +237,7 @@ def variants(case: Case) -> Iterator[Finding]:
 
 
 def _trained(name: str, model: Any, params: Any, gradients: Any) -> Any:
-    """The parameters after three steps with the same gradients."""
+    """Returns the parameters after three steps with the same gradients."""
     schedule = {} if name != "schedule_free_adamw" else {"schedule": "constant", "learning_rate": 0.01}
     cfg = Config(optim=OptimConfig(optimizer=str(name), warmup_steps=1, **schedule))
     optimizer = optimizers.build(cfg, registry.shapes(model))
@@ -254,14 +254,14 @@ def _trained(name: str, model: Any, params: Any, gradients: Any) -> Any:
 
 
 def _trees(found: Any, expected: Any) -> float:
-    """The largest difference of any leaf, relative to the largest value of all."""
+    """Returns the largest difference of any leaf, relative to the largest value of all leaves."""
     scale = max(float(np.abs(leaf).max(initial=0)) for leaf in jax.tree.leaves(expected)) or 1.0
     pairs = jax.tree.map(lambda a, b: difference(np.asarray(a) / scale, np.asarray(b) / scale), found, expected)
     return max(jax.tree.leaves(pairs))
 
 
 def precision(case: Case) -> Iterator[Finding]:
-    """Computation in bfloat16 is near float32."""
+    """Computation in bfloat16 is close to float32."""
     rounded = registry.build(with_settings(case.plain.cfg, dtype="bfloat16"))
     arguments = case.arguments(case.inputs.rows, case.inputs.sources)
     logits, expected = (
@@ -272,7 +272,7 @@ def precision(case: Case) -> Iterator[Finding]:
 
 
 def files(case: Case) -> Iterator[Finding]:
-    """What `hf.save` writes loads as the same model, or it is refused."""
+    """What `hf.save` writes loads as the same model, or saving is refused."""
     arguments = case.arguments(case.inputs.rows, case.inputs.sources)
     cfg, params = layouts.unrolled(case.cfg, case.converted)
     for model_type in hf.ARCHITECTURES:
@@ -294,13 +294,13 @@ CHECKS = {check.__name__: check for check in (rows, cached, variants, precision,
 
 
 def examine(seed: int, checks: list[str] | None = None) -> tuple[Case, list[Finding]]:
-    """What the checks of one drawn case find."""
+    """Runs the checks on one drawn case."""
     case = Case(seed)
     return case, [finding for name in checks or CHECKS for finding in CHECKS[name](case)]
 
 
 def faults(case: Case, findings: list[Finding]) -> list[dict[str, Any]]:
-    """Differences beyond their tolerances."""
+    """Returns the differences that exceed their tolerances."""
     settings = {name: str(value) for name, value in dataclasses.asdict(case.cfg).items()}
     usual = {name: str(value) for name, value in dataclasses.asdict(draws.tiny(case.cfg.family)).items()}
     drawn = {name: value for name, value in settings.items() if value != usual[name]}
@@ -312,7 +312,7 @@ def faults(case: Case, findings: list[Finding]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints each fault, and records how far everything was from what must hold."""
+    """Prints each failure, and records the largest difference of each property."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

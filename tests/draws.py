@@ -1,4 +1,4 @@
-"""Whole configs and inputs, drawn at random from all that a model's config allows."""
+"""Draws complete model configs and inputs at random from everything that a config allows."""
 
 import dataclasses
 from typing import Any
@@ -12,9 +12,9 @@ from tformer_jax.special_tokens import PAD
 
 V, T, GARBAGE = 11, 8, 9
 LENGTHS = (5, 3, 1)
-"""Tokens of the rows; the shorter ones are also the starts of the first one."""
+"""Row lengths in tokens; the shorter rows are also prefixes of the first."""
 SHAPES = "xxxxx...", "...xxxxx", "x..xx.xx"
-"""Where the five tokens of a row stand in a row of eight."""
+"""The positions of five tokens in a row of eight, marked by x."""
 
 
 def pick(rng: np.random.Generator, *values: Any) -> Any:
@@ -133,11 +133,11 @@ _GEMMA = _LLAMA | {
     "activation": "gelu_tanh",
 }
 PUBLISHED = (_LLAMA, _GPT2, _GEMMA, _LLAMA | {"ffn": "moe"}, _LLAMA | {"attention_bias": ("query", "key", "value")})
-"""What Llama, GPT-2, Gemma 2, Mixtral and Qwen 2 set."""
+"""The settings of Llama, GPT-2, Gemma 2, Mixtral and Qwen 2."""
 
 
 def _nearly_published(rng, settings: dict[str, Any]) -> dict[str, Any]:
-    """A published architecture with up to two settings of another one, which may be written as a checkpoint or not."""
+    """Draws a published architecture with up to two changed settings, which a checkpoint may not be able to express."""
     names = sorted(set(settings) - {"prefix_lm", "scan_layers"})
     changed = {name: settings[name] for name in rng.permutation(names)[: rng.integers(3)]}
     kept = {"attention": "multi_head", "num_heads": 4, "decoder_layers": 2}
@@ -145,7 +145,7 @@ def _nearly_published(rng, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
-    """A config that is allowed, and the number of draws that were refused before it."""
+    """Draws a valid config; also returns the number of draws that were refused before it."""
     for refused in range(1000):
         family = pick(rng, "decoder_lm", "decoder_lm", "seq2seq", "classifier")
         settings = _attention(rng) | _positions(rng) | _ffn(rng) | _rest(rng, family)
@@ -167,13 +167,13 @@ def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Rows of five tokens, and sources of five tokens for translation."""
+    """Rows of five tokens, and sources of five tokens for translation models."""
 
     rows: np.ndarray
     """int32 [3, 5]; none is PAD."""
     sources: np.ndarray
     prefix: int
-    """Tokens of each row that are seen by all, for `prefix_lm`."""
+    """Length of the prefix that all tokens attend to, for `prefix_lm`."""
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> "Inputs":
@@ -182,7 +182,7 @@ class Inputs:
 
 
 def spread(rows: np.ndarray, shapes=SHAPES, fill: int = PAD) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of each row where its shape has an x: int32 [B, 8], and which of them are real."""
+    """Returns int32 [B, 8] rows with tokens where the shape has an x, and a mask of the real tokens."""
     real = np.array([[character == "x" for character in shape] for shape in shapes])
     padded = np.full(real.shape, fill, np.int32)
     padded[real] = rows.reshape(-1)

@@ -1,4 +1,4 @@
-"""What a person sees when something breaks: each fault is made for real, in a process of its own.
+"""Records what a user sees when something breaks; each fault is real, in a process of its own.
 
 python -m tests.faults --record tests/faults.json
 """
@@ -23,32 +23,32 @@ Outcome = dict[str, Any]
 
 
 class Bench:
-    """A folder to break things in, and a run that was never disturbed."""
+    """A folder for faults, and an undisturbed run to compare with."""
 
     def __init__(self, folder: Path):
         self.folder, self.cache, self.whole = folder, folder / "cache", folder / "whole"
         assert self.train(self.whole)["status"] == 0
 
     def train(self, run: Path, *flags: str, prefix: tuple[str, ...] = (), **changes: Any) -> Outcome:
-        """A command to its end."""
+        """Runs a training command to its end."""
         process = commands.start([*prefix, *commands.command(KIND, run, *flags, **changes)], self.cache)
         return self.outcome(process)
 
     def started(self, run: Path, *flags: str, **changes: Any) -> subprocess.Popen:
-        """A command that has made some steps, and has saved some of them."""
+        """Starts a training command and waits for its first checkpoint."""
         process = commands.start(commands.command(KIND, run, *flags, **changes), self.cache)
         while not (run / "checkpoints" / "20").exists() and process.poll() is None:
             time.sleep(0.005)
         return process
 
     def outcome(self, process: subprocess.Popen) -> Outcome:
-        """The exit status and what was said last."""
+        """Waits for the process; returns its exit status and last message."""
         output, errors = process.communicate()
         said = [line for line in errors.splitlines() if line.startswith(("error:", "WARNING:"))]
         return {"status": process.returncode, "says": said[-1] if said else output.splitlines()[-1]}
 
     def stopped(self, name: str) -> Path:
-        """A copy of a run that was stopped on its way."""
+        """Returns a run that was stopped by SIGTERM after its first checkpoint."""
         run = self.folder / name
         process = self.started(run)
         process.send_signal(signal.SIGTERM)
@@ -56,7 +56,7 @@ class Bench:
         return run
 
     def resumed(self, run: Path, **changes: Any) -> Outcome:
-        """How it goes on: whether it ends like the run that was never disturbed."""
+        """Resumes a run; `equal` tells whether it ends like the undisturbed one."""
         found = self.train(run, "--resume", **changes)
         found["equal"] = found["status"] == 0 and not commands.differences(run, self.whole)
         return found
@@ -76,7 +76,7 @@ def terminated(bench: Bench) -> list[Outcome]:
 
 
 def full_disk(bench: Bench) -> list[Outcome]:
-    """A file system of its own, with room for few checkpoints; then it is made larger."""
+    """A file system with room for few checkpoints, which is then enlarged."""
     disk = bench.folder / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
@@ -89,7 +89,7 @@ def full_disk(bench: Bench) -> list[Outcome]:
 
 
 def read_only(bench: Bench) -> list[Outcome]:
-    """A file system that may not be written to; then it may."""
+    """A read-only file system, which is then made writable."""
     run = bench.stopped("read_only")
     subprocess.run(["mount", "--bind", str(run), str(run)], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", str(run)], check=True)
@@ -118,12 +118,12 @@ def deleted_tokenizer(bench: Bench) -> list[Outcome]:
 
 
 def not_finite(bench: Bench) -> list[Outcome]:
-    """A learning rate that no model survives."""
+    """A learning rate that makes every model diverge."""
     return [bench.train(bench.folder / "nan", optim__learning_rate=1e20, optim__clip_norm=0.0)]
 
 
 def nan_in_a_batch(bench: Bench) -> list[Outcome]:
-    """Two steps whose loss is no number, in a run that goes on."""
+    """Two steps with a non-finite loss, in a run that continues."""
     program = (
         "import sys, jax, jax.numpy as jnp; from tformer_jax.train import step; plain = step.batch_loss\n"
         "def broken(model, params, batch, *, dropout_key, **options):\n"
@@ -142,7 +142,7 @@ def nan_in_a_batch(bench: Bench) -> list[Outcome]:
 
 
 def clock_jump(bench: Bench) -> list[Outcome]:
-    """The wall clock goes back a day in the middle of the run."""
+    """The wall clock is set back by a day during the run."""
     program = (
         "import time; plain, born = time.time, time.monotonic()\n"
         "time.time = lambda: plain() - (86400 if time.monotonic() - born > 12 else 0)\n"
@@ -179,7 +179,7 @@ FAULTS: dict[str, Callable[[Bench], list[Outcome]]] = {
 
 
 def main() -> None:
-    """Prints and records each outcome; needs the right to mount a file system."""
+    """Prints and records each outcome; requires the right to mount a file system."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--only", choices=FAULTS)

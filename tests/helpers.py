@@ -1,4 +1,4 @@
-"""Small models and small comparisons that many tests need."""
+"""Small models, random parameters and comparisons that many tests use."""
 
 import contextlib
 import dataclasses
@@ -27,46 +27,46 @@ TINY: dict[str, Any] = {
 
 
 def tiny(family: str, **changes: Any) -> ModelConfig:
-    """A model of a few hundred parameters."""
+    """Returns the config of a model with a few hundred parameters."""
     sizes = {"seq2seq": {"source_vocab_size": 11}, "classifier": {"num_classes": 3}}.get(family, {})
     return ModelConfig(**{**TINY, "family": family, **sizes, **changes})
 
 
 def randomised(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
-    """Parameters of these shapes from N(0, scale^2), so that no bias is zero and no norm is the identity."""
+    """Draws parameters of the given shapes from N(0, scale^2), so that no bias is zero and no norm is the identity."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
 
 
 def build(cfg: ModelConfig, seed: int = 0, scale: float = 0.5) -> tuple[Any, Any]:
-    """A model and random parameters for it."""
+    """Returns a model and random parameters for it."""
     model = registry.build(cfg)
     return model, randomised(registry.shapes(model), seed, scale)
 
 
 def init_module(module: Any, *arguments: Any, seed: int = 0, **options: Any) -> Any:
-    """Random parameters of any module."""
+    """Returns random parameters of any module."""
     return randomised(shapes_of(module, *arguments, **options), seed)
 
 
 def shapes_of(module: Any, *arguments: Any, **options: Any) -> Any:
-    """The parameters of any module as shapes, boxed with their logical axis names."""
+    """Returns the parameter shapes of any module, boxed with their logical axis names."""
     return jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments, **options))["params"]
 
 
 def apply(module: Any, params: Any, *arguments: Any, **options: Any) -> Any:
-    """`module.apply`, compiled."""
+    """Calls `module.apply` under `jit`."""
     return jax.jit(lambda params, arguments: module.apply({"params": params}, *arguments, **options))(params, arguments)
 
 
 def normal(*shape: int, seed: int = 0) -> jax.Array:
-    """N(0, 1) in float32."""
+    """Draws float32 values from N(0, 1)."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 @contextlib.contextmanager
 def on_platform(name: str) -> Iterator[None]:
-    """What is traced here is traced for a device of this platform."""
+    """Context in which programs are traced for a device of the given platform."""
     device = jax.sharding.AbstractDevice(device_kind=name, num_cores=None, platform=name)
     mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
@@ -74,7 +74,7 @@ def on_platform(name: str) -> Iterator[None]:
 
 
 def equations(jaxpr: Any, primitive: str) -> Iterator[Any]:
-    """Those of one primitive in a jaxpr, inner functions included."""
+    """Yields the equations of one primitive in a jaxpr, inner functions included."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == primitive:
             yield equation
@@ -85,7 +85,7 @@ def equations(jaxpr: Any, primitive: str) -> Iterator[Any]:
 
 
 def slope(function: Any, x: Any, step: float = 1e-5) -> np.ndarray:
-    """The gradient of a scalar function of one float64 array, by central differences."""
+    """Returns the gradient of a scalar function of one float64 array, by central differences."""
     x = np.array(x, np.float64)
     found = np.empty_like(x)
     for at in np.ndindex(x.shape):
@@ -99,9 +99,9 @@ def slope(function: Any, x: Any, step: float = 1e-5) -> np.ndarray:
 
 
 def rest_slow(cases: Any, fast: int) -> list[Any]:
-    """Cases of `pytest.mark.parametrize`, of which all but the first ones are run by `pytest -m slow` only.
+    """Returns cases for `pytest.mark.parametrize`, all but the first ones marked as slow.
 
-    Those of a dictionary have its keys as names.
+    The cases of a dictionary are named by its keys.
     """
     named = cases.items() if isinstance(cases, dict) else ((None, case) for case in cases)
     return [
@@ -111,13 +111,13 @@ def rest_slow(cases: Any, fast: int) -> list[Any]:
 
 
 EQUIVALENCES: dict[tuple[str, str], float] = {}
-"""(switch, oracle) -> largest difference seen in this test run; `--equivalences FILE` writes it."""
+"""(switch, oracle) -> largest difference in this test run; `--equivalences FILE` writes it."""
 
 
 def assert_close(
     actual: Any, expected: Any, tolerance: float = 1e-5, *, proves: tuple[str | list[str], str] | None = None
 ) -> None:
-    """The largest difference is at most `tolerance` of the largest expected value (or of 1).
+    """Asserts that the largest difference is at most `tolerance` times the largest expected value (or 1).
 
     `proves` names the switch (or switches) and the oracle, for the table of equivalences.
     """
@@ -134,5 +134,5 @@ def assert_close(
 
 
 def with_settings(cfg: ModelConfig, **changes: Any) -> ModelConfig:
-    """A copy of the config with some settings changed."""
+    """Returns a copy of the config with some settings changed."""
     return dataclasses.replace(cfg, **changes)

@@ -18,7 +18,7 @@ SHARES = (0.15, 0.4, 0.45)
 
 
 def main() -> None:
-    """Prints and records what happened to each kind of run."""
+    """Prints and records the outcome of each kind of run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict[str, Any]:
-    """Where a run of a kind was killed, and in what it then differs from one that was not."""
+    """Returns where a run was killed, and its differences from an undisturbed run."""
     whole, killed, cache = folder / "whole", folder / "killed", folder / "cache"
     finish(commands.command(kind, whole), cache)
     places = dict.fromkeys(PLACES, 0)
@@ -47,13 +47,13 @@ def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict
             places[wanted.pop()] += 1
         process.wait()
         if process.returncode == 0:
-            break  # it was faster than the next kill
+            break  # it finished before the next kill
     finish(commands.command(kind, killed, "--resume"), cache)
     return {"killed": places, "differences": commands.differences(killed, whole)}
 
 
 def reached(process: Any, place: str, run: Path, draw: random.Random) -> bool:
-    """Waits until the process is in some place; whether it still runs then."""
+    """Waits until the process is at `place`; returns whether it still runs."""
     if place == "while starting":
         time.sleep(draw.uniform(0.5, 6))
         return process.poll() is None

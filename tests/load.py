@@ -1,4 +1,4 @@
-"""Loads a server with many clients at once, some of them rude, and checks that each gets what is its own.
+"""Loads a server with many simultaneous clients, some of them misbehaving, and checks each client's outputs.
 
 python -m tests.load --record tests/load.json
 python -m tests.load --run runs/translate_cldr_en_de
@@ -38,9 +38,9 @@ HELD = ("tformer_pages_used", "tformer_requests_running", "tformer_requests_wait
 TOKENS = "tformer_tokens_generated_total"
 JSON = {"Content-Type": "application/json"}
 PATIENCE = (0.05, 0.5, 5.0)
-"""Means of the seconds after which a client loses patience."""
+"""Mean seconds after which an impatient client leaves."""
 GROWTH = 1.05
-"""Largest memory in the last quarter, as a multiple of that in the first."""
+"""Maximum ratio of the mean memory in the last quarter of the run to that in the first."""
 TEXTS = {
     "decoder_lm": ["def ", "import os", "class A:", "for i in", "x = [", "# ", "return ", "with open(", "if not ", "a"],
     "seq2seq": ["in 2 weeks", "3:33 PM", "March 3, 2026", "1.5 million", "Sep 5", "UAH265.00", "12%", "now", "Monday"],
@@ -48,7 +48,7 @@ TEXTS = {
 
 
 class Load:
-    """Clients of one server, and what they saw."""
+    """The clients of one server, and what they received."""
 
     def __init__(self, url: str, pid: int, family: str, draw: random.Random) -> None:
         self.pid, self.draw = pid, draw
@@ -74,7 +74,7 @@ class Load:
         }
 
     def bodies(self) -> list[dict[str, Any]]:
-        """Requests that differ in text, length, strategy, seed and number of outputs."""
+        """Returns requests that differ in text, length, strategy, seed and number of outputs."""
         texts = TEXTS[self.family]
         if self.family == "seq2seq":
             return [{"text": text, "n_best": n, "max_new_tokens": m} for text in texts for n in (1, 2) for m in (5, 30)]
@@ -86,11 +86,11 @@ class Load:
         return sampled + [{"prompt": text, "temperature": 0, "max_tokens": 20} for text in texts]
 
     async def expect(self, bodies: Sequence[dict]) -> list[Any]:
-        """What each request gives when it is alone."""
+        """Computes the output of each request when it is alone."""
         return [self.outputs(await self.polite(body)) for body in bodies]
 
     async def run(self, requests: int, clients: int) -> None:
-        """Draws all requests, then lets the clients work them off."""
+        """Draws requests of each kind, and lets the clients send them."""
         bodies = self.bodies()
         pairs = list(zip(bodies, await self.expect(bodies), strict=True))
         kinds = [kind for kind, share in SHARES.items() for _ in range(round(share * requests))]
@@ -100,7 +100,7 @@ class Load:
         await asyncio.gather(*(self.one_client(work) for _ in range(clients)))
 
     async def one_client(self, work: list[tuple[str, dict, Any]]) -> None:
-        """Takes requests until none is left."""
+        """Sends requests until none is left."""
         while work:
             kind, body, expected = work.pop()
             try:
@@ -133,7 +133,7 @@ class Load:
         await self.streamed(body, expected, pause=0.05)
 
     async def killed(self, body: dict, expected: Any) -> None:
-        """Leaves after some pieces, or at a random moment while nothing has come."""
+        """Disconnects after some pieces, or at a random moment before the first one."""
         if self.draw.random() < 0.5:
             async with await self.open(body) as response:
                 left = self.draw.randint(1, 6)
@@ -158,7 +158,7 @@ class Load:
         self.refused("malformed", response.status_code, response.text)
 
     async def slow_sender(self, body: dict, expected: Any) -> None:
-        """Sends one byte of its body, and waits."""
+        """Sends one byte of the body, and waits."""
         reader, writer = await asyncio.open_connection(self.url.host, self.url.port)
         head = f"POST {self.route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: 99\r\n\r\n{{".encode())
@@ -167,12 +167,12 @@ class Load:
         self.refused("slow sender", int(answer.split()[1]), answer)
 
     async def polite(self, body: dict) -> dict:
-        """The JSON of an answer, however often the queue is full."""
+        """Returns the JSON response; retries while the queue is full."""
         async with await self.open(body, stream=False) as response:
             return json.loads(await response.aread())
 
     async def open(self, body: dict, stream: bool = True) -> Any:
-        """An answer of status 200 that begins, however often the queue is full."""
+        """Opens a response of status 200; retries while the queue is full."""
         while True:
             request = self.client.build_request("POST", self.route, json={**body, "stream": stream})
             response = await self.client.send(request, stream=True)
@@ -198,12 +198,12 @@ class Load:
             self.wrong.append(f"{kind}: status {status}: {text}")
 
     async def metrics(self) -> dict[str, float]:
-        """The engine's numbers."""
+        """Returns the engine's metrics."""
         lines = (await self.client.get("/metrics")).text.splitlines()
         return {line.split()[0]: float(line.split()[1]) for line in lines if line.split()[0] in (*HELD, TOKENS)}
 
     async def settle(self) -> dict[str, float]:
-        """What the engine holds once everything is over."""
+        """Returns what the engine holds after all requests are done."""
         for _ in range(100):
             found = await self.metrics()
             if not any(found[name] for name in HELD):
@@ -214,7 +214,7 @@ class Load:
 
 
 class Closing:
-    """A streamed response that is closed at the end of a block."""
+    """A streamed response that is closed at the end of an `async with` block."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -227,7 +227,7 @@ class Closing:
 
 
 async def pieces(response: httpx.Response):
-    """The events of a stream, which must end with [DONE]."""
+    """Yields the events of a stream, which must end with [DONE]."""
     async for line in response.aiter_lines():
         if line == "data: [DONE]":
             return
@@ -239,7 +239,7 @@ async def pieces(response: httpx.Response):
 
 
 def main() -> None:
-    """Prints and records what came of it; status 1 where something is wrong."""
+    """Prints and records the results; exits with 1 if a check fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="a run folder; without it, a tiny language model is trained first")
     parser.add_argument("--fake", choices=list(TEXTS), help="the engine of the tests instead of a real one")
@@ -257,7 +257,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Starts the server, loads it, stops it."""
+    """Starts the server, loads it, and stops it."""
     errors = folder / "errors.txt"
     with errors.open("w") as stderr:
         process = commands.start(server(options, folder), folder / "cache", stderr=stderr)
@@ -276,7 +276,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 async def loaded(load: Load, options: argparse.Namespace) -> dict[str, Any]:
-    """What the clients saw."""
+    """Returns what the clients received."""
     begun = time.perf_counter()
     await load.run(options.requests, options.clients)
     seconds = time.perf_counter() - begun
@@ -298,7 +298,7 @@ async def loaded(load: Load, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def server(options: argparse.Namespace, folder: Path) -> list[str]:
-    """The command of the server; a tiny model is trained where none is named."""
+    """Returns the server's command; without a run, trains a tiny model."""
     limits = ["--port=0", f"--max-body={MAX_BODY}", f"--body-timeout={BODY_TIMEOUT}", f"--queue={QUEUE}"]
     if options.fake:
         return [sys.executable, "-m", "tests.serving.fake_engine", f"--family={options.fake}", *limits]
@@ -313,13 +313,13 @@ def server(options: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def resident(pid: int) -> float:
-    """The memory of a process, in MiB."""
+    """Returns the memory of a process, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """In milliseconds."""
+    """Returns percentiles in milliseconds."""
     return {f"p{part}": round(1000 * float(np.percentile(seconds, part)), 1) for part in (50, 90, 99)}
 
 

@@ -1,10 +1,10 @@
-"""Breaks `tformer_jax/nn` on purpose, one constant or sign at a time, and reports which tests notice.
+"""Mutation tests of `tformer_jax/nn`: changes one constant or sign at a time and reports which tests fail.
 
     python -m tests.mutate --mutants 120 --seed 0 --workers 2 --report tests/mutations.json
 
 Each mutant is a copy of the tree with one change; the file's own tests run on it, then those of `OTHERS`, until the
-first failure. A mutant that no test notices is a survivor: either a test is missing, or `REASONS` says why nothing
-can notice.
+first failure. A mutant that no test detects is a survivor: either a test is missing, or `REASONS` explains why it
+cannot be detected.
 """
 
 import argparse
@@ -37,7 +37,7 @@ OWN = {
     "activations": "ffn",
     "dropout": "ffn",
 }
-"""The test file of a module or folder, where it has another name."""
+"""The test file of a module or folder, if it has another name."""
 TIMEOUT = 900
 SAME = "the result is the same: "
 REASONS = {
@@ -46,14 +46,14 @@ REASONS = {
     "tformer_jax/nn/attention_ops/blocks.py:107: 1 -> 2": SAME + "a row that sees nothing is 0 / 2 as well as 0 / 1",
     "tformer_jax/nn/relative.py:78: 0 -> 1": SAME + "the base is never None where it is used",
 }
-"""Why a survivor changes nothing that could be seen, by `file: change`."""
+"""Why a survivor does not change any observable result, by `file: change`."""
 
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 
 
 def mutate(node: ast.AST) -> bool:
-    """Changes one node in place; False where it is of no kind that is changed."""
+    """Changes one node in place; returns False if nodes of its kind are not changed."""
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         node.op = OPERATORS[type(node.op)]()
     elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
@@ -72,7 +72,7 @@ def mutate(node: ast.AST) -> bool:
 
 
 def mutable_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that `mutate` can change, in order, outside error messages and annotations."""
+    """Returns the nodes that `mutate` can change, in order, outside of error messages and annotations."""
     skipped = {
         id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.JoinedStr) for part in ast.walk(node)
     }
@@ -92,7 +92,7 @@ def mutable_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants() -> list[tuple[Path, int]]:
-    """Every place that can be changed: file, and number of the node in it."""
+    """Returns all possible mutations: a file, and the index of the node in it."""
     found = []
     for path in sorted((ROOT / "tformer_jax" / "nn").rglob("*.py")):
         found += [(path, number) for number, _ in enumerate(mutable_nodes(ast.parse(path.read_text("utf-8"))))]
@@ -100,7 +100,7 @@ def mutants() -> list[tuple[Path, int]]:
 
 
 def change(path: Path, number: int) -> tuple[str, str]:
-    """The mutated source, and what was changed, as `file:line: before -> after`."""
+    """Returns the mutated source, and the change as `file:line: before -> after`."""
     tree = ast.parse(path.read_text("utf-8"))
     node: Any = list(mutable_nodes(tree))[number]
     before, line = ast.unparse(node), node.lineno
@@ -128,7 +128,7 @@ def run(mutant: tuple[Path, int]) -> dict[str, Any]:
 
 
 def first_failure(tree: Path, tests: list[Path]) -> str | None:
-    """The first test that fails in the copy at `tree`; None where none does."""
+    """Returns the first test that fails in the copy at `tree`; None if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)]
     environment = os.environ | {"PYTHONPATH": str(tree), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree)}
     try:
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def write(path: Path, seed: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The report so far; a run that is stopped goes on from it."""
+    """Writes the report so far, from which an interrupted run continues, and returns it."""
     survivors = sorted(name for name, result in results.items() if not result["caught_by"])
     report = {
         "seed": seed,

@@ -11,7 +11,7 @@ from tformer_jax.special_tokens import BOS, PAD
 
 
 def f64(tree):
-    """A parameter tree as NumPy float64."""
+    """Converts a parameter tree to NumPy float64."""
     return {k: f64(v) for k, v in tree.items()} if isinstance(tree, dict) else np.asarray(tree, np.float64)
 
 
@@ -44,7 +44,7 @@ def attention_core(q, k, v, mask=None, scale=None, softcap=None, bias=None):
 
 
 def rotary_rates(cfg, kind="full"):
-    """Radians a token of each pair."""
+    """Returns the radians per token of each pair of features."""
     local = kind == "window" and cfg.rotary_window_base is not None
     base = cfg.rotary_window_base if local else cfg.rotary_base
     rates = []
@@ -64,7 +64,7 @@ def rotary_rates(cfg, kind="full"):
 
 
 def rotate(x, cfg, kind="full", start=0):
-    """Each pair of features as a complex number, times e^(i * position * rate): x [B, T, N, H]."""
+    """Multiplies each pair of features, as a complex number, by e^(i * position * rate): x [B, T, N, H]."""
     H, out = x.shape[-1], np.array(x, np.float64)
     for t in range(x.shape[1]):
         for i, rate in enumerate(rotary_rates(cfg, kind)):
@@ -75,12 +75,12 @@ def rotate(x, cfg, kind="full", start=0):
 
 
 def alibi_bias(N, T, S):
-    """[N, T, S] for a power of two N: slopes 2^(-8/N), 2^(-16/N), ..."""
+    """Returns [N, T, S] for a power of two N: slopes 2^(-8/N), 2^(-16/N), ..."""
     return np.array([[[-(2 ** (-8 * (n + 1) / N)) * abs(t - s) for s in range(S)] for t in range(T)] for n in range(N)])
 
 
 def relative_bucket(offset, buckets, farthest, bidirectional):
-    """T5's bucket of key - query, as the paper describes it."""
+    """Returns T5's bucket of key - query, as the paper describes it."""
     first = 0
     if bidirectional:
         buckets //= 2
@@ -119,7 +119,7 @@ def norm(x, p, cfg):
 
 
 def sinusoid(position, dim):
-    """One position's vector [D]."""
+    """Returns the vector [D] of one position."""
     angles = [position / 10_000 ** (i / dim) for i in range(0, dim, 2)]
     return np.array([f(angle) for angle in angles for f in (math.sin, math.cos)])
 
@@ -135,7 +135,7 @@ ACTIVATIONS = {
 
 
 def linear(x, p):
-    """Contracts the kernel's first axis, or its first two where x ends in them: (N, H) -> D."""
+    """Contracts the kernel's first axis, or its first two if x ends in them: (N, H) -> D."""
     contracted = 2 if p["kernel"].ndim == 3 and x.shape[-2:] == p["kernel"].shape[:2] else 1
     return np.tensordot(x, p["kernel"], contracted) + p.get("bias", 0)
 
@@ -169,7 +169,7 @@ def ffn(p, x, cfg):
 
 
 def mixture(p, x, cfg, real=None, segments=None, train=False):
-    """The dense loop: each token asks its experts, which in training read a share of the tokens up to it."""
+    """Loops over all tokens: each uses its experts, which in training read a share of the tokens up to it."""
     B, T, D = x.shape
     E, k, out = cfg.num_experts, cfg.experts_per_token, np.zeros((B, T, D))
     real = np.ones((B, T), bool) if real is None else real
@@ -193,7 +193,7 @@ def mixture(p, x, cfg, real=None, segments=None, train=False):
 
 
 def expert_ffn(p, e, x, cfg):
-    """Expert e, of x [..., D]."""
+    """Applies expert e to x [..., D]."""
 
     def affine(name, x):
         return x @ p[f"{name}_kernel"][e] + (p[f"{name}_bias"][e] if cfg.ffn_bias else 0)
@@ -205,7 +205,7 @@ def expert_ffn(p, e, x, cfg):
 
 
 def residual(x, p, cfg, f):
-    """The connection around f, with its norms in p."""
+    """Applies the residual connection around f, with its norms in p."""
     if cfg.norm_placement == "pre":
         return x + f(norm(x, p["norm"], cfg))
     if cfg.norm_placement == "both":
@@ -248,7 +248,7 @@ def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectio
 
 
 def embed(tokens, table, extra, cfg):
-    """`extra` holds what else is added or applied to the embeddings, where there is something."""
+    """Embeds tokens [B, T] -> [B, T, D]; `extra` holds positions, types and a norm, if the config has them."""
     x = table["embedding"][tokens] * (math.sqrt(cfg.dim) if cfg.scale_embeddings else 1)
     for t in range(tokens.shape[1]):
         if cfg.position == "sinusoidal":
@@ -279,7 +279,7 @@ def causal_mask(length):
 
 
 def prefix_mask(prefix, length):
-    """[B, 1, T, T]: causal, but the first prefix[b] keys of row b are seen by all."""
+    """Returns the mask [B, 1, T, T]: causal, but all tokens attend to the first prefix[b] keys of row b."""
     rows = [[[s <= t or s < first for s in range(length)] for t in range(length)] for first in prefix]
     return np.array(rows)[:, None]
 
@@ -305,7 +305,7 @@ def seq2seq(p, cfg, source, target, source_real, target_real):
 
 
 def sampled(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """The probabilities that tokens are drawn with, [V] -> [V], worked out by sorting."""
+    """Returns the probabilities that tokens are sampled with, [V] -> [V], computed by sorting."""
     row = np.float64(logits) / temperature
     row[[PAD, BOS]] = -np.inf
     if top_k:

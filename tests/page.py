@@ -1,8 +1,8 @@
-"""Uses the server's page as a person does, in a headless Chromium, around the fake engine of the tests.
+"""Tests the server's page as a user would, in a headless Chromium, with the tests' fake engine.
 
 python -m tests.page --record tests/page.json
 
-It needs `pip install playwright` and a Chromium: Debian's (apt install chromium), or one that --chromium names.
+Requires `pip install playwright` and a Chromium: Debian's (apt install chromium), or the one named by --chromium.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from typing import Any
 from tests import commands
 
 DELAY = 0.05
-"""Seconds of a letter."""
+"""Seconds per letter."""
 
 
 def type_and_start(page: Any, text: str, alternatives: int = 1, length: int = 100) -> None:
-    """What a person does first."""
+    """The first actions of a user."""
     page.get_by_label("Text to").fill(text)
     page.get_by_label("Alternatives").fill(str(alternatives))
     page.get_by_label("Longest output, in tokens").fill(str(length))
@@ -29,7 +29,7 @@ def type_and_start(page: Any, text: str, alternatives: int = 1, length: int = 10
 
 
 def outputs(page: Any) -> list[str]:
-    """The texts shown."""
+    """Returns the texts shown."""
     return page.locator("#outputs li p").all_text_contents()
 
 
@@ -135,7 +135,7 @@ CHECKS: tuple[Callable[[Any, bool], None], ...] = (
 
 
 def main() -> None:
-    """Prints and records what was checked; status 1 where something is wrong."""
+    """Prints and records the checks; exits with 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="default: the one on the PATH")
     parser.add_argument("--record", type=Path)
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def check(family: str, browser: Any, pictures: Path | None) -> dict[str, str]:
-    """What became of each check against a server of this family."""
+    """Returns the outcome of each check against a server of this model family."""
     found = {}
     command = [sys.executable, "-m", "tests.serving.fake_engine", "--port=0", f"--family={family}", f"--delay={DELAY}"]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""One process of several that make the first batches of prepared data: what they are, and how much it reads for them.
+"""One of several processes that make the first batches of prepared data; prints them and the bytes read for them.
 
 python -m tests.process_batches FOLDER COORDINATOR COUNT INDEX
 """
@@ -23,7 +23,7 @@ ROWS = 16
 
 
 def config() -> Config:
-    """Sentence pairs, packed; each of four devices has a quarter of the rows."""
+    """Returns the config: packed sentence pairs; each of four devices has a quarter of the rows."""
     cfg = small_config()
     data = dataclasses.replace(cfg.data, batching="packed", window=256, batch_size=ROWS, tokenizer="bytes")
     model = dataclasses.replace(cfg.model, max_length=256)
@@ -32,7 +32,7 @@ def config() -> Config:
 
 
 def write(folder: Path) -> None:
-    """Prepares 6,000 pairs of about 60 bytes a side in `folder`."""
+    """Prepares 6,000 pairs of about 60 bytes per side in `folder`."""
     draw = np.random.default_rng(0)
     letters = np.array(list("abcdefgh "))
     lines = ["".join(draw.choice(letters, size)) for size in draw.integers(20, 100, 6000)]
@@ -42,12 +42,12 @@ def write(folder: Path) -> None:
 
 
 def bytes_read() -> int:
-    """What this process has read so far, by the counter of Linux."""
+    """Returns the bytes that this process has read so far, by Linux's counter."""
     return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])
 
 
 def main() -> None:
-    """Prints a JSON object: index, texts of all processes, bytes read for the batches, and a checksum of each."""
+    """Prints a JSON object: the index, the texts of all processes, the bytes read, and a checksum of each batch."""
     folder, coordinator, count, index = sys.argv[1:]
     run = Path(folder) / f"batches_{count}"
     cfg = config()
@@ -55,7 +55,7 @@ def main() -> None:
     group = multihost.start(cfg.parallel, run, coordinator, int(count), int(index))
     texts = group.all_gather("\u00e9" * (group.index + 1)), group.broadcast(lambda: f"from {group.index}")
     built = experiment.build(cfg, run, group=group)
-    batches = built.batches._batches  # without the thread that reads ahead
+    batches = built.batches._batches  # without prefetching
     read, sums = 0, []
     for _ in range(BATCHES):
         before = bytes_read()

@@ -1,4 +1,4 @@
-"""Trains with several processes on this machine: to the end, killed, stopped, resumed by others, and started wrongly.
+"""Trains with several processes on this machine: complete, killed, stopped, resumed by others, and misconfigured.
 
 python -m tests.processes --record tests/processes.json
 """
@@ -29,20 +29,20 @@ Outcome = dict[str, Any]
 
 
 def write_corpus(folder: Path) -> None:
-    """pairs.tsv: words, and the same words in capitals."""
+    """Writes pairs.tsv: words, and the same words in capitals."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(120)]
     (folder / "pairs.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in words), encoding="utf-8")
 
 
 def free_port() -> int:
-    """A port at which nobody listens."""
+    """Returns a free port."""
     with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
 
 
 def environment(cache: Path, devices: int) -> dict[str, str]:
-    """Of a process that has so many CPU devices, and keeps what it compiled."""
+    """Returns the environment of a process with `devices` CPU devices and a compilation cache."""
     return {
         **os.environ,
         "PYTHONPATH": str(commands.ROOT),
@@ -54,43 +54,43 @@ def environment(cache: Path, devices: int) -> dict[str, str]:
 
 
 def flags_of(coordinator: str, count: int, number: int) -> list[str]:
-    """What tells a process its place."""
+    """Returns the flags that give a process its index."""
     return ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)]
 
 
 class Bench:
-    """A folder with a corpus, and commands that train from it on four devices in all."""
+    """A folder with a corpus, and commands that train from it on four devices in total."""
 
     def __init__(self, folder: Path):
         self.folder, self.cache = folder, folder / "cache"
         write_corpus(folder)
 
     def command(self, run: Path, *flags: str, **changes: Any) -> list[str]:
-        """`changes` are settings with `__` for the dot."""
+        """Returns a training command; `changes` are settings with `__` for the dot."""
         overrides = [f"--config.{name.replace('__', '.')}={value}" for name, value in changes.items()]
         fixed = ["--config", CONFIG, "--data", str(self.folder), "--run", str(run)]
         return [sys.executable, "scripts/train.py", *fixed, *overrides, *flags]
 
     def start(self, arguments: list[str], devices: int) -> subprocess.Popen:
-        """One process."""
+        """Starts one process."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
             arguments, cwd=commands.ROOT, env=environment(self.cache, devices), text=True, errors="replace", **pipes
         )
 
     def together(self, count: int, run: Path, *flags: str, **changes: Any) -> list[subprocess.Popen]:
-        """So many processes that share four devices."""
+        """Starts `count` processes that share four devices."""
         command, coordinator = self.command(run, *flags, **changes), f"localhost:{free_port()}"
         if count == 1:
             return [self.start(command, 4)]
         return [self.start([*command, *flags_of(coordinator, count, number)], 4 // count) for number in range(count)]
 
     def trained(self, count: int, run: Path, *flags: str, **changes: Any) -> list[Outcome]:
-        """The same, to their end."""
+        """Starts `count` processes and waits for their end."""
         return outcomes(self.together(count, run, *flags, **changes))
 
     def saving(self, count: int, run: Path, *flags: str, **changes: Any) -> list[subprocess.Popen]:
-        """Processes with many steps to make, which have saved one of them."""
+        """Starts processes with many steps and waits for their first checkpoint."""
         long = {name.replace(".", "__"): value for name, value in LONG.items()}
         processes = self.together(count, run, *flags, **{**long, **changes})
         while not (run / "checkpoints" / "10").exists() and all(process.poll() is None for process in processes):
@@ -99,7 +99,7 @@ class Bench:
 
 
 def outcomes(processes: list[subprocess.Popen], seconds: int = 280) -> list[Outcome]:
-    """Exit status and last words of each; all are ended when one does not end."""
+    """Returns the exit status and last message of each process; kills all if one does not end."""
     try:
         spoken = [process.communicate(timeout=seconds) for process in processes]
     finally:
@@ -109,7 +109,7 @@ def outcomes(processes: list[subprocess.Popen], seconds: int = 280) -> list[Outc
 
 
 def outcome(process: subprocess.Popen, output: str, errors: str) -> Outcome:
-    """The exit status, and what was said last."""
+    """Returns the exit status and the last message."""
     lines = [line for line in errors.splitlines() if not line.startswith(("WARNING:", "W1", "W0", "I1", "I0"))]
     said = [line for line in lines if line.startswith("error:")] or lines
     said = said or [line for line in output.splitlines() if not line.startswith("[Gloo]")]
@@ -117,7 +117,7 @@ def outcome(process: subprocess.Popen, output: str, errors: str) -> Outcome:
 
 
 def difference(run: Path, expected: Path) -> float:
-    """The largest difference of two runs in their losses and parameters, relative to the largest of each."""
+    """Returns the largest relative difference of two runs in their losses and parameters."""
     values = [("loss", *(np.array(losses(path)) for path in (run, expected)))]
     mine, theirs = (dict(leaves(load_trained(path).params)) for path in (run, expected))
     values += [(name, mine[name], theirs[name]) for name in theirs]
@@ -125,19 +125,19 @@ def difference(run: Path, expected: Path) -> float:
 
 
 def losses(run: Path) -> list[float]:
-    """Of each step, and of the validation split."""
+    """Returns the losses of each step and of the validation split."""
     return [record["loss"] for record in commands.records(run) if record["group"] != "test"]
 
 
 def leaves(params: Any, path: str = "") -> list[tuple[str, np.ndarray]]:
-    """Names and values of parameters."""
+    """Returns the parameters by name."""
     if not isinstance(params, dict):
         return [(path, np.asarray(params, np.float64))]
     return [leaf for name, value in params.items() for leaf in leaves(value, f"{path}/{name}")]
 
 
 def compared(bench: Bench, ended: list[Outcome], run: Path) -> Outcome:
-    """How processes ended; and how far their run is from that of one process, or what they said."""
+    """Returns how processes ended, and the difference to the run of one process, or the last messages."""
     status = [each["status"] for each in ended]
     if any(status):
         return {"status": status, "says": [each["says"] for each in ended]}
@@ -145,13 +145,13 @@ def compared(bench: Bench, ended: list[Outcome], run: Path) -> Outcome:
 
 
 def equal_whatever_their_number(bench: Bench) -> list[Outcome]:
-    """One process, two and four, with the same mesh of four devices."""
+    """Trains with one, two and four processes on the same mesh of four devices."""
     runs = {1: bench.folder / "whole", 2: bench.folder / "of_2", 4: bench.folder / "of_4"}
     return [compared(bench, bench.trained(count, run), run) for count, run in runs.items()]
 
 
 def resumed_by_others(bench: Bench) -> list[Outcome]:
-    """Half of the steps by two processes, the rest by one, or by four."""
+    """Two processes train half of the steps; one or four train the rest."""
     found = []
     for count in (1, 4):
         run = bench.folder / f"resumed_by_{count}"
@@ -161,7 +161,7 @@ def resumed_by_others(bench: Bench) -> list[Outcome]:
 
 
 def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
-    """What each of `count` processes prints of its first batches of prepared data (see `process_batches`)."""
+    """Returns what each of `count` processes prints about its first batches of prepared data (`process_batches`)."""
     folder = bench.folder / "rows"
     if not folder.exists():
         process_batches.write(folder)
@@ -178,7 +178,7 @@ def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
 
 
 def rows_read(bench: Bench) -> list[Outcome]:
-    """The bytes that each of 1, 2 and 4 processes reads for the same batches."""
+    """Returns the bytes that each of 1, 2 and 4 processes reads for the same batches."""
     found = {count: batches(bench, count) for count in (1, 2, 4)}
     expected = found[1][0]["sums"]
     return [
@@ -188,7 +188,7 @@ def rows_read(bench: Bench) -> list[Outcome]:
 
 
 def lost(bench: Bench, count: int, victim: int) -> list[Outcome]:
-    """SIGKILL for one; then all go on."""
+    """Kills one process; then all are resumed."""
     run = bench.folder / f"lost_{victim}_of_{count}"
     processes = bench.saving(count, run)
     processes[victim].kill()
@@ -200,7 +200,7 @@ def lost(bench: Bench, count: int, victim: int) -> list[Outcome]:
 
 
 def stopped(bench: Bench) -> list[Outcome]:
-    """SIGTERM for one of two: both stop at the same step, which is saved."""
+    """Terminates one of two processes: both stop at the same step, which is saved."""
     run = bench.folder / "stopped"
     processes = bench.saving(2, run)
     processes[1].send_signal(signal.SIGTERM)
@@ -209,12 +209,12 @@ def stopped(bench: Bench) -> list[Outcome]:
 
 
 def newest(run: Path) -> int:
-    """The newest checkpoint's step."""
+    """Returns the step of the newest checkpoint."""
     return max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
 
 
 def other_settings(bench: Bench) -> list[Outcome]:
-    """One process has another learning rate."""
+    """One process has a different learning rate."""
     coordinator, run = f"localhost:{free_port()}", bench.folder / "other"
     plain, other = bench.command(run), bench.command(run, optim__learning_rate=0.5)
     commands_ = [[*plain, *flags_of(coordinator, 2, 0)], [*other, *flags_of(coordinator, 2, 1)]]
@@ -222,7 +222,7 @@ def other_settings(bench: Bench) -> list[Outcome]:
 
 
 def other_folders(bench: Bench) -> list[Outcome]:
-    """The same name of a run folder, in a folder of each process of its own."""
+    """The run folders have the same name, in folders that the processes do not share."""
     coordinator = f"localhost:{free_port()}"
     processes = []
     for number in range(2):
@@ -238,25 +238,25 @@ def other_folders(bench: Bench) -> list[Outcome]:
 
 
 def missing(bench: Bench) -> list[Outcome]:
-    """Two of four do not come."""
+    """Two of four processes do not start."""
     command, coordinator = bench.command(bench.folder / "few", parallel__start_seconds=8), f"localhost:{free_port()}"
     return outcomes([bench.start([*command, *flags_of(coordinator, 4, number)], 1) for number in (0, 2)])
 
 
 def nobody_there(bench: Bench) -> list[Outcome]:
-    """Process 1 alone."""
+    """Only process 1 starts."""
     command = bench.command(bench.folder / "nobody", parallel__start_seconds=3)
     return outcomes([bench.start([*command, *flags_of(f"localhost:{free_port()}", 2, 1)], 1)])
 
 
 def wrong_number(bench: Bench) -> list[Outcome]:
-    """Process 2 of 2."""
+    """The process index is 2 of 2 processes."""
     command = bench.command(bench.folder / "wrong")
     return outcomes([bench.start([*command, *flags_of("localhost:1234", 2, 2)], 1)])
 
 
 def port_in_use(bench: Bench) -> list[Outcome]:
-    """Something else listens there."""
+    """The port is in use."""
     with socket.create_server(("", 0)) as server:
         command = bench.command(bench.folder / "used")
         return outcomes([bench.start([*command, *flags_of(f"localhost:{server.getsockname()[1]}", 2, 0)], 1)])

@@ -65,11 +65,11 @@ TABLES = {
     "README.md": {"results": results_table, "train": train_table, "decode": decode_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
-"""The functions that write a file's tables, by file and by the name in the table's marks."""
+"""The functions that write the tables, by file and by the name in the table's marks."""
 
 
 def filled(name: str) -> str:
-    """The text of a README, its tables written anew."""
+    """Returns the text of a README with its tables rewritten."""
     text = (ROOT / name).read_text(encoding="utf-8")
     for mark, table in TABLES[name].items():
         before, start, rest = text.partition(f"<!-- {mark} -->\n")

@@ -1,6 +1,6 @@
-"""`python -m tests.shardings`: writes where each parameter lives on eight devices, for each preset of the mesh.
+"""Writes the sharding of each parameter on eight devices, for each mesh preset: `python -m tests.shardings`.
 
-tests/parallel/test_shardings.py compares tests/shardings.json with what is: a change of the rules shows there.
+tests/parallel/test_shardings.py compares the actual shardings with tests/shardings.json, so changed rules are noticed.
 """
 
 import json
@@ -20,7 +20,7 @@ DEVICES = 8
 
 
 def found(kind: str) -> dict[str, dict[str, str]]:
-    """Shape and `PartitionSpec`s of each parameter of a model; where its moments live elsewhere, that, too."""
+    """Returns the shape and `PartitionSpec` of each parameter, and that of its moments if it differs."""
     rows: dict[str, dict[str, str]] = {}
     for preset in PRESETS:
         begun = _state(kind, preset)
@@ -42,7 +42,7 @@ def _state(kind: str, preset: str) -> state.TrainState:
 
 
 def _moments(opt_state: Any) -> list[Any]:
-    """Adam's first moments."""
+    """Returns Adam's first moments."""
     paths = jax.tree_util.tree_leaves_with_path(opt_state)
     return [leaf for path, leaf in paths if jax.tree_util.GetAttrKey("mu") in path]
 
@@ -52,7 +52,7 @@ def _text(leaf: Any) -> str:
 
 
 def text() -> str:
-    """A line for each parameter of each model."""
+    """Returns a line for each parameter of each model."""
     models = []
     for kind in MODELS:
         rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found(kind).items())

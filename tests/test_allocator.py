@@ -1,4 +1,4 @@
-"""Memory that is freed stays with the process, and is not mapped again."""
+"""Freed memory stays with the process and is not mapped again."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The Python API, as a notebook uses it."""
+"""The Python API, as used in a notebook."""
 
 import dataclasses
 import subprocess
@@ -24,7 +24,7 @@ DATA = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, tj.Run]:
-    """A run of each family with random parameters."""
+    """Runs of each family with random parameters."""
     return {family: run_of(Config(model=tiny(family), data=data)) for family, data in DATA.items()}
 
 
@@ -35,7 +35,7 @@ def run_of(cfg: Config) -> tj.Run:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """float64 [T, V]."""
+    """Returns log_softmax of logits [T, V] in float64."""
     logits = logits.astype(np.float64)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 

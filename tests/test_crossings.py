@@ -1,4 +1,4 @@
-"""What must hold for every config, on configs drawn at random (`tests.crossings`)."""
+"""Properties of every model config, checked on configs drawn at random (`tests.crossings`)."""
 
 import jax
 import pytest
@@ -30,7 +30,7 @@ def test_all_checks_of_ten_configs(first):
 
 @pytest.mark.slow
 def test_a_difference_is_a_fault(monkeypatch):
-    """Broken on purpose: every query sees the token after it."""
+    """A deliberate fault: every query attends to the next token."""
     from tformer_jax.nn.masks import Mask
 
     plain = Mask.places

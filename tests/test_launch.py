@@ -1,4 +1,4 @@
-"""The launch recipes, run as they are, with commands in the place of `python`, `srun` and `gcloud` that note calls."""
+"""Runs the launch recipes unchanged, with substitutes for `python`, `srun` and `gcloud` that record their calls."""
 
 import math
 import os
@@ -26,7 +26,7 @@ SBATCH = {
     "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem", "exclusive", "time", "signal",
     "requeue", "open-mode", "output",
 }  # fmt: skip
-"""Long options of sbatch, as its manual has them, that the recipe may use."""
+"""The long options of sbatch, from its manual, that the recipe may use."""
 NOTE = 'printf "%s\\0" "$0" "$@" >> "$CALLS"; printf "\\036" >> "$CALLS"\n'
 FAKES = {
     "python": f'if [ "$1" = scripts/train.py ]; then {NOTE} env > "$CALLS.env"; else exec "$PYTHON" "$@"; fi\n',
@@ -39,7 +39,7 @@ FAKES = {
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """Runs a shell command in a copy of the repository; gives its status, the calls, and the variables of training."""
+    """Runs a shell command in a copy of the repository; returns its status, the calls, and the training's variables."""
     (tmp_path / "bin").mkdir()
     for name, body in FAKES.items():
         (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{body}")
@@ -68,14 +68,14 @@ def shell(tmp_path, monkeypatch):
 
 
 def trained(calls: list[list[str]]) -> tuple[Any, Config]:
-    """Flags and config of the one training command among the calls."""
+    """Returns the flags and the config of the only training command among the calls."""
     (command,) = [call for call in calls if call[1:2] == ["scripts/train.py"]]
     options, overrides = train.parser().parse_known_args(command[2:])
     return options, train.read_config(options.config, overrides)
 
 
 def check_fits(cfg: Config, devices: int, variable: str, environment: dict[str, str]) -> None:
-    """The config fits so many devices, uses them all, and the flags of XLA are those of its mesh."""
+    """The config uses exactly `devices` devices, and the XLA flags are those of its mesh."""
     sizes = axis_sizes(cfg.parallel, devices)
     assert math.prod(sizes.values()) == devices
     rules.check(cfg, sizes)
@@ -221,7 +221,7 @@ def test_probes_look_at_the_records_of_a_run(tmp_path):
         records.touch()
         os.utime(records, (now - age, now - age))
         assert passes("livenessProbe") == live
-        assert not passes("startupProbe")  # what an earlier start left
+        assert not passes("startupProbe")  # left over from an earlier start
     os.utime(records, (now + 1, now + 1))
     assert passes("startupProbe") and passes("livenessProbe")
 

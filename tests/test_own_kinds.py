@@ -1,4 +1,4 @@
-"""The example of tformer_jax/README.md: kinds of norm and FFN that are added from outside the package."""
+"""The example of tformer_jax/README.md: kinds of norm and FFN added from outside of the package."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ TOKENS = np.array([[5, 6, 7, 8]], np.int32)
 
 
 def example() -> str:
-    """The Python block below the heading."""
+    """Returns the Python block below the heading."""
     text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8")
     return text.partition("## Add a kind")[2].partition("```python\n")[2].partition("```")[0]
 
@@ -32,7 +32,7 @@ def test_readmes_example_runs_and_is_short(tmp_path):
 
 @pytest.fixture
 def added(monkeypatch):
-    """The example's norm and an FFN, registered for one test."""
+    """The example's norm and an FFN, registered during one test."""
     monkeypatch.setitem(kinds.NORMS, "scalenorm", None)
     scope: dict = {}
     exec(example(), scope)
@@ -70,7 +70,7 @@ def test_an_unknown_kind_is_refused_when_the_config_is_built():
 
 
 def test_the_norm_from_outside_is_finite_where_it_meets_zeros(added):
-    """Experts give padding zeros, which the second norm of a sub-layer meets."""
+    """Experts return zeros for padding, which the second norm of a sub-layer must handle."""
     cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", ffn="moe", num_experts=3, decoder_layers=2)
     model, params = build(cfg)
 

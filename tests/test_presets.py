@@ -1,4 +1,4 @@
-"""Every preset builds, with the number of parameters that its authors (or the released checkpoint) state."""
+"""Every preset builds, with the number of parameters stated by its authors or the released checkpoint."""
 
 import jax
 import numpy as np
@@ -56,7 +56,7 @@ RELEASED = {
 
 
 def vaswani(D: int, F: int) -> int:
-    """Six layers each: 4 D^2 for an attention, 2 D F + F + D for an FFN, 2 D for a norm, and one embedding."""
+    """Six layers each: 4 D^2 per attention, 2 D F + F + D per FFN, 2 D per norm, and one embedding."""
     attention, ffn, norm = 4 * D * D, 2 * D * F + F + D, 2 * D
     return 6 * (attention + ffn + 2 * norm) + 6 * (2 * attention + ffn + 3 * norm) + 37_000 * D
 
@@ -105,7 +105,7 @@ def test_a_preset_can_be_changed_without_changing_it():
 
 @pytest.mark.parametrize("name", ["t5_small", "t5_3b", "t5_v1_1_small"])
 def test_t5_starts_with_scores_of_unit_variance(name):
-    """Its scores are not divided by the root of the head size; its queries start smaller instead."""
+    """T5 does not divide scores by the root of the head size; the initial queries are smaller instead."""
     sizes = {"dim": 256, "head_dim": 64, "num_heads": 8, "ffn_dim": 8, "vocab_size": 11, "source_vocab_size": 11}
     cfg = presets.build(name, **sizes, encoder_layers=1, decoder_layers=0, init_std=256**-0.5)
     params = nn.unbox(jax.jit(lambda: registry.init(registry.build(cfg), jax.random.key(0)))())
@@ -117,5 +117,5 @@ def test_t5_starts_with_scores_of_unit_variance(name):
 
 
 def test_embeddings_are_not_drowned_by_positions():
-    """Those of torch.nn.Embedding, N(0, 1), beside sinusoids."""
+    """Embeddings start as in torch.nn.Embedding, N(0, 1), beside sinusoidal positions."""
     assert presets.build("rmsnorm_post_translator").embedding_std == 1.0

@@ -1,4 +1,4 @@
-"""The floors, the style and the types hold: the same tools and settings that a contributor runs by hand."""
+"""The layers contract, style and types, checked with the tools and settings that contributors run by hand."""
 
 import re
 import subprocess

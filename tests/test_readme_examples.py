@@ -1,4 +1,4 @@
-"""Every example of the READMEs, run in order in a copy of the checkout, on small models and made-up corpora."""
+"""Runs every example of the READMEs in order in a copy of the checkout, with small models and generated corpora."""
 
 import gzip
 import importlib.util
@@ -28,9 +28,9 @@ RUNS = {
     "runs/lm_tiny_shakespeare_cpu": "configs/lm_tiny_shakespeare.py",
     "runs/NAME": "configs/translate_multi30k.py",
 }
-"""The runs that examples use, and their configs."""
+"""The runs that the examples use, and their configs."""
 STAND_INS = {" DIR": " corpora", "configs/x.py": "configs/translate_cldr.py", "node1:9876": "localhost:29876"}
-"""What an example leaves open."""
+"""Values for the placeholders of the examples."""
 SMALLER = {
     "train.py": f"{SHORT} --overwrite",
     "sweep.py": SHORT,
@@ -41,7 +41,7 @@ SMALLER = {
     "benchmark.py attention": "--length 64",
     "benchmark.py data": "--seconds 0.1",
 }
-"""Flags that make a command short, by its beginning."""
+"""Flags that shorten a command, by its beginning."""
 ELSEWHERE = (
     "pip install",
     "pytest",
@@ -57,7 +57,7 @@ TOPOLOGIES = ("python scripts/describe.py --preset gpt2 --topology",)
 
 
 def commands(text: str) -> list[str]:
-    """The shell commands of all bash and console blocks."""
+    """Returns the shell commands of all bash and console blocks."""
     found = []
     for kind, block in re.findall(r"```(bash|console)\n(.*?)```", text, flags=re.DOTALL):
         lines = block.replace("\\\n", " ").splitlines()
@@ -66,7 +66,7 @@ def commands(text: str) -> list[str]:
 
 
 def smaller(command: str) -> str:
-    """The command with flags that make it short, and something in the place of what it leaves open."""
+    """Returns the command with shortening flags, and with its placeholders filled in."""
     for name, stand_in in STAND_INS.items():
         command = command.replace(name, stand_in)
     command = command.partition("  #")[0]
@@ -84,7 +84,7 @@ def example_commands() -> list[str]:
 
 
 def made_corpora(folder: Path) -> None:
-    """Files in the layout of the corpora that configs read."""
+    """Writes files in the layout of the corpora that the configs read."""
     rng = random.Random(0)
     words = ["man", "woman", "dog", "rides", "runs", "red", "blue", "house", "film", "dull"]
 
@@ -106,7 +106,7 @@ def made_corpora(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
-    """A folder with scripts, configs, corpora and the runs that examples use."""
+    """A folder with scripts, configs, corpora and the runs that the examples use."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("scripts", "configs", "tests", "tformer_jax"):
         (folder / name).symlink_to(ROOT / name)
@@ -117,7 +117,7 @@ def checkout(tmp_path_factory) -> Path:
 
 
 def shell(folder: Path, command: str) -> str:
-    """The output of a command that must succeed."""
+    """Returns the output of a command that must succeed."""
     devices = os.environ["XLA_FLAGS"] if "mesh" in command or "parallel" in command else ""  # eight of them, or one
     environment = {**os.environ, "XLA_FLAGS": devices, "PYTHONPATH": str(ROOT), "TFORMER_DATA": str(folder / "corpora")}
     command = re.sub(r"\bpython\b", shlex.quote(sys.executable), command)
@@ -192,6 +192,6 @@ def test_hugging_face_checkpoints(tmp_path, monkeypatch):
 
 
 def python_block(heading: str) -> str:
-    """The first Python block below a heading of tformer_jax/README.md."""
+    """Returns the first Python block below a heading of tformer_jax/README.md."""
     text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8")
     return text.partition(f"## {heading}\n")[2].partition("```python\n")[2].partition("```")[0]

@@ -1,4 +1,4 @@
-"""Files of the user's cache folder: used again, made anew where they are not what was written, never in the way."""
+"""The user cache: values are reused, damaged files are replaced, and failures to write do no harm."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def ask(key=None, value=VALUE) -> tuple[object, bool]:
-    """The value, and whether it had to be made."""
+    """Returns the value, and whether it was computed."""
     made = []
     found = user_cache.cached("topic", key or {"n": 1}, lambda: made.append(1) or value)
     return found, bool(made)
@@ -94,7 +94,7 @@ def test_many_processes_write_the_same_file(folder):
 
 
 def made(seed: int = 0, **data: object) -> tuple[object, ...]:
-    """Held-out splits, tokenizers and examples of a CLDR corpus."""
+    """Returns the held-out splits, tokenizers and examples of a CLDR corpus."""
     cldr._book.cache_clear()
     family = "classifier" if data.get("source") == "cldr_language" else "seq2seq"
     settings = DataConfig(heldout_examples=30, tokenizer="bpe", vocab_size=300, tokenizer_examples=200, **data)

@@ -1,9 +1,9 @@
-"""Compiles train steps for slices of TPUs and records what one device of them needs and sends.
+"""Compiles train steps for TPU slices and records the memory and communication of one device.
 
 python -m tests.topologies --record configs/results/topologies.json
 python -m tests.topologies --only "gpt2 v5e:4x4" --record gpt2.json
 
-It needs libtpu (`pip install -e ".[aot]"`), and minutes for each case. A record that exists keeps its other cases.
+Requires libtpu (`pip install -e ".[aot]"`), and minutes per case. Other cases of an existing record are kept.
 """
 
 import argparse
@@ -28,7 +28,7 @@ RING = LARGE | {"attention_backend": "ring", "attention_dropout": 0.0, "max_leng
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A published model on a mesh over a slice, one row for each device that has rows of its own."""
+    """A published model on a mesh over a slice, with one row per batch shard."""
 
     preset: str
     topology: str
@@ -55,7 +55,7 @@ CASES = {
 
 
 def compiled(name: str) -> dict[str, Any]:
-    """The figures of one case."""
+    """Returns the figures of one case."""
     from tformer_jax.train.aot import programs, topology
 
     case, start = CASES[name], time.perf_counter()
@@ -82,7 +82,7 @@ def compiled(name: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Each case is compiled in a process of its own: libtpu describes one slice in a process."""
+    """Compiles each case in its own process, since libtpu describes only one slice per process."""
     result = argparse.ArgumentParser(prog="python -m tests.topologies", description=__doc__)
     result.add_argument("--only", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     result.add_argument("--record", type=Path, required=True, metavar="FILE")

@@ -19,7 +19,7 @@ SECONDS_A_CHUNK = 0.01
 
 
 def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
-    """Writes each line twice, slowly: a model whose chunks are four texts."""
+    """Writes each line twice, slowly, like a model with chunks of four texts."""
     run = source.parent / "run"
     options = argparse.Namespace(input=source, output=output, resume=resume, run=run)
 
@@ -38,7 +38,7 @@ def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
 
 
 def kill_until_done(source: Path, output: Path, draw: random.Random) -> int:
-    """The number of processes that were killed."""
+    """Returns the number of processes that were killed."""
     kills = 0
     while True:
         child = os.fork()

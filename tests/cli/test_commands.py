@@ -48,7 +48,7 @@ def train(family: str, folder: Path, data: DataConfig) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """A run of one step of each family."""
+    """Runs of one step of each family."""
     folder = tmp_path_factory.mktemp("runs")
     words = ["abc", "bca", "cabb", "ac", "bb", "cc", "aabb", "b", "ca", "acab"]
     (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))

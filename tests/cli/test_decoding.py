@@ -1,4 +1,4 @@
-"""The flags of generation follow from the settings, and choose the strategy."""
+"""The decoding flags are derived from the settings, and select the strategy."""
 
 import argparse
 import dataclasses
@@ -21,7 +21,7 @@ def chosen(*flags: str, saved: DecodeConfig | None = None, several: str = "beam"
 
 
 def test_every_setting_has_a_flag_with_its_meaning(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "1000")  # no word is broken
+    monkeypatch.setenv("COLUMNS", "1000")  # no line is wrapped
     with pytest.raises(SystemExit):
         parse("--help")
     shown = " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""What the doctor says of a machine and of a config, against what is really placed, planned and refused."""
+"""The doctor's statements about a machine and a config, against what is really placed, planned and refused."""
 
 import json
 import os
@@ -21,12 +21,12 @@ CLDR = ["--config", str(ROOT / "configs" / "translate_cldr.py")]
 MULTI30K = ["--config", str(ROOT / "configs" / "translate_multi30k.py")]
 FSDP = ["--config.parallel.fsdp=8"]
 WIDE = "--config.model.ffn_dim=102400"
-"""4 layers x 2 x 128 x 102,400 parameters and little more, in four arrays of float32."""
+"""Slightly more than 4 layers x 2 x 128 x 102,400 parameters, in four float32 arrays."""
 
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch, tmp_path):
-    """No flags of tests, no GPU, no data, an empty folder for runs."""
+    """An environment without the flags of tests, a GPU or data, and with an empty folder for runs."""
     assert jax.device_count() == 8  # the flags have been read
     for name in ("XLA_FLAGS", "TFORMER_DATA"):
         monkeypatch.delenv(name, raising=False)
@@ -36,7 +36,7 @@ def quiet_machine(monkeypatch, tmp_path):
 
 
 def held(tree) -> int:
-    """Bytes of a tree that lie on the first device."""
+    """Returns the bytes of a tree that are on the first device."""
     first = jax.devices()[0]
     return sum(
         shard.data.nbytes

@@ -1,4 +1,4 @@
-"""How commands end: with a status and at most one line, whatever happens to their input and output."""
+"""Commands end with a status and at most one line, whatever happens to their input and output."""
 
 import os
 import signal

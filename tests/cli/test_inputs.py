@@ -1,4 +1,4 @@
-"""Lines of texts, columns and JSON objects: as they are, lazily, and clear about what cannot be read."""
+"""Inputs of text lines, columns and JSON objects: unchanged, lazy, and with clear errors."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""A prompt that shows pieces as they come, and survives mistakes and Ctrl-C."""
+"""The interactive prompt shows pieces as they are generated, and survives errors and Ctrl-C."""
 
 import argparse
 import builtins
@@ -12,7 +12,7 @@ from tformer_jax.config import ConfigError
 
 
 def typed(monkeypatch, *lines) -> None:
-    """Lets `input` return lines and raise exceptions, then end."""
+    """Makes `input` return lines and raise exceptions, then end."""
     waiting = iter([*lines, EOFError()])
 
     def read(prompt: str) -> str:

@@ -1,4 +1,4 @@
-"""From the input to the output: each line as soon as it is there, nothing kept, progress on a terminal."""
+"""Lines are streamed from input to output: each is written once it is ready, none is kept; progress on a terminal."""
 
 import argparse
 import io
@@ -58,7 +58,7 @@ def test_memory_does_not_grow_with_the_input(source, tmp_path):
 
 
 def shown(source: Source, *, terminal: bool, done: int = 0, wanted: bool = True) -> str:
-    """What a person has seen after three lines."""
+    """Returns what is shown after three lines."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     with LinesProgress(source, done=done, shown=wanted, console=console) as progress:
         for _ in itertools.islice(source.lines({"--field": "text"}), 3):

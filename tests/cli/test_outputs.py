@@ -1,4 +1,4 @@
-"""A file is whole or not there, and what was interrupted at any byte goes on as if nothing had happened."""
+"""Output files are complete or absent, and output interrupted at any byte is resumed without a difference."""
 
 import argparse
 import errno
@@ -87,7 +87,7 @@ def test_killed_again_and_again(source, name):
 
 
 def write(path: Path, count: int, *, facts=FACTS, resume=False, lines=2) -> None:
-    """Writes a part of a file, or fails to."""
+    """Writes lines up to `count` to an output file, then is interrupted."""
     with (
         pytest.raises(KeyboardInterrupt),
         outputs.opened(path, facts, lines_a_text=lines, resume=resume) as file,

@@ -1,4 +1,4 @@
-"""How commands start: without JAX until their flags are read, and with what earlier ones have compiled."""
+"""Commands parse their flags before they import JAX, and reuse compiled programs."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ HEAVY = {"jax", "flax", "optax", "orbax", "torch"}
 
 
 def run_without_cache_settings(program: str, cache: Path, *flags: str, **variables: str) -> str:
-    """The output of a process whose user has a cache folder, and nothing set that belongs to JAX's cache."""
+    """Returns the output of a process with a user cache folder and no variable of JAX's cache set."""
     kept = {name: value for name, value in os.environ.items() if "CACHE" not in name}
     environment = {**kept, "XDG_CACHE_HOME": str(cache), "HOME": str(cache), **variables}
     done = subprocess.run(
@@ -46,9 +46,9 @@ for script in {SCRIPTS!r}:
 
 @pytest.fixture
 def caches(tmp_path, monkeypatch) -> Path:
-    """An empty cache folder of the user's, and no variable that says another."""
+    """An empty user cache folder, with no variable that overrides it."""
     for name in (user_cache.VARIABLE, compilation_cache.FOLDER, compilation_cache.SWITCH, *compilation_cache.SETTINGS):
-        monkeypatch.setenv(name, "")  # so that what is set is forgotten after the test
+        monkeypatch.setenv(name, "")  # so that the variable is restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")

@@ -1,4 +1,4 @@
-"""Sweeps: which runs they make, that they go on where they stopped, and what they tell."""
+"""Sweeps: their runs, how they are resumed, and their output."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ run.mkdir()
 seed = int(run.name.rpartition("seed=")[2])
 (run / "result.json").write_text(json.dumps({"test": {"loss": 1.5 + seed, "bleu": 10.0 * seed}}))
 """
-"""Stands in for the training of a run."""
+"""A substitute for the training of a run."""
 
 
 def test_every_combination_the_last_name_fastest():

@@ -1,4 +1,4 @@
-"""The installed command runs what the scripts run."""
+"""The installed command `tformer` runs the same functions as the scripts."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The training command's face: config files, overrides, and one sentence for each mistake."""
+"""The training command: config files, overrides, and one sentence for each error."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Settings: declared once, checked when built, convertible without loss, and clear about mistakes."""
+"""Settings are declared once, validated when built, converted without loss, and clear about errors."""
 
 import dataclasses
 import json

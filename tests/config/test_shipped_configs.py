@@ -1,4 +1,4 @@
-"""Every config in configs/ builds, in each of its variants, and its model has shapes."""
+"""Every config in configs/ builds in each of its variants, and the shapes of its parameters can be computed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows in batches of few shapes, and the results back in their places."""
+"""Rows run in batches of few shapes; results are returned in the order of the rows."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from tformer_jax.special_tokens import PAD
 
 
 def batches(lengths, *, size: int, max_length: int):
-    """The shapes that `run` sees and the lengths of their rows; checks that every result finds its place."""
+    """Returns the shapes that `run` receives and the lengths of their rows; asserts the order of the results."""
     seen = []
 
     def run(tokens, places):
@@ -53,7 +53,7 @@ def test_padding_on_either_side():
 
 
 def squares(items, *, size=3, skip=0):
-    """The squares, and the chunks they were computed in."""
+    """Returns the squares, and the chunks they were computed in."""
     chunks = []
 
     def run(rows, start):

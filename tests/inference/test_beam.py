@@ -34,7 +34,7 @@ def penalty(length: int, kind: str, alpha: float) -> float:
 
 
 def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], float]:
-    """The summed log-probability of every output of at most LENGTH tokens, by float64 full passes."""
+    """Returns the log-probability of every output of at most LENGTH tokens, by float64 full passes."""
     allowed = [token for token in range(VOCAB) if token not in (PAD, BOS)]
     others = [token for token in allowed if token != EOS]
     outputs = [
@@ -56,7 +56,7 @@ def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], flo
 @pytest.mark.parametrize(("kind", "alpha"), [("average", 0.0), ("average", 1.0), ("gnmt", 0.6), ("gnmt", 2.0)])
 def test_enough_beams_find_the_best_of_all_outputs(seq2seq, kind, alpha):
     model, params = seq2seq
-    beams = 64  # more than the 3^3 beginnings that can go on
+    beams = 64  # more than the 3^3 prefixes that can continue
     found = best(model, params, SOURCES, beams=beams, length_penalty=kind, length_alpha=alpha, early_stopping="never")
     for row, source in enumerate(SOURCES):
         sums = every_output(model, params, source)
@@ -77,7 +77,7 @@ def test_one_beam_is_greedy(seq2seq):
 
 
 def test_beams_do_not_compete_for_experts():
-    """Alone, a token always finds room, whatever the capacity: so must each beam."""
+    """A token alone always fits into an expert, whatever the capacity; so must the tokens of each beam."""
     crowded = tiny("decoder_lm", vocab_size=VOCAB, ffn="moe", num_experts=3, experts_per_token=1, expert_capacity=0.5)
     model, params = build(crowded)
     roomy = registry.build(dataclasses.replace(crowded, expert_capacity=None))
@@ -99,7 +99,7 @@ def test_no_row_depends_on_another(seq2seq):
 
 
 def test_a_row_that_is_done_waits_unchanged():
-    """While others go on, its beams would find hypotheses that are better than the first ones."""
+    """If a finished row continued with the others, its beams would find better hypotheses than its first ones."""
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB), seed=5)
     prompts = np.array([[token, other] for token in (3, 4, 5) for other in (3, 4, 5)], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=2, early_stopping="first", length_alpha=2.0)
@@ -122,7 +122,7 @@ def test_continuations_of_prompts_of_different_length():
 
 
 def test_the_early_end_is_no_worse_with_more_patience(seq2seq):
-    """The k-th scores: `never` waits for what `heuristic` may miss, and that for what `first` may."""
+    """The k-th scores: those of `never` are at least those of `heuristic`, and those at least those of `first`."""
     model, params = seq2seq
     worst = [
         best(model, params, SOURCES, beams=3, length=7, early_stopping=kind).scores.min(axis=1)

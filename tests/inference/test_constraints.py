@@ -1,4 +1,4 @@
-"""Rules about the next token, worked out by hand. Hugging Face's are in tests/parity/test_decoding_rules.py."""
+"""Constraints on the next token, worked out by hand; tests/parity/test_decoding_rules.py compares with Hugging Face."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ LOGITS = normal(3, V, seed=1)
 
 
 def constrained(rules: Rules, histories: list[list[int]], made: list[int] | None = None, **cfg) -> np.ndarray:
-    """`constrain` on LOGITS; what stands after a history is rubbish."""
+    """Applies `constrain` to LOGITS; tokens after a history are arbitrary."""
     counts = np.array(list(map(len, histories)))
     history = np.full((3, counts.max() + 2), 7, np.int32)
     for row, ids in enumerate(histories):
@@ -30,7 +30,7 @@ def constrained(rules: Rules, histories: list[list[int]], made: list[int] | None
 
 
 def excluded(*arguments, **options) -> list[list[int]]:
-    """The tokens that `constrain` excludes, all others being as they were."""
+    """Returns the tokens that `constrain` excludes, and asserts that the others are unchanged."""
     found = constrained(*arguments, **options)
     gone = found == -np.inf
     np.testing.assert_array_equal(found[~gone], LOGITS[~gone])

@@ -1,4 +1,4 @@
-"""An engine gives every request what it would get alone, whoever comes and goes beside it."""
+"""The engine gives every request the output that it would get alone, whatever other requests come and go."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
 TEXTS = ["abc", "gfedcba", "a", "abcabcabc", "bb", "cab"]
 LONG = 40
-SEEDS = {"seq2seq": 7, "decoder_lm": 3}  # of parameters whose outputs differ from text to text
+SEEDS = {"seq2seq": 7, "decoder_lm": 3}  # parameters whose outputs differ between texts
 GREEDY = DecodeConfig(max_new_tokens=7)
 SAMPLE = DecodeConfig(max_new_tokens=7, strategy="sample", temperature=2.0)
 BEAM = DecodeConfig(max_new_tokens=7, strategy="beam", beams=3)
@@ -53,7 +53,7 @@ def engine(trained, slots: int = 3, **options) -> Engine:
 
 
 def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int, int], tuple[str, Event]]:
-    """Runs to the end: for each request and sample its text, and its last event."""
+    """Runs the engine to the end; returns the text of each request and sample, and its last event."""
     events = [] if events is None else events
     while not served.idle:
         events += served.step()
@@ -69,7 +69,7 @@ def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int,
 
 
 def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, place: int = 0) -> str:
-    """The best output, by the batch functions, for this text only."""
+    """Returns the best output for this text alone, by the batch functions."""
     cfg, model, params = trained
     ids = LETTERS.encode(text)
     translates = cfg.model.family == "seq2seq"
@@ -131,7 +131,7 @@ def test_samples_of_one_prompt_share_it(trained, text):
 @settings(max_examples=6)
 @given(data=st.data())
 def test_whoever_comes_and_goes_nobody_notices(trained, data):
-    """Requests of all kinds come at any time, and some leave; the others get what they get alone."""
+    """Requests of all kinds arrive at any time, and some are cancelled; the others get what they would get alone."""
     pages, seconds = data.draw(st.sampled_from([None, 9])), data.draw(st.sampled_from([0.0, math.inf]))
     served, events = engine(trained, pages=pages, seconds=seconds), []
     asked: dict[int, tuple] = {}
@@ -156,7 +156,7 @@ def test_whoever_comes_and_goes_nobody_notices(trained, data):
 
 
 def test_a_row_that_has_left_writes_to_nobodys_pages():
-    """All pages of a row that was cancelled are given to the next request, which takes another row."""
+    """All pages of a cancelled row are given to the next request, which takes another row."""
     trained = models("decoder_lm")
     served = engine(trained, slots=2, pages=4)
     long = dataclasses.replace(GREEDY, max_new_tokens=20)
@@ -200,7 +200,7 @@ def test_the_score_is_the_sum_of_log_probabilities():
 
 
 def endless(family: str = "decoder_lm"):
-    """A model that never chooses EOS, and its greedy output for "abc"."""
+    """Returns a model that never chooses EOS, and its greedy output for "abc"."""
     cfg, model, params = models(family, output_bias=True)
     params["head"]["bias"] = params["head"]["bias"].at[np.array([EOS, 3])].set(-1e4)
     return (cfg, model, params), alone((cfg, model, params), "abc", GREEDY)
@@ -209,7 +209,7 @@ def endless(family: str = "decoder_lm"):
 @pytest.mark.parametrize("most", [3, 32])
 @pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
 def test_several_steps_a_call_choose_what_one_step_a_call_does(trained, decode, most, monkeypatch):
-    """Also for those who come later, and beside one who leaves midway."""
+    """Also for requests that arrive later, and beside one that is cancelled."""
     monkeypatch.setattr(lanes, "MOST", most)
 
     def run(seconds: float):
@@ -238,7 +238,7 @@ def test_several_steps_a_call_choose_what_one_step_a_call_does(trained, decode, 
 
 
 def test_a_call_ends_when_a_row_is_free_for_those_that_wait(monkeypatch):
-    """Of two rows one ends after two tokens: then the third request begins, before the other row has ended."""
+    """One of two rows ends after two tokens: the third request starts before the other row ends."""
     trained, _ = endless()
     served = engine(trained, slots=2, seconds=math.inf)
     lengths = (2, 7, 7)
@@ -310,7 +310,7 @@ def test_rounded_beam_widths_give_the_outputs_of_each_width(trained):
 
 @pytest.mark.slow
 def test_after_the_warm_up_nothing_is_compiled(trained):
-    """Whatever the lengths of prompts and outputs, and however many begin together."""
+    """For any lengths of prompts and outputs, and any number of requests admitted together."""
     served = engine(trained, few_shapes=True, slots=4)
     decode = dataclasses.replace(GREEDY, max_new_tokens=33)
     functions = [compiled.admit, compiled.read, compiled.advance, compiled.widen, compiled.empty]

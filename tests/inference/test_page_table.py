@@ -1,4 +1,4 @@
-"""Whatever rows come, go, fork and share, each reads its own tokens, and no page is lost."""
+"""Rows that are admitted, freed, forked and shared read their own tokens, and no page is lost."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ SIZE, PAGES = 2, 9
 
 
 class Memory:
-    """What stands in the pages, and what each row should read."""
+    """The contents of the pages, and what each row should read."""
 
     def __init__(self):
         self.table = PageTable(PAGES, SIZE)

@@ -1,4 +1,4 @@
-"""Weights are converted for decoding once, and only while they live."""
+"""Weights are converted for decoding once, and released with the parameters."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Choosing tokens, against probabilities worked out in NumPy."""
+"""Sampling of tokens, against probabilities worked out in NumPy."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from tformer_jax.special_tokens import BOS, PAD
 LOGITS = normal(3, 12, seed=4)
 NEVER = np.isin(np.arange(12), (PAD, BOS))
 CHI_SQUARE = (0.0, 10.8, 13.8, 16.3, 18.5, 20.5, 22.5, 24.3, 26.1, 27.9)
-"""What is exceeded with p = 0.001, by degrees of freedom."""
+"""Critical values of chi-squared for p = 0.001, by degrees of freedom."""
 
 
 def keys(count: int, seed: int = 0) -> jax.Array:
@@ -30,7 +30,7 @@ def keys(count: int, seed: int = 0) -> jax.Array:
 
 
 def rows(count: int, **changes) -> RowSettings:
-    """Rows that sample, with settings that are given for all rows or for each."""
+    """Returns sampling settings, given for all rows or for each row."""
     given = {name: jnp.asarray(value) for name, value in changes.items()}
     usual = RowSettings.of(DecodeConfig(strategy="sample"), count)
     return usual.replace(

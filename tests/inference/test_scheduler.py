@@ -1,4 +1,4 @@
-"""Admission is fair: nobody waits for a row that nobody else uses, and nobody is passed by its own kind."""
+"""Admission is fair: no request waits while a row is free, or is overtaken by a later one of its kind."""
 
 import collections
 
@@ -47,7 +47,7 @@ def test_an_unused_lane_makes_place_and_otherwise_the_smallest_one_is_emptied():
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_every_request_begins_at_last_and_in_the_order_of_its_kind(data):
-    """A simulation: in each step requests arrive, some begin, and some rows end; then nothing more arrives."""
+    """Simulates steps in which requests arrive, are admitted and finish; then no more arrive until all are done."""
     most_lanes, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     sizes, left = st.tuples(st.sampled_from("abcde"), st.integers(1, 4), st.integers(1, 8)), collections.deque()
     queue: list[tuple[int, PendingRequest]] = []

@@ -1,4 +1,4 @@
-"""Log-probabilities of given outputs against float64, and those of greedy decoding step by step."""
+"""Log-probabilities of given outputs against float64 and against greedy decoding step by step."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ TEXTS = [("abc",), ("",), ("g",), ("abcdefgabcdefgab" + "c",), ("fedcba",)]
 
 @pytest.fixture(scope="module", params=["seq2seq", "decoder_lm"])
 def scored(request):
-    """A family's config, model, examples and their scores."""
+    """Returns a family's config, model, examples and their scores."""
     cfg = setup(request.param)
     model, params = build(cfg.model, seed=1)
     examples = PAIRS if request.param == "seq2seq" else TEXTS
@@ -33,7 +33,7 @@ def log_softmax(logits):
 
 
 def expected(cfg, params, example) -> tuple[list[int], np.ndarray]:
-    """The scored tokens of one example and their log-probabilities, by a float64 pass over that example alone."""
+    """Returns one example's scored tokens and log-probabilities, by a float64 pass over that example alone."""
     ids = LETTERS.encode(example[-1])
     if cfg.model.family == "seq2seq":
         source, target = np.array([[*LETTERS.encode(example[0]), EOS]]), [*ids, EOS]
@@ -81,7 +81,7 @@ def test_logits_of_many_positions_are_made_in_parts(scored, monkeypatch):
 
 
 def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
-    """Each step's logits come from the cache, and its most probable token is the one that was chosen."""
+    """At each cached step, the chosen token is the most probable one."""
     model, params = build(tiny("seq2seq"), seed=1)
     source = np.array([[5, 6, 7, EOS]], np.int32)
     cfg = setup("seq2seq").decode

@@ -1,4 +1,4 @@
-"""Text that is shown while tokens arrive is, in the end, the text of all tokens."""
+"""Streamed text equals, in the end, the text of all tokens."""
 
 import io
 
@@ -36,7 +36,7 @@ def spiece(**options) -> Tokenizer:
 
 
 def llama() -> Tokenizer:
-    """As in Llama 2: words behind U+2581, and bytes for all other characters."""
+    """A tokenizer like Llama 2's: words after U+2581, and bytes for all other characters."""
     pieces = ["<unk>", "[CLS]", *BYTES, "▁", "▁▁", "a", "t", "▁a", "▁the", "数", "\ufffd", "."]
     vocab = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -53,7 +53,7 @@ def llama() -> Tokenizer:
 
 
 def bert() -> Tokenizer:
-    """WordPiece that takes spaces before punctuation away."""
+    """A WordPiece tokenizer that removes spaces before punctuation."""
     pieces = ["[UNK]", "[CLS]", "a", "the", "##a", "##t", ".", "n't", "'s", ",", "do", "not", "数"]
     tokenizer = hf.Tokenizer(hf.models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["[CLS]", "[UNK]"])
@@ -69,7 +69,7 @@ def metaspace() -> Tokenizer:
 
 
 def word_ends() -> Tokenizer:
-    """BPE as of 2016, whose tokens say where a word ends."""
+    """A BPE tokenizer as of 2016, whose tokens mark the end of a word."""
     vocab = {piece: number for number, piece in enumerate(["a", "t", "a</w>", "t</w>", "数</w>", "<unk>"])}
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.Whitespace(), hf.decoders.BPEDecoder()
@@ -96,7 +96,7 @@ def tokenizer(request) -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> tuple[list[str], bool]:
-    """What is shown after each token and at the end, and whether the stream said that it is done."""
+    """Returns the text shown after each token and at the end, and whether the stream is done."""
     stream = TextStream(tokenizer, stop)
     shown = [stream.feed(token) for token in tokens]
     return [*shown, stream.close()], stream.done
@@ -140,7 +140,7 @@ def test_any_text(tokenizer):
 
 @pytest.mark.parametrize("kind", ["bytes", "tiktoken", "sentencepiece with bytes", "llama"])
 def test_broken_bytes(kind):
-    """Any bytes, complete or not, between tokens of text."""
+    """Draws arbitrary bytes, valid UTF-8 or not, between tokens of text."""
     tokenizer = IMPORTED[kind]() if kind in IMPORTED else trained(kind)
     first = min(tokenizer.fallback_bytes, default=FIRST)
     byte = st.sampled_from(b"\xf0\x9f\x98\x80\xe2\x82\xac\xe0\xed\xc3\xa9\xff\x80A")

@@ -1,4 +1,4 @@
-"""Strings in, strings out: in order, whatever the batches, and clear about what does not fit."""
+"""Text functions: outputs in order, independent of the batches, and clear errors for texts that do not fit."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def setup(family: str, batch_size: int = 2) -> Config:
 
 @pytest.fixture(scope="module")
 def translations():
-    """The outputs for TEXTS one by one."""
+    """Returns the outputs for TEXTS one by one."""
     cfg = setup("seq2seq", batch_size=1)
     model, params = build(cfg.model, seed=1)
     translate = Translator(cfg, model, TOKENIZERS)
@@ -74,7 +74,7 @@ def test_classes_come_with_their_probability():
 
 @pytest.fixture(scope="module")
 def language_model():
-    """One that never chooses EOS."""
+    """Returns a model that never chooses EOS."""
     model, params = build(tiny("decoder_lm", output_bias=True))
     params["head"]["bias"] = params["head"]["bias"].at[EOS].set(-1e4)
     return model, params

@@ -33,13 +33,13 @@ CHUNKS = {"one by one": [1] * 6, "pairs": [2, 2, 2], "chunked prefill": [2, 2, 1
 
 @functools.cache
 def variant(name):
-    """A language model, its parameters, and its compiled pass without a cache."""
+    """Returns a language model, its parameters, and its compiled pass without a cache."""
     model, params = build(tiny("decoder_lm", decoder_layers=2, **VARIANTS[name]))
     return model, params, jax.jit(lambda tokens: model.apply({"params": params}, tokens))
 
 
 def read_in_chunks(model, params, cache, tokens, chunks, mask=None):
-    """The logits of every token, and the cache at the end; chunks of one size share a compilation."""
+    """Returns the logits of every token, and the final cache; chunks of equal size share a compilation."""
 
     @jax.jit
     def step(params, cache, tokens, token_mask):
@@ -54,7 +54,7 @@ def read_in_chunks(model, params, cache, tokens, chunks, mask=None):
 
 
 def paged(cfg, table=((3, 1, 6, 5), (2, 7, 4, 8)), **options):
-    """Pages of two tokens, handed out in no order."""
+    """Allocates pages of two tokens in arbitrary order."""
     cache = paged_cache(cfg, 2, pages=9, page_size=2, pages_a_row=4, **options)
     slots = {kind: dataclasses.replace(of, table=jnp.array(table)) for kind, of in cache.slots.items()}
     return dataclasses.replace(cache, slots=slots)
@@ -107,7 +107,7 @@ def test_left_padding_changes_nothing(name, kind):
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)
     cache = {"dense": empty_cache, "rows": row_cache}[kind](model.cfg, 2, 8) if kind != "paged" else paged(model.cfg)
     logits, cache = read_in_chunks(model, params, cache, padded, [3, 3], padded != PAD)
-    expected = full_pass(np.array([[5, 6, 7, 8, 4, 4], padded[1]], np.int32))  # the last two come after all that count
+    expected = full_pass(np.array([[5, 6, 7, 8, 4, 4], padded[1]], np.int32))  # the last two are not compared
     assert_close(logits[0, 2:], expected[0, :4])
     assert_close(logits[1], expected[1])
     np.testing.assert_array_equal(cache.lengths, [4, 6])

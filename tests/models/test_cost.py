@@ -1,4 +1,4 @@
-"""Costs against XLA's own count, real arrays, and hand arithmetic."""
+"""Estimated costs against XLA's own count, real arrays, and hand arithmetic."""
 
 import jax
 import pytest
@@ -20,7 +20,7 @@ def test_flops_are_those_that_xla_counts(family):
     batch = registry.example_batch(cfg, 2, 32)
     compiled = jax.jit(lambda params: registry.forward(model, params, batch).logits).lower(params).compile()
     counted = compiled.cost_analysis()["flops"]
-    # XLA also counts what is no matrix product: softmax, norms, additions
+    # XLA also counts operations other than matrix products: softmax, norms, additions
     assert 0.8 * counted < cost.of(cfg, 2, 32).forward_flops <= counted
 
 
@@ -69,7 +69,7 @@ def test_neither_flops_nor_memory_of_experts_grow_with_their_number():
 
     few, many = compiled(2), compiled(32)
     block = 2 * grouped.ROWS["cpu"] * 64 * 128
-    for program in (few, many):  # XLA counts one turn of each loop
+    for program in (few, many):  # XLA counts one iteration of each loop
         assert block <= program.cost_analysis()["flops"] < 1.1 * block
     assert many.memory_analysis().temp_size_in_bytes < 1.1 * few.memory_analysis().temp_size_in_bytes
 

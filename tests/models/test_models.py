@@ -1,4 +1,4 @@
-"""Whole models against float64 models, their parameter counts, and how the registry feeds them."""
+"""Whole models against float64 models, their parameter counts, and the batches that the registry passes them."""
 
 import dataclasses
 from typing import Any
@@ -60,7 +60,7 @@ def named(changes: dict[str, Any]) -> str:
 
 
 def proves(cfg: ModelConfig) -> tuple[list[str], str]:
-    """What a whole model with these settings shows, for the table of equivalences."""
+    """Returns the entries of the table of equivalences that a whole model with these settings proves."""
     base = tiny(cfg.family)
     names = [field.name for field in dataclasses.fields(cfg) if getattr(cfg, field.name) != getattr(base, field.name)]
     switches = [f"{name}={getattr(cfg, name)}" for name in names if name not in SIZES]

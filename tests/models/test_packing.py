@@ -1,4 +1,4 @@
-"""Documents packed into one row are read as if each stood alone."""
+"""Documents packed into one row give the results of separate documents."""
 
 import jax
 import jax.numpy as jnp

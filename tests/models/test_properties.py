@@ -1,4 +1,4 @@
-"""What must hold for every model: causality, indifference to padding, dropout in training only, precision."""
+"""Properties of every model: causality, independence of padding, dropout in training only, precision."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""The attention layer against float64, and its projections against each other."""
+"""The attention layer against float64, and its projection layouts against each other."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The attention core: every backend against a float64 loop, and what a hidden row does."""
+"""The attention core: every backend against a float64 loop, and rows that attend to nothing."""
 
 import functools
 
@@ -27,7 +27,7 @@ SMALL_BLOCKS = attention_ops.Backend(functools.partial(blockwise_file.blockwise,
 
 @pytest.fixture(params=["auto", "reference", "xla", "blockwise", "small blocks"])
 def backend(request, monkeypatch):
-    """Each backend that runs anywhere; blocks of 4 divide neither T nor S."""
+    """Every backend that runs on any device; blocks of 4 divide neither T nor S."""
     monkeypatch.setitem(kinds.BACKENDS, "small blocks", SMALL_BLOCKS)
     return request.param
 
@@ -41,7 +41,7 @@ def inputs(K: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def random_mask(heads: int) -> jax.Array:
-    """Some rows see nothing."""
+    """Masks in which some rows attend to nothing."""
     mask = np.random.default_rng(3).random((B, heads, T, S)) < 0.6
     mask[0, :, 1] = False
     return jnp.asarray(mask)
@@ -158,7 +158,7 @@ RULES = {
 
 @functools.cache
 def blockwise_and_reference(rule):
-    """Both backends' values and gradients, compiled for one kind of mask."""
+    """Compiles both backends' values and gradients for one kind of mask."""
     T, S, K, static, bias, softcap = RULES[rule]
     qkv = normal(2, T, 4, 3), normal(2, S, K, 3, seed=1), normal(2, S, K, 3, seed=2)
     scoring, weights = attention_ops.Scoring(0.5, softcap, 0.0), normal(2, T, 4, 3, seed=5)

@@ -62,7 +62,7 @@ def test_dropout_without_training_or_rate_is_the_identity():
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_draws_each_element_alone(rate):
-    """By five standard deviations: the share that is dropped, and that of two neighbours, which share a number."""
+    """Within five standard deviations: the fraction dropped, and that of neighbours, which share a random word."""
     dropped = np.asarray(dropout(np.ones((1000, 401), np.float32), rate, jax.random.key(1))) == 0
     both = dropped[:, 0:400:2] & dropped[:, 1:400:2]
     for found, share in ((dropped, rate), (both, rate**2)):

@@ -20,7 +20,7 @@ COUNTS = {
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_values_and_gradients(counts, dtype):
-    M, rows = 150, sum(counts)  # rows of no group follow
+    M, rows = 150, sum(counts)  # then rows without a group
     assert max(COUNTS["ragged"]) > ROWS["cpu"]
     x, kernels = normal(M, D).astype(dtype), normal(len(counts), D, F, seed=1).astype(dtype)
     direction = normal(M, F, seed=2).astype(dtype) * (jnp.arange(M) < rows)[:, None]

@@ -1,4 +1,4 @@
-"""The cache's bookkeeping, by hand."""
+"""The bookkeeping of key-value caches, against states written by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def test_new_keys_fill_the_slots_from_the_index_on():
 
 @pytest.mark.parametrize("calls", [[1] * 7, [3, 1, 1, 1, 1], [5, 2, 1], [2, 7, 1]])
 def test_a_ring_keeps_the_newest(calls):
-    """What is seen is a superset of the window; what is kept are the last tokens, each once, at its position."""
+    """Visible slots include the window; the kept slots hold the last tokens, once each, at their positions."""
     slots, ring = RingSlots.empty(1, window=3, width=1), jnp.full((1, 1, 3, 1), -7.0)
     read = 0
     for T in calls:
@@ -78,7 +78,7 @@ def test_tokens_side_by_side_share_a_position():
 
 
 def test_a_beam_sees_its_ancestors():
-    """After a prompt of one token, two beams: both of the second step go on from beam 1 of the first."""
+    """After a prompt of one token, two beams: at the second step, both continue beam 1 of the first."""
     keys = Tokens(jnp.array([[0, 1, 1, 2, 2]]), jnp.array([[0, 0, 1, 0, 1]]))
     lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]]]), start=jnp.array([1]))
     np.testing.assert_array_equal(

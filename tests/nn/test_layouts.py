@@ -1,4 +1,4 @@
-"""Other layouts of the same model give the same logits."""
+"""Models with converted parameter layouts give the same logits."""
 
 import pytest
 

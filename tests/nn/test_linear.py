@@ -1,4 +1,4 @@
-"""Affine maps over several axes, and how their kernels start."""
+"""Affine maps over several axes, and the initialisation of their kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +85,7 @@ def test_a_product_and_its_gradients():
 
 @pytest.mark.parametrize("family", ["seq2seq", "decoder_lm", "classifier"])
 def test_no_gradient_sums_over_several_axes(family):
-    """XLA for CPUs would copy both operands of such a product."""
+    """XLA's CPU backend would copy both operands of such a product."""
     model, params = build(tiny(family, norm_placement="pre", tie_embeddings="output"))
     batch = registry.example_batch(model.cfg, 2, 4)
     jaxpr = jax.make_jaxpr(jax.grad(lambda params: registry.forward(model, params, batch).logits.sum()))(params)

@@ -15,12 +15,12 @@ from tformer_jax.nn.masks import Mask, as_mask, hidden_suffix
 
 
 def rows(*lines: str) -> np.ndarray:
-    """`x` may attend, `.` is hidden."""
+    """Parses a mask: `x` may attend, `.` may not."""
     return np.array([[character == "x" for character in line] for line in lines])
 
 
 def dense(mask: Mask, T: int, S: int, row: int = 0) -> jax.Array:
-    """The matrix of one row of the batch."""
+    """Returns the mask matrix of one row of the batch."""
     array = mask.dense(T, S)
     assert array is not None
     return jnp.broadcast_to(array, (*array.shape[:2], T, S))[row, 0]
@@ -120,7 +120,7 @@ def test_blocks_beyond_the_prefix_are_skipped_from_their_first_key_on():
 
 
 def array(shape: tuple[int, ...], low: int, high: int) -> st.SearchStrategy[np.ndarray]:
-    """Whole numbers from `low` to `high`, of which none, half or all are one of the two."""
+    """Draws integers from `low` to `high`, of which about none, half or all equal one of the two bounds."""
 
     def fill(seed: int, extreme: int, share: float) -> np.ndarray:
         draw = np.random.default_rng(seed)
@@ -130,17 +130,17 @@ def array(shape: tuple[int, ...], low: int, high: int) -> st.SearchStrategy[np.n
 
 
 def booleans(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
-    """Arrays of one shape, all or none of which may be True."""
+    """Draws bool arrays of one shape, including all True and all False."""
     return array(shape, 0, 1).map(lambda values: values.astype(bool))
 
 
 def rising(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
-    """Segment ids that rise along each row."""
+    """Draws segment ids that do not decrease along each row."""
     return array(shape, 0, 2).map(lambda ids: np.sort(ids, axis=1))
 
 
 def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
-    """Any combination of rules for two rows."""
+    """Draws any combination of mask rules for two rows."""
     return st.builds(
         Mask,
         real=st.none() | booleans((2, S)),

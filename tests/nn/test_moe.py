@@ -1,4 +1,4 @@
-"""Mixture of experts against a loop over tokens and experts, and its losses by hand."""
+"""Mixtures of experts against a loop over tokens and experts, and their losses against hand arithmetic."""
 
 import math
 
@@ -70,7 +70,7 @@ def test_a_row_does_not_depend_on_the_others():
 
 
 def test_no_token_depends_on_a_later_one():
-    """A token that came later took the place of an earlier one whose second choice it was."""
+    """Regression test: a later token displaced the second choice of an earlier one."""
     module, x = mixture(expert_capacity=0.5), normal(1, 40, 8)
     params = init_module(module, x)
     full = run(module, params, x)
@@ -79,7 +79,7 @@ def test_no_token_depends_on_a_later_one():
 
 
 def test_an_expert_reads_its_share_of_the_tokens_so_far():
-    """Every token asks for expert 0 of 4: with half a fair share it reads tokens 1, 9 and 17."""
+    """Every token chooses expert 0 of 4: with capacity factor 0.5, it reads tokens 1, 9 and 17."""
     cfg = mixture(expert_capacity=0.5, experts_per_token=1, router_normalize=False).cfg
     logits = jnp.tile(jnp.array([1.0, 0, 0, 0]), (1, 20, 1))
     read = np.flatnonzero(moe.route(logits, jnp.ones((1, 20), bool), cfg, limited=True).weights[0, :, 0])

@@ -1,4 +1,4 @@
-"""A paged cache reads what a dense one reads, whatever pages rows get, give back and share."""
+"""A paged cache equals a dense one while rows are given, return and share pages."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Position vectors: the worked example, the rotation property, and what happens past the trained length."""
+"""Position vectors: a worked example, the rotation property, and positions past the trained length."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -12,7 +12,7 @@ from tformer_jax.nn.attention_ops import attend, reference
 from tformer_jax.nn.masks import Mask
 
 T = 71
-"""More than two of the smallest chunks, and no multiple of one."""
+"""More than two chunks of the smallest size, and not a multiple of it."""
 MASKS = {
     "causal": Mask(causal=True, self_attention=True),
     "window": Mask(causal=True, window=20, self_attention=True),
@@ -56,7 +56,7 @@ def test_a_mask_that_hides_no_key_from_all_queries_is_computed_at_once():
 
 @pytest.mark.parametrize("causal, window", list(itertools.product([True, False], [None, 1, 3, 100])))
 def test_keys_outside_the_range_are_hidden(causal, window):
-    """Every part of every small mask: what lies outside the range is hidden, what bounds it is not."""
+    """For every slice of queries: keys outside of the range are masked, the first and the last one in it are not."""
     mask, length = Mask(causal=causal, window=window), 7
     dense = mask.dense(length, length)
     dense = np.ones((length, length), bool) if dense is None else np.asarray(dense)[0, 0]
@@ -68,7 +68,7 @@ def test_keys_outside_the_range_are_hidden(causal, window):
 
 
 def test_chunks_compute_five_eighths_of_the_scores():
-    """Four chunks of causal attention: 1/4 + 2/4 + 3/4 + 4/4 of a quarter each."""
+    """Four chunks of causal attention: (1/4 + 2/4 + 3/4 + 4/4) / 4 = 5/8."""
     q = normal(1, 256, 1, 8)
     masks = {"chunks": Mask(causal=True), "at once": Mask(explicit=np.tri(256, dtype=bool)[None, None])}
     scores = {}

@@ -1,4 +1,4 @@
-"""Positions that attention uses: rotations, ALiBi, T5's buckets."""
+"""Positions in attention: rotary, ALiBi and T5's relative buckets."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Ring attention on a mesh of simulated devices gives what the formula gives on one, and holds a part of the keys."""
+"""Ring attention on a mesh of simulated devices equals the formula, and each device holds a part of the keys."""
 
 import functools
 
@@ -38,7 +38,7 @@ small_blocks, larger_blocks = functools.partial(ring, block=3), functools.partia
 
 
 def on_mesh(sizes: dict[str, int], run):
-    """`run`, compiled for a mesh."""
+    """Returns a mesh, and `run` jitted for it."""
     mesh = make_mesh(ParallelConfig(**{"data": 1} | sizes))
 
     def traced(*arguments):
@@ -53,7 +53,7 @@ def inputs(T: int, S: int, N: int = 4, K: int = 2, B: int = 2):
 
 
 def passes(run, scoring: Scoring = PLAIN, **static):
-    """(q, k, v, bias, arrays of the mask) -> the result, and gradients of q, k, v and bias."""
+    """Returns a function from (q, k, v, bias, mask arrays) to the result and the gradients of q, k, v and bias."""
 
     def both(q, k, v, bias, arrays):
         mask = Mask(**static, **arrays)
@@ -70,7 +70,7 @@ def compiled(mesh: str, scoring: Scoring, **static):
 
 
 def check(mesh: str, qkv, bias=None, arrays=None, scoring: Scoring = PLAIN, **static):
-    """The result and the gradients on the mesh, which must be those of the formula."""
+    """Compiles the result and the gradients on the mesh, and those of the formula that they must equal."""
     everywhere, run, expected = compiled(mesh, scoring, **static)
     arguments = (*qkv, bias, arrays or {})
     found = run(*jax.device_put(arguments, everywhere))
@@ -130,12 +130,12 @@ TWELVE = {"table": BucketBias(normal(8, 12), True, 9), "none": None, "alibi": Al
 @pytest.mark.parametrize("K", rest_slow([3, 1, 12, 6, 4, 2], 2))
 @pytest.mark.parametrize("mesh", rest_slow(["heads", "rows and heads"], 1))
 def test_heads_find_their_keys_and_their_bias(mesh, K, bias):
-    """Four devices cannot share 6, 3, 2 or 1 key/value heads evenly, but the 12 heads that read them."""
+    """Four devices cannot split 6, 3, 2 or 1 key/value heads evenly, but they can split the 12 query heads."""
     check(mesh, inputs(8, 8, 12, K), TWELVE[bias], causal=True)
 
 
 def test_positions_for_a_bias_are_those_of_the_whole_row():
-    """By hand: equal keys, so that a weight is the softmax of minus the distance to the key."""
+    """By hand: with equal keys, the weights are the softmax of minus the distance to the key."""
     q, k, v = jnp.zeros((2, 8, 1, 8)), jnp.zeros((2, 8, 1, 8)), jnp.tile(jnp.eye(8)[:, None], (2, 1, 1, 1))
     mesh, run = on_mesh(ROWS, lambda q, k, v, bias: ring(Operands(q, k, v, Mask(), PLAIN, bias)))
     out = run(*jax.device_put((q, k, v, AlibiBias(jnp.ones(1))), rules.replicated(mesh)))
@@ -195,7 +195,7 @@ def test_without_a_mesh():
 
 
 def test_keys_that_are_hidden_from_a_device_are_not_looked_at():
-    """What is computed with NaN is NaN, hidden or not: only the device that may see the last keys shows it."""
+    """NaN spreads even through masked scores, so only the device that attends to the last keys may show it."""
     q, k, v = inputs(16, 16)
     mesh, run = on_mesh(ROWS, passes(small_blocks, causal=True))
     broken = jax.device_put((q, k.at[:, 12:].set(jnp.nan), v.at[:, 12:].set(jnp.nan), None, {}), rules.replicated(mesh))
@@ -227,7 +227,7 @@ def test_weights_cannot_be_dropped():
 
 @functools.cache
 def planned(T: int, run=larger_blocks, **sizes: int):
-    """The gradient's program for rows of T tokens, which come split."""
+    """Compiles the gradient for sharded rows of T tokens."""
     mesh, both = on_mesh(sizes, passes(run, causal=True))
     where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", "tensor"))
     shape = jax.ShapeDtypeStruct((2, T, 2, 8), jnp.float32, sharding=where)
@@ -253,6 +253,6 @@ def test_the_memory_of_a_device_grows_with_its_part_of_a_row():
         return planned(T, **options).memory_analysis().temp_size_in_bytes
 
     short, middle, long = (temporary(T, sequence=8) for T in (2048, 4096, 8192))
-    assert long - middle == pytest.approx(2 * (middle - short), rel=0.02)  # a fixed part, and so much a token
-    assert temporary(4096, sequence=4) == pytest.approx(long, rel=0.02)  # as many tokens a device
+    assert long - middle == pytest.approx(2 * (middle - short), rel=0.02)  # a constant, and a part linear in T
+    assert temporary(4096, sequence=4) == pytest.approx(long, rel=0.02)  # equal numbers of tokens per device
     assert middle < temporary(4096, run=reference, sequence=8) / 50

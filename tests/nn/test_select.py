@@ -1,4 +1,4 @@
-"""What `attention_backend="auto"` takes, and what backends are told of a mask."""
+"""The choice of `attention_backend="auto"`, and what backends receive of a mask."""
 
 import dataclasses
 

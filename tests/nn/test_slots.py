@@ -1,4 +1,4 @@
-"""Rows that go on and back on their own hold what lists would hold."""
+"""Caches whose rows advance and rewind independently hold what Python lists would hold."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ PAGES = jnp.arange(1, 1 + ROWS * 2).reshape(ROWS, 2)
 
 
 def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
-    """Rows read tokens, None for padding; the key of each is its name."""
+    """Writes tokens to the rows, None for padding; the key of a token is its name."""
     places = [[EMPTY if name is None else length for name in row] for row, length in zip(tokens, lengths, strict=True)]
     places = [
         [n + sum(p != EMPTY for p in row[:i]) if n != EMPTY else EMPTY for i, n in enumerate(row)] for row in places
@@ -28,7 +28,7 @@ def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
 
 
 def held(positions: np.ndarray, keys: np.ndarray) -> list[list[int]]:
-    """The names in each row, in the order of their positions, which are 0, 1, ..."""
+    """Returns the names in each row, ordered by their positions 0, 1, ..."""
     rows = []
     for place, key in zip(positions, keys, strict=True):
         order = [slot for slot in np.argsort(place, kind="stable") if place[slot] != EMPTY]
@@ -85,7 +85,7 @@ def test_all_rows_forget_their_last_token_and_write_in_its_place(make):
 
 @pytest.mark.parametrize("window", [1, 3, 4])
 def test_a_ring_keeps_the_window_of_each_row_whatever_padding_a_call_has(window):
-    """What a token may see are its row's last `window` real tokens, itself included."""
+    """A token attends to the last `window` real tokens of its row, itself included."""
 
     @settings(max_examples=40, deadline=None)
     @given(data=st.data())

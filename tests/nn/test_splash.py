@@ -1,4 +1,4 @@
-"""Splash attention, interpreted: every mask that it knows, and rows and heads that are split over a mesh."""
+"""Splash attention in interpret mode: every mask that it supports, and rows and heads sharded over a mesh."""
 
 import functools
 
@@ -56,7 +56,7 @@ KERNELS = {"splash, K=1": (splash.splash, 1), "splash, K=4": (splash.splash, 4),
 
 @pytest.mark.parametrize("case", rest_slow(KERNELS, 1))
 def test_rows_and_heads_are_split_over_the_mesh(case):
-    """Each device runs the kernel on its own rows and heads; nothing is gathered but for a lone key/value head."""
+    """Each device runs the kernel on its own rows and heads; only a single key/value head is gathered."""
     (kernel, K), mesh = case, make_mesh(ParallelConfig(data=2, tensor=4))
 
     def run(q, k, v, segments):

@@ -1,4 +1,4 @@
-"""A scan over layers, activation checkpointing and layer patterns change nothing but the program."""
+"""Scanning over layers, activation checkpointing and layer patterns change only the program, not the result."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ MODELS = {
 
 
 def run(model, params, batch):
-    """Logits and gradients."""
+    """Returns logits and gradients."""
 
     def total(params):
         outputs = registry.forward(model, params, batch, train=True)

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices."""
+"""Reads the collectives of compiled programs."""
 
 import math
 import re
@@ -9,22 +9,22 @@ OPERATION = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(?:-start)?\(")
 
 
 class Collective(NamedTuple):
-    """One of its operations on one device."""
+    """One collective operation on one device."""
 
     kind: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of floating-point results."""
+    """Shapes of the floating-point results."""
     name: str
-    """Where in the traced function it comes from."""
+    """Name of the operation in the traced function."""
 
     @property
     def largest(self) -> int:
-        """Numbers in the largest result."""
+        """Number of elements in the largest result."""
         return max(map(math.prod, self.shapes), default=0)
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives of a compiled program (`compiled.as_text()`), in the order of the text."""
+    """Returns the collectives of a compiled program (`compiled.as_text()`), in the order of the text."""
     found = []
     for line in text.splitlines():
         if operation := OPERATION.search(line):

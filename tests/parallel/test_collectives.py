@@ -1,4 +1,4 @@
-"""What a training step sends between devices, read from the compiled program.
+"""The collectives of a train step, read from the compiled program.
 
 XLA for CPUs leaves an all-reduce where each device needs a part of the sum; other devices make a reduce-scatter of it.
 """
@@ -38,7 +38,7 @@ def sent(kind: str, preset: str):
 
 
 def of_kind(found, kind: str, least: int = 2):
-    """The shapes of what operations of a kind give, without scalars."""
+    """Returns the result shapes of one kind of collective, without scalars."""
     return [shape for one in found if one.kind == kind for shape in one.shapes if math.prod(shape) >= least]
 
 

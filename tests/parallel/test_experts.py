@@ -1,4 +1,4 @@
-"""A mixture of experts on every mesh gives what a sum over all experts gives, and tokens travel instead of experts."""
+"""A mixture of experts on every mesh equals a sum over all experts, and sends tokens instead of experts."""
 
 import dataclasses
 import re
@@ -42,13 +42,13 @@ def mixture(**changes):
 
 
 def outcome(module, params, x, real):
-    """Values, and both losses."""
+    """Returns the values and both losses."""
     y, collected = module.apply({"params": params}, x, real, train=True, mutable=["losses"])
     return y, jnp.stack([loss[0] for loss in collected["losses"].values()])
 
 
 def dense(module, params, x, real):
-    """`outcome` with every expert reading every token."""
+    """Returns `outcome` computed with every expert reading every token."""
     cfg, activation = module.cfg, kinds.load(kinds.ACTIVATIONS, module.cfg.activation)
     logits = x @ params["router"]
     experts, weights = moe.route(logits, real, cfg, limited=cfg.expert_capacity is not None)
@@ -66,7 +66,7 @@ def dense(module, params, x, real):
 
 
 def differentiated(function, module, x, real):
-    """Compiles to the outcome and the gradients of one number that depends on all of it."""
+    """Jits the outcome and the gradients of a scalar that depends on all of it."""
     direction = normal(*x.shape, seed=7)
 
     def objective(params, x):
@@ -77,7 +77,7 @@ def differentiated(function, module, x, real):
 
 
 def placed(params, mesh, module, x):
-    """The parameters where the rules say."""
+    """Shards the parameters by the rules."""
     where = rules.partitions(shapes_of(module, x), mesh.shape)
     return jax.device_put(params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), where, is_leaf=rules.is_spec))
 
@@ -132,7 +132,7 @@ def test_training_step(mesh):
 
 
 def gathered(text):
-    """The shapes of what a compiled program gathers from several devices."""
+    """Returns the shapes that a compiled program gathers from several devices."""
     found = re.findall(r" = \(?(\w+\[[\d,]*\])\S* all-gather(?:-start)?\(", text)
     return [tuple(map(int, re.findall(r"\d+", shape.split("[")[1]))) for shape in found]
 

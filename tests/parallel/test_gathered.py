@@ -1,4 +1,4 @@
-"""Gradients of parameters that rest in parts are scattered: the same values, in the compiled program."""
+"""Gradients of sharded parameters are reduce-scattered: equal values, checked in the compiled program."""
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,13 @@ from tformer_jax.parallel.mesh import make_mesh
 
 @pytest.fixture
 def on_cpus(monkeypatch):
-    """What is done for TPUs alone is done here, too."""
+    """Applies to CPUs what is applied only to TPUs otherwise."""
     monkeypatch.setattr(gathered, "PLATFORMS", ("cpu",))
 
 
 @pytest.mark.parametrize(("devices", "numbers"), [(4, 2), (16, 2), (256, 2), (8, 1), (1, 1)])
 def test_stages_leave_each_device_its_own_part(devices, numbers):
-    """By simulation: device i begins with all parts, and ends with part i, summed over all devices."""
+    """Simulation: device i starts with all parts and ends with part i, summed over all devices."""
     stages = list(gathered.stages(devices))
     assert len(stages) == numbers
     values = np.random.default_rng(0).integers(0, 9, (devices, devices))
@@ -64,7 +64,7 @@ def test_a_product_and_its_gradients(on_cpus, sizes, width):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "preset"), [("decoder_lm", "fsdp+tp"), ("seq2seq", "fsdp")])
 def test_a_train_step(on_cpus, kind, preset):
-    """Of tied embeddings, one look-up and every matrix: as on one device."""
+    """Gradients of tied embeddings, one look-up and every matrix equal those of one device."""
     steps = {}
     for name, devices in ((preset, 8), ("dp", 1)):
         cfg = config(kind, preset=name)

@@ -1,4 +1,4 @@
-"""Evaluation and decoding on a mesh give what one device gives."""
+"""Evaluation and decoding on a mesh give the results of one device."""
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ DECODINGS = {"beam": {"strategy": "beam", "beams": 3}, "greedy": {}, "sample": {
 
 
 def built(family: str, **decode):
-    """A config, a model, and its random parameters on one device."""
+    """Returns a config, a model, and its random parameters on one device."""
     data = {
         "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8, 16)),
         "decoder_lm": DataConfig(source="stdlib_text", batching="windows", window=8),
@@ -39,7 +39,7 @@ def built(family: str, **decode):
 
 
 def on(sizes: dict[str, int], model, params):
-    """The parameters on a mesh."""
+    """Places the parameters on a mesh."""
     mesh = make_mesh(ParallelConfig(**sizes))
     specs = rules.partitions(registry.shapes(model), mesh.shape)
     return jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), params, specs)

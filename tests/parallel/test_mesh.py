@@ -1,4 +1,4 @@
-"""How devices are arranged: on tori of TPUs, several slices, and nodes of GPUs, none of which this machine has."""
+"""The arrangement of devices on TPU tori, several slices and GPU nodes, all simulated."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from tformer_jax.parallel.mesh import arrange, make_mesh, outer_sizes
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What `mesh_utils` reads of a device."""
+    """The attributes of a device that `mesh_utils` reads."""
 
     id: int
     platform: str
@@ -24,7 +24,7 @@ class Device:
 
 
 def torus(kind: str, x: int, y: int, slices: int = 1) -> list[Device]:
-    """Slices of chips in rows of x."""
+    """Returns the devices of several slices, each with `y` rows of `x` chips."""
     places = itertools.product(range(slices), range(y), range(x))
     return [
         Device(number, "tpu", kind, slice_index=where if slices > 1 else None, coords=(column, row, 0))

@@ -1,4 +1,4 @@
-"""How this process finds its place, and what is said of processes that do not start."""
+"""How a process finds its index, and the messages about processes that do not start."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ OTHERS = ("JOB_COMPLETION_INDEX", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "JAX_
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """Starts a group in an environment; gives what `jax.distributed.initialize` was asked for, if it was."""
+    """Starts a group in an environment; returns the arguments of `jax.distributed.initialize`, if it was called."""
     for name in (*SLURM, *OPEN_MPI, *POD, *OTHERS):
         monkeypatch.delenv(name, raising=False)
 
@@ -57,7 +57,7 @@ def test_one_process_by_flag(started):
 
 
 def test_no_cluster():
-    """JAX itself says that there is none."""
+    """Without a cluster, JAX itself reports that there is none."""
     program = """
 from pathlib import Path
 from tformer_jax.config import ParallelConfig
@@ -121,7 +121,7 @@ def wait_for_others(run, index, seconds) -> None:
 
 
 def test_the_missing_are_named(tmp_path, capfd):
-    """Two of four wait; a file that an earlier start left is no process."""
+    """Two of four processes wait; the file of an earlier start is not counted."""
     run = tmp_path / "runs" / "mine"
     stale = run.with_name(".mine.start") / "3"
     stale.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every mesh gives what one device gives."""
+"""Every mesh gives the results of one device."""
 
 import functools
 
@@ -42,7 +42,7 @@ def config(kind: str, **parallel) -> Config:
 
 
 def batch(cfg: Config, seed: int) -> dict[str, np.ndarray]:
-    """8 rows of 8 tokens, of which the last ones of a row are padding."""
+    """Returns 8 rows of 8 tokens, padded at the end."""
     draw, family = np.random.default_rng(seed), registry.FAMILIES[cfg.model.family]
     found = {key: draw.integers(4, 20, (8, 8)).astype(np.int32) for key in family.inputs}
     if cfg.model.family == "classifier":
@@ -76,7 +76,7 @@ def alone(kind: str):
 
 
 def assert_as_alone(kind: str, **parallel) -> None:
-    """20 steps on a mesh give the losses and parameters that one device gives."""
+    """20 steps on a mesh give the losses and parameters of one device."""
     losses, end = trained(config(kind, **parallel))
     expected_losses, expected = alone(kind)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Processes of their own, with CPU devices, that train one model together."""
+"""Separate processes with CPU devices that train one model together."""
 
 import dataclasses
 import zlib
@@ -21,7 +21,7 @@ def bench(tmp_path_factory) -> Bench:
 
 
 def assert_batches_of_one(bench: Bench, count: int) -> None:
-    """The global batches are those of the pipeline alone, and each process reads its share of them."""
+    """The global batches equal those of the pipeline alone, and each process reads its share of them."""
     found = processes.batches(bench, count)
     texts = [["\u00e9" * (index + 1) for index in range(count)], "from 0"]
     assert [(each["index"], each["texts"], each["devices"]) for each in found] == [(i, texts, 4) for i in range(count)]
@@ -49,7 +49,7 @@ def test_four_processes_make_the_batches_of_one(bench):
 
 @pytest.fixture(scope="module")
 def whole(bench) -> Path:
-    """The run of one process with four devices."""
+    """Trains with one process and four devices."""
     run = bench.folder / "whole"
     assert [each["status"] for each in bench.trained(1, run)] == [0]
     return run
@@ -59,7 +59,7 @@ def whole(bench) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [2, 4])
 def test_losses_and_parameters_of_one_process(bench, whole, count):
-    """Evaluated on the way, saved, and delivered as by one process on the same mesh."""
+    """Evaluations, checkpoints and final weights equal those of one process on the same mesh."""
     run = bench.folder / f"of_{count}"
     assert [each["status"] for each in bench.trained(count, run)] == [0] * count
     assert processes.difference(run, whole) <= SAME

@@ -1,4 +1,4 @@
-"""Rows that are split over devices train as whole ones do, with ring attention and with every other."""
+"""Training with rows split over devices equals training with whole rows, for ring attention and all other backends."""
 
 import dataclasses
 import functools
@@ -79,7 +79,7 @@ VARIANTS = {
 
 
 def gradients(cfg: Config, extra: dict[str, np.ndarray], devices: int = 8):
-    """The sums of a batch and the gradients of random parameters, in two parts, and with logits in pieces."""
+    """Returns the loss sums of a batch and the gradients of random parameters, in two parts, with chunked logits."""
     mesh, model = make_mesh(cfg.parallel, jax.devices()[:devices]), registry.build(cfg.model)
     boxed = registry.shapes(model)
     where = jax.tree.map(
@@ -137,7 +137,7 @@ def test_the_likelihood_and_the_translations_of_one_device():
 
 
 def test_a_step_with_ring_attention_gathers_neither_keys_nor_values():
-    """What travels of activations are pieces of keys and values [B, T, K, H] of a device, and their gradients."""
+    """Of activations, only each device's keys and values [B, T, K, H] and their gradients are communicated."""
     sizes = MESHES["data=2, sequence=4"]
     found = collectives(lowered(config("decoder_lm", sizes)).compile().as_text())
     sent = [shape for one in found if one.kind == "collective-permute" for shape in one.shapes]

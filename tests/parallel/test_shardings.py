@@ -1,4 +1,4 @@
-"""Where the parts of a training state live, from their initialisation on."""
+"""The shardings of the training state, from its initialisation on."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The flags of XLA against the jaxlib that is installed, which ends a process for an unknown one."""
+"""The XLA flags are known to the installed jaxlib, which aborts at an unknown flag."""
 
 import os
 import re
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_jaxlib_knows_the_flags_of_gpus_and_has_other_defaults(tmp_path):
-    """XLA writes the flags that differ from their defaults beside what it compiles."""
+    """XLA dumps the flags that differ from their defaults with each compiled program."""
     flags = xla_flags.chosen("gpu", MESH_AXES)
     assert set(flags) == set(xla_flags.FLAGS["gpu"])
     environment = os.environ | {"XLA_FLAGS": " ".join(map(str, flags)) + f" --xla_dump_to={tmp_path}"}

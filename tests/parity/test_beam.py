@@ -1,4 +1,4 @@
-"""Beam search finds the hypotheses of Hugging Face's, with their scores, on a Marian and a T5 model."""
+"""Beam search finds the same hypotheses and scores as Hugging Face's, on a Marian and a T5 model."""
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ EARLY = {"first": True, "heuristic": False, "never": "never"}
 
 @pytest.fixture(scope="module", params=["marian", "t5 1.1"])
 def models(request, tmp_path_factory):
-    """Theirs, ours and our parameters; sources matter so much that outputs differ, and end at different lengths."""
+    """Returns their model, ours and our parameters; outputs depend strongly on the source and differ in length."""
     theirs = their_model(request.param)
     with torch.no_grad():
         for parameter_name, parameter in theirs.named_parameters():
@@ -56,7 +56,7 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
         length_penalty=alpha,
         early_stopping=EARLY[early],
         max_new_tokens=LENGTH,
-        use_cache=False,  # theirs has room for as many decoder as encoder layers only
+        use_cache=False,  # their cache has as many decoder layers as the encoder
         do_sample=False,
         return_dict_in_generate=True,
         output_scores=True,
@@ -67,7 +67,7 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
     ended = np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0
     wanted = np.where(ended, PAD, wanted)  # theirs repeats EOS where PAD is 0
     lengths = (wanted != PAD).sum(axis=-1)
-    assert alpha > 1 or len(np.unique(lengths)) > 1  # a strong penalty makes all outputs as long as can be
+    assert alpha > 1 or len(np.unique(lengths)) > 1  # a strong penalty makes all outputs as long as possible
     np.testing.assert_array_equal(found.tokens[..., : wanted.shape[-1]], wanted)
     assert (found.tokens[..., wanted.shape[-1] :] == PAD).all()
     scores = expected.sequences_scores.numpy().reshape(len(SOURCE), beams)

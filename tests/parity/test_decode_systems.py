@@ -31,7 +31,7 @@ def systems():
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", PEERS)
 def test_every_row_is_equal(systems, name, beams):
-    """Rows of all lengths, in an order that is not theirs, in several batches of which the last is not full."""
+    """Rows of all lengths, shuffled, in several batches of which the last is not full."""
     rng = np.random.default_rng(3)
     rows = [[*rng.integers(4, 89, size).tolist(), EOS] for size in (5, 1, 12, 3, 3, 9, 2, 11, 6, 1)]
     ours, theirs = (system.tokens(system.prepare(rows, beams)()) for system in (systems["tformer_jax"], systems[name]))

@@ -1,4 +1,4 @@
-"""Restrictions and rules of decoding equal those of `transformers`, on random logits and histories."""
+"""Decoding constraints equal the logits processors of `transformers`, on random logits and histories."""
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,13 @@ LOGITS = (3 * DRAW.normal(size=(B, V))).astype(np.float32)
 COUNTS = DRAW.integers(0, L + 1, B)
 COUNTS[:3] = 0, 1, L
 HISTORY = DRAW.integers(3, 3 + DRAW.choice([2, 5, V - 3], (B, 1)), (B, L)).astype(np.int32)
-"""Few different tokens in some rows, so that they repeat; rubbish after COUNTS."""
+"""Histories with few distinct tokens in some rows, so that n-grams repeat; arbitrary tokens after COUNTS."""
 FORBIDDEN = ((7,), (3, 4), (4, 4), (5, 3, 4), (3, 3, 4, 3), (9, 9), (4,) * 20)
 constrain = jax.jit(constraints.constrain, static_argnames="rules")
 
 
 def compare(found: jax.Array, expected: np.ndarray, switch: str, oracle: type) -> None:
-    """The same tokens are excluded, and the others have the same logits."""
+    """Asserts that the same tokens are excluded, and that the others have the same logits."""
     found = np.asarray(found)
     left = expected > -np.inf
     np.testing.assert_array_equal(found > -np.inf, left)
@@ -34,7 +34,7 @@ def compare(found: jax.Array, expected: np.ndarray, switch: str, oracle: type) -
 
 
 def by_row(processors: list) -> np.ndarray:
-    """What their processors (one for each row) give for each row and the tokens that it really has."""
+    """Returns the results of their processors, one per row, for each row's real tokens."""
     found = []
     for row in range(B):
         ids = torch.tensor(HISTORY[row : row + 1, : COUNTS[row]], dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Whole models against Hugging Face's: logits, gradients, and checkpoints in both directions.
+"""Compares whole models with Hugging Face's: logits, gradients, and checkpoints in both directions.
 
 Each model has random weights; nothing is downloaded.
 """
@@ -74,7 +74,7 @@ MODELS = {
 
 
 def their_model(name: str) -> torch.nn.Module:
-    """Random weights, large enough to matter."""
+    """Initialises random weights, large enough to matter."""
     kind, settings = MODELS[name]
     model_class = getattr(transformers, kind)
     config = model_class.config_class(**settings)
@@ -113,12 +113,12 @@ def run_ours(model, params) -> jax.Array:
 
 
 def shown(logits):
-    """Those of real tokens: what a model says about padding is nobody's business."""
+    """Returns the logits of real tokens; those of padding are undefined."""
     return logits[REAL] if logits.ndim == 3 else logits
 
 
 def their_gradients(model: torch.nn.Module, folder) -> dict[str, np.ndarray]:
-    """By the names of a checkpoint: a model whose parameters are its gradients is saved and read."""
+    """Returns gradients by checkpoint name: saves and reads a model whose parameters are its gradients."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

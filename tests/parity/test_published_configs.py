@@ -1,4 +1,4 @@
-"""Configs and arrays as they were published, not only as today's transformers writes them."""
+"""Configs and checkpoints as published, not only as the current transformers writes them."""
 
 import json
 
@@ -48,7 +48,7 @@ def read(model_type: str, config: dict) -> ModelConfig:
 
 @pytest.mark.parametrize("model_type", CLASSES)
 def test_what_a_config_leaves_out_is_as_in_transformers(model_type):
-    """Our reading of the sizes alone equals our reading of all that their class makes of them."""
+    """Reading the config with the sizes alone equals reading it with all defaults of its class written out."""
     sizes = BARE.get(model_type, SIZES | ({"head_dim": 8} if "gemma" in model_type else {}))
     whole = json.loads(CLASSES[model_type](**sizes).to_json_string(use_diff=False))
     assert exact.differences(read(model_type, sizes), read(model_type, whole)) == []
@@ -123,7 +123,7 @@ def test_gpt2_without_scaled_scores():
 
 
 def rewritten(folder, **arrays):
-    """The folder with other arrays."""
+    """Rewrites the arrays of a checkpoint folder."""
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
@@ -131,7 +131,7 @@ def rewritten(folder, **arrays):
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart", "llama"])
 def test_older_names_and_those_of_a_base_model(name, tmp_path):
-    """Without the base model's prefix, with gamma and beta, and beside the heads that BERT was pretrained with."""
+    """Without the base model's prefix, with gamma and beta, and with the heads of BERT's pretraining."""
     theirs = parity.their_model(name)
     theirs.save_pretrained(tmp_path)
     cfg, params = hf.load(tmp_path)

@@ -38,7 +38,7 @@ def our_linear(m) -> dict:
 
 
 def our_attention(m: torch.nn.MultiheadAttention) -> dict:
-    """in_proj_weight [3D, D] holds query, key and value in this order."""
+    """Our projections as theirs: in_proj_weight [3D, D] stacks query, key and value."""
     ours = {}
     for name, weight, bias in zip(
         ("query", "key", "value"), m.in_proj_weight.chunk(3), m.in_proj_bias.chunk(3), strict=True
@@ -69,7 +69,7 @@ def arrays(tree) -> dict:
 
 
 def parts(tree: dict) -> Iterator[np.ndarray]:
-    """One vector for each projection and each norm: a key's bias has no gradient but the rounding of its kernel's."""
+    """Yields one vector per projection and norm: the gradient of a key's bias alone is only rounding."""
     if all(isinstance(leaf, dict) for leaf in tree.values()):
         for name in sorted(tree):
             yield from parts(tree[name])

@@ -1,4 +1,4 @@
-"""The models and the optimizer of `benchmark.py train` in PyTorch train as ours do."""
+"""The PyTorch models and optimizer of `benchmark.py train` train exactly as ours."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ MODELS = {
 
 
 def padded(batches):
-    """Batches of a translator whose second row has two source tokens and three target tokens."""
+    """Batches of a translation model whose second row has two source tokens and three target tokens."""
 
     def shortened(case, count):
         found = [{key: array.copy() for key, array in batch.items()} for batch in batches(case, count)]
@@ -40,7 +40,7 @@ def padded(batches):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_are_equal(name, tmp_path, monkeypatch):
-    """Six steps from random parameters, with weight decay and clipping that matter; rows of a translator are padded."""
+    """Six steps from random parameters, with effective weight decay and clipping; rows of translations are padded."""
     family, changes = MODELS[name]
     how = {"source": "stdlib_text", "batching": "windows"} if family == "decoder_lm" else {"batching": "packed"}
     data = DataConfig(batch_size=3, window=7, **how)

@@ -1,4 +1,4 @@
-"""Training of the small nanoGPT setting, step for step beside PyTorch: same first weights, same batches, float32."""
+"""Training of a small nanoGPT equals PyTorch step by step: same initial weights, same batches, float32."""
 
 import argparse
 import dataclasses
@@ -24,7 +24,7 @@ STEPS = 50
 
 
 class Block(torch.nn.Module):
-    """Pre-norm attention and FFN, without biases."""
+    """A pre-norm block of attention and FFN, without biases."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Block(torch.nn.Module):
 
 
 class GPT(torch.nn.Module):
-    """The output head is the token embedding."""
+    """A language model whose output head is the token embedding."""
 
     def __init__(self, vocab: int, dim: int, heads: int, layers: int, context: int):
         super().__init__()
@@ -58,7 +58,7 @@ class GPT(torch.nn.Module):
 
 
 def read_weights(model: GPT, params: dict) -> None:
-    """Ours into PyTorch's."""
+    """Copies our parameters into the PyTorch model."""
     tensor = lambda array: torch.tensor(np.asarray(array))  # noqa: E731
     D = model.tokens.weight.shape[1]
     with torch.no_grad():
@@ -78,7 +78,7 @@ def read_weights(model: GPT, params: dict) -> None:
 
 
 def rate(step: int, optim: OptimConfig) -> float:
-    """nanoGPT's: linear warm-up, half a cosine to a tenth."""
+    """nanoGPT's schedule: linear warm-up, then cosine decay to a tenth."""
     t = step + 1
     if t < optim.warmup_steps:
         return optim.learning_rate * t / optim.warmup_steps
@@ -88,7 +88,7 @@ def rate(step: int, optim: OptimConfig) -> float:
 
 @pytest.fixture(scope="module")
 def text() -> np.ndarray:
-    """Characters of a Python module, as ids."""
+    """Returns the characters of a Python module, as ids."""
     letters = inspect.getsource(argparse)
     known = sorted(set(letters))
     return np.array([4 + known.index(letter) for letter in letters], np.int32)

@@ -1,4 +1,4 @@
-"""Servers that many tests ask."""
+"""Servers shared by many tests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A small engine that keeps the real one's promises, one letter a token: a text is followed by its letters backwards.
+"""A small engine with the real one's interface: each output is the text backwards, one letter per token.
 
 python -m tests.serving.fake_engine --port 0 --family seq2seq serves it.
 """
@@ -20,7 +20,7 @@ LONGEST = 2000
 
 
 def expected(request: Request, sample: int = 0) -> tuple[str, str]:
-    """An output and how it finishes; the second sample begins with a 1, and so on; so does what a seed samples."""
+    """Returns an output and its finish reason; samples after the first, and seeds, change its first characters."""
     mark = str((request.seed + request.place) % 7) if request.decode.strategy == "sample" else ""
     text = mark + (str(sample) if sample else "") + request.text[::-1]
     ends = [text.find(stop) for stop in request.decode.stop if stop in text]
@@ -30,14 +30,14 @@ def expected(request: Request, sample: int = 0) -> tuple[str, str]:
 
 
 class Row:
-    """One output that is being made."""
+    """An output in progress."""
 
     def __init__(self, number: int, sample: int, request: Request) -> None:
         self.number, self.sample, self.tokens = number, sample, 0
         self.text, self.finish = expected(request, sample)
 
     def step(self) -> Event:
-        """One more letter; the finish comes with the last one."""
+        """Returns the next letter; the finish reason comes with the last one."""
         new = self.text[self.tokens : self.tokens + 1]
         self.tokens += 1
         done = self.tokens >= len(self.text)
@@ -130,12 +130,12 @@ class FakeEngine:
 
 
 def served(engine: FakeEngine, family: str) -> Served:
-    """What the server says of the fake."""
+    """Returns the server's settings for the fake engine."""
     return Served("fake", family, engine.decode, len)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The server of scripts/serve.py around a fake engine."""
+    """Builds the server of scripts/serve.py around a fake engine."""
     parser = argparse.ArgumentParser(parents=[serve.parser()], add_help=False, conflict_handler="resolve")
     parser.add_argument("--run", type=Path)
     parser.add_argument("--family", default="decoder_lm")

@@ -1,4 +1,4 @@
-"""A server in a thread of this process."""
+"""Runs a server in a thread of this process."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
 
 
 class Live:
-    """What a test needs of a running server."""
+    """What a test needs to use a running server."""
 
     def __init__(self, engine: Any, model: Served, *, grace: float, loopback: bool, **limits: Any) -> None:
         self.engine = engine
@@ -35,7 +35,7 @@ class Live:
         return self.client.post(route, json=body)
 
     def stream(self, route: str, **body: Any) -> list[Any]:
-        """The events of a stream, up to its [DONE]."""
+        """Returns the events of a stream, up to its [DONE]."""
         with self.client.stream("POST", route, json={**body, "stream": True}) as response:
             assert response.status_code == 200
             assert response.headers["content-type"].startswith("text/event-stream")
@@ -46,7 +46,7 @@ class Live:
         return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     def background(self, route: str, **body: Any) -> tuple[threading.Thread, list[httpx.Response]]:
-        """A request in a thread of its own, and the list that its response will be in."""
+        """Sends a request in a thread; returns the thread, and a list that receives the response."""
         found: list[httpx.Response] = []
 
         def ask() -> None:
@@ -57,7 +57,7 @@ class Live:
         return thread, found
 
     def raw(self) -> socket.socket:
-        """A connection without a client library."""
+        """Opens a raw connection, without a client library."""
         return socket.create_connection(self.socket.getsockname(), timeout=20)
 
 
@@ -65,7 +65,7 @@ class Live:
 def live(
     family: str = "decoder_lm", *, slots: int = 4, delay: float = 0.0, decode: Any = None, **options: Any
 ) -> Iterator[Live]:
-    """A server around a fake engine, which is stopped at the end."""
+    """Runs a server around a fake engine, and stops it at the end."""
     engine = FakeEngine(slots=slots, delay=delay, decode=decode)
     with around(engine, served(engine, family), **options) as one:
         try:
@@ -76,7 +76,7 @@ def live(
 
 @contextlib.contextmanager
 def around(engine: Any, model: Served, *, grace: float = 10.0, loopback: bool = True, **limits: Any) -> Iterator[Live]:
-    """A server around any engine, which is stopped at the end."""
+    """Runs a server around any engine, and stops it at the end."""
     one = Live(engine, model, grace=grace, loopback=loopback, **limits)
     one.running.start()
     until(lambda: one.server.started)
@@ -91,7 +91,7 @@ def around(engine: Any, model: Served, *, grace: float = 10.0, loopback: bool = 
 
 
 def events(response: httpx.Response) -> Iterator[Any]:
-    """The events of a stream as they arrive; a stream that ends without [DONE] must end with an error."""
+    """Yields the events of a stream as they arrive; a stream that ends without [DONE] must end with an error."""
     last = None
     for line in response.iter_lines():
         if line == "data: [DONE]":
@@ -103,7 +103,7 @@ def events(response: httpx.Response) -> Iterator[Any]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Waits for something that happens soon."""
+    """Waits for a condition that soon becomes true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

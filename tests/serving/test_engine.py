@@ -1,4 +1,4 @@
-"""The server around the engine itself: what arrives is what the commands would print."""
+"""The server around the real engine: responses equal the output of the commands."""
 
 import concurrent.futures
 import dataclasses

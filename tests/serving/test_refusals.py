@@ -1,4 +1,4 @@
-"""Whatever a client does wrong, it gets a status and one sentence, and the server goes on."""
+"""Invalid requests get a status and one sentence, and the server keeps running."""
 
 import json
 
@@ -136,7 +136,7 @@ HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicatio
 
 
 def answer_to(one, request: str) -> str:
-    """What the server says to bytes after which the client sends no more; the server closes or waits."""
+    """Returns the response to bytes after which the client sends no more; the server closes or waits."""
     with one.raw() as connection:
         connection.sendall(f"{HEAD}{request}".encode())
         return connection.recv(9999).decode()

@@ -1,4 +1,4 @@
-"""Every route says what it should, whole and piece by piece."""
+"""The responses of every route, complete and streamed."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""How the server starts: its address, its flags, and what it says of them."""
+"""The server's start: its address, its flags, and their errors."""
 
 import importlib.util
 import socket
@@ -40,7 +40,7 @@ def test_a_warning_where_others_can_reach_it(host, warned, monkeypatch, caplog, 
 
 
 def test_a_client_is_not_refused_once_the_address_is_shown(monkeypatch):
-    """The address is shown before the server's loop runs, which accepts connections later."""
+    """The address is shown before the server's event loop runs, which accepts connections later."""
     connected = []
 
     def run(_, sockets):

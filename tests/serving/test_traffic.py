@@ -1,4 +1,4 @@
-"""Many clients at once, clients that go away, a full queue, a broken engine, and the end of the server."""
+"""Many simultaneous clients, disconnecting clients, a full queue, a failing engine, and shutdown."""
 
 import concurrent.futures
 import signal
@@ -77,7 +77,7 @@ def test_one_that_leaves_while_it_waits_is_never_begun():
 
 
 def at_once(one, count: int, prompt: str) -> list:
-    """The answers to so many requests, of which none is served before all have come."""
+    """Returns the responses to `count` requests, none of which is served before all have arrived."""
     one.engine.gate.clear()
     asked = [one.background(COMPLETE, prompt=prompt) for _ in range(count)]
     until(lambda: len(one.thread.jobs) == count)
@@ -91,7 +91,7 @@ def test_a_full_queue_refuses_and_then_takes_again():
     with live(slots=2, queue=3, delay=0.002) as one:
         answers = at_once(one, 9, "a" * 50)
         refused = [answer for answer in answers if answer.status_code == 429]
-        assert 9 - 2 - 3 - 1 <= len(refused) <= 9 - 2 - 3  # one may be computed before the last one comes
+        assert 9 - 2 - 3 - 1 <= len(refused) <= 9 - 2 - 3  # one may be served before the last one arrives
         assert all(answer.headers["retry-after"] == "1" for answer in refused)
         assert refused[0].json()["error"]["type"] == "rate_limit_error"
         assert all(answer.status_code == 200 for answer in answers if answer not in refused)
@@ -173,7 +173,7 @@ def test_a_signal_ends_the_process_with_status_0(number):
 
 
 def test_a_long_step_does_not_outlive_the_grace_period():
-    """A compilation may take longer than the grace period: the process ends without waiting for it."""
+    """A compilation may exceed the grace period: the process ends without waiting for it."""
     command = [sys.executable, "-m", "tests.serving.fake_engine", "--port", "0", "--delay", "300", "--grace", "0.1"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().split(" at ")[1].split(";")[0]

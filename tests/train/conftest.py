@@ -1,4 +1,4 @@
-"""A corpus, a config and runs of a few seconds."""
+"""A corpus, a config, and runs that take a few seconds."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ from tformer_jax.config import (
 
 @pytest.fixture(scope="session")
 def corpus_folder(tmp_path_factory) -> Path:
-    """pairs.tsv: words, and the same words in capitals."""
+    """Writes pairs.tsv: words, and the same words in capitals."""
     folder = tmp_path_factory.mktemp("corpus")
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(120)]
@@ -29,7 +29,7 @@ def corpus_folder(tmp_path_factory) -> Path:
 
 
 def small_config(*, bucket_lengths: tuple[int, ...] = (12,), **train: Any) -> Config:
-    """A seq2seq model of one small layer, with dropout; a batch has one shape a bucket."""
+    """Returns the config of a seq2seq model of one small layer, with dropout; each bucket has one batch shape."""
     return Config(
         name="small",
         model=ModelConfig(

@@ -1,4 +1,4 @@
-"""Checkpoints: what is damaged is noticed, what is kept, and where a state is restored."""
+"""Checkpoints: damage is noticed, the right ones are kept, and states are restored to their shardings."""
 
 import dataclasses
 import random
@@ -101,7 +101,7 @@ def test_a_truncated_one_is_set_aside_and_the_one_before_it_used(copied, caplog)
 
 
 def test_changed_bytes_never_pass_unnoticed(original, tmp_path):
-    """Any byte of any file: what is restored is step 3 as it was saved, or step 2."""
+    """Whatever byte of whatever file is flipped, step 3 is restored as it was saved, or else step 2."""
     draw, outcomes = random.Random(0), set()
     for number in range(12):
         folder = Path(shutil.copytree(original, tmp_path / str(number)))
@@ -119,7 +119,7 @@ def test_changed_bytes_never_pass_unnoticed(original, tmp_path):
 
 
 def test_arrays_that_are_intact_but_not_those_that_were_saved(copied):
-    """A whole other checkpoint's arrays under this one's host data: only the checksums can tell."""
+    """The arrays of another valid checkpoint beside this one's host data: only the checksums can notice."""
     shutil.rmtree(copied / "3" / "state")
     shutil.copytree(copied / "2" / "state", copied / "3" / "state")
     keeper = Checkpointer(copied)

@@ -1,4 +1,4 @@
-"""Locks, alarms, spikes and patience."""
+"""The folder lock, the watchdog, the spike detector and early stopping."""
 
 import errno
 import math

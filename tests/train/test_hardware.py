@@ -1,4 +1,4 @@
-"""What the device says of a config."""
+"""Warnings about a config that depend on the device."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""What a person reads of a run: speeds, shares of time, and when they are shown."""
+"""What users see of a run: rates, percentages of time, and when they are shown."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Where metrics go, and what a resumed run drops."""
+"""The destinations of metrics, and the records that a resumed run drops."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, monkeypatch):
 
 
 class Recorder(types.ModuleType):
-    """Stands in for the package wandb."""
+    """A fake wandb package."""
 
     def __init__(self):
         super().__init__("wandb")
@@ -95,7 +95,7 @@ def test_weights_and_biases_gets_the_same_and_is_continued(tmp_path, wandb):
 
 
 def test_two_runs_of_one_path_are_two_runs_of_weights_and_biases(tmp_path, wandb):
-    """As in two containers, each with the run at the same path; and a run that is moved stays the same one."""
+    """Runs at the same path, as in two containers, have different ids; a moved run keeps its id."""
     for _ in range(2):
         make_run(tmp_path / "run")
         MetricsWriter(tmp_path / "run", small_config(wandb="cards")).close()

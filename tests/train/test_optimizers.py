@@ -1,4 +1,4 @@
-"""Three steps of every optimizer against its paper's formula in NumPy float64; masks, groups and clipping."""
+"""Three steps of every optimizer against its paper's formula in NumPy float64; decay masks, rates and clipping."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from tformer_jax.nn import projections
 from tformer_jax.train import optimizers
 
 RATES = (0.005, 0.01, 0.01)
-"""Of a peak of 0.01 after two steps of warm-up."""
+"""Learning rates for a peak of 0.01 after two steps of warm-up."""
 B1, B2, EPS, DECAY = 0.8, 0.9, 1e-6, 0.1
 NAMES = {
     "attention": {"query": {"kernel": (axes.EMBED, axes.HEADS, axes.HEAD_DIM), "bias": (axes.HEADS, axes.HEAD_DIM)}},
@@ -140,7 +140,7 @@ def adafactor(p, grads, decay):
 
 
 def schedule_free(p, grads, decay):
-    """Defazio et al. (2024), algorithm 1 with AdamW: gives y, where gradients are taken, and x, to evaluate."""
+    """Defazio et al. (2024), algorithm 1 with AdamW: returns y, at which gradients are taken, and x, to evaluate."""
     y, z, x, v, total = p, p, p, np.zeros_like(p), 0.0
     for t, (g, rate) in enumerate(zip(grads, RATES, strict=True), start=1):
         v = B2 * v + (1 - B2) * g**2
@@ -164,7 +164,7 @@ def orthogonal(matrix):
 
 
 def muon(p, grads, decay):
-    """Jordan (2024), in AdamW's size ("Muon is Scalable", 2025)."""
+    """Jordan (2024), scaled to AdamW's updates ("Muon is Scalable", 2025)."""
     m = np.zeros_like(p)
     for g, rate in zip(grads, RATES, strict=True):
         m = 0.95 * m + g
@@ -173,14 +173,14 @@ def muon(p, grads, decay):
 
 
 def each_expert(formula, p, grads, path):
-    """A formula of whole parameters, with each expert as one."""
+    """Applies a formula of whole parameters to each expert separately."""
     if "experts" not in path:
         return formula(p, grads, path)
     return np.stack([formula(p[e], [g[e] for g in grads], path) for e in range(2)])
 
 
 def muon_of(p, grads, path):
-    """By matrices, inputs to outputs; embeddings and biases take AdamW."""
+    """Applies Muon to matrices (inputs to outputs), and AdamW to embeddings and biases."""
     if "query']['kernel" in path:
         flat = muon(p.reshape(8, 6), [g.reshape(8, 6) for g in grads], DECAY)
         return flat.reshape(p.shape)
@@ -272,7 +272,7 @@ def test_clipping_by_norm():
 
 
 def test_clipping_by_adaptive_scale():
-    """Brock et al. (2021), equation 3: a unit is all that flows into one output."""
+    """Brock et al. (2021), equation 3: a unit is the set of inputs of one output."""
     found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
     p = PARAMS["ffn"]["kernel"]
     for grads, rate in zip(GRADS, RATES, strict=True):
@@ -299,7 +299,7 @@ def test_a_unit_is_all_that_flows_into_one_output():
 
 
 def steps(cfg: Config, shapes, params, all_grads):
-    """What an optimizer makes of gradients that do not depend on the parameters."""
+    """Returns the parameters after steps with gradients that do not depend on them."""
     optimizer = optimizers.build(cfg, shapes)
     state = optimizer.init(params)
 
@@ -320,7 +320,7 @@ EACH = rest_slow(BY_TENSOR | {name: {"optimizer": name} for name in optimizers.O
 
 @pytest.mark.parametrize("changes", EACH)
 def test_a_scan_over_layers_takes_the_steps_of_a_loop(changes):
-    """Stacks of different depth, and parameters of no layer."""
+    """Stacks of different depth, and parameters outside of layers."""
     loops = {"encoder": 2, "decoder": 1}
     loop_shapes = {stack: {str(i): boxed() for i in range(depth)} for stack, depth in loops.items()} | boxed()
     scan_shapes = boxed() | {

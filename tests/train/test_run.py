@@ -1,4 +1,4 @@
-"""Whole runs: what they leave behind, and that a run killed and resumed equals one that was never stopped."""
+"""Complete runs: their files, and that a run killed and resumed equals one that was never stopped."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ def run(cfg: Config, folder: Path, data: Path, **options) -> dict | None:
 
 
 def records(folder: Path) -> list[dict]:
-    """Everything in metrics.jsonl but what depends on the clock."""
+    """Returns the records of metrics.jsonl without the values that depend on the clock."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     clock = ("tokens_per_second", "flops_per_second", "data_wait_percent")
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
@@ -122,7 +122,7 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
 
 @pytest.mark.slow
 def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
-    """Accumulated, with a running mean and records every three steps: the waiting metrics are part of the state."""
+    """With accumulation, a moving average and records every three steps: metrics not yet averaged are saved, too."""
     cfg = small_config(steps=7, log_every=3, eval_every=7, checkpoint_every=4, accumulate=2, ema_decay=0.5)
     run(cfg, tmp_path / "whole", corpus_folder)
     advance = loop.Trainer.advance
@@ -193,7 +193,7 @@ def test_resumed_with_other_settings_the_folder_tells_those_in_force(uninterrupt
 
 
 def test_the_logged_learning_rate_is_the_one_applied(corpus_folder, tmp_path):
-    """After a skipped step, too: the size of an SGD step is that rate times the norm of the gradient."""
+    """After a skipped step, too: an SGD step has the size of the learning rate times the gradient norm."""
     cfg = small_config(steps=20, eval_every=20, checkpoint_every=20)
     plain = {"optimizer": "sgd", "beta1": 0.0, "clip_norm": 0.0, "warmup_steps": 20}
     cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, **plain))

@@ -1,4 +1,4 @@
-"""The pure step: what it divides by, what it leaves out, and that devices, padding and time do not matter."""
+"""The train step: normalisation of the loss, skipped steps, and independence of devices, padding and time."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ from tformer_jax.train.step_metrics import fetch
 
 
 def settings(family: str = "decoder_lm", *, train: dict | None = None, optim: dict | None = None, **model) -> Config:
-    """Without key biases: their gradient is zero but for rounding, which Adam would blow up."""
+    """Returns a config without key biases: their gradient is zero but for rounding, which Adam would amplify."""
     return Config(
         model=tiny(family, attention_bias=(), **model),
         data=DATA[family],
@@ -82,7 +82,7 @@ def test_loss_is_the_mean_over_counted_labels():
 
 
 def test_frozen_parameters_do_not_count_in_the_clipping_norm():
-    """An SGD step that is clipped is as long as the clipping norm times the rate, over what is trained."""
+    """A clipped SGD step has the length of the clipping norm times the learning rate, over the trained parameters."""
     sgd = {"optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.1}
     model, optimizer, step = experiment(optim=sgd | {"learning_rates": ("embedding/*=0", "*bias=0")})
     begun, data = start(model, optimizer), batch()
@@ -143,7 +143,7 @@ def test_a_mesh_of_too_many_devices():
 
 
 def pairs(rows: int = 32, seed: int = 0) -> dict[str, np.ndarray]:
-    """Translation pairs of very different lengths."""
+    """Returns translation pairs of very different lengths."""
     draw = np.random.default_rng(seed)
     source = draw.integers(4, 11, (rows, 8)).astype(np.int32)
     target = draw.integers(4, 11, (rows, 9)).astype(np.int32)
@@ -229,7 +229,7 @@ def test_the_running_mean_by_hand():
 
 
 def poisoned(current):
-    """A state whose loss is no number."""
+    """Returns a state whose loss is NaN."""
     flat, tree = jax.tree.flatten(current.params)
     return dataclasses.replace(current, params=jax.tree.unflatten(tree, [flat[0] * jnp.nan, *flat[1:]]))
 

@@ -1,4 +1,4 @@
-"""What a run delivers, when it stops early, and what it begins with."""
+"""The final weights of a run, early stopping, and the initial parameters of fine-tuning."""
 
 import contextlib
 import dataclasses
@@ -60,7 +60,7 @@ def test_the_last_checkpoints_are_averaged(corpus_folder, tmp_path):
 
 
 def test_an_average_follows_from_the_schedule_alone(tmp_path):
-    """Checkpoints every 2 steps and at the end; those of two interruptions and of the best evaluation do not count."""
+    """Checkpoints every 2 steps and at the end count; those of two interruptions and of the best evaluation do not."""
     cfg = small_config(steps=9, checkpoint_every=2, keep_checkpoints=3, weights="average_last", average=3)
     states = {step: made(step) for step in range(1, 10)}
     keeper = Checkpointer(tmp_path, keep=3, every=2, keep_best=1)
@@ -75,7 +75,7 @@ def test_an_average_follows_from_the_schedule_alone(tmp_path):
 
 
 def test_changed_bytes_of_the_weights_never_pass_unnoticed(tmp_path):
-    """Each of 60 flips of one byte, a file cut short, and one that is gone."""
+    """Each of 60 flips of one byte, a truncated file, and a missing file."""
     params = {"a": jnp.arange(500.0), "b": jnp.full((3, 5), 2, jnp.bfloat16)}
     weights.save(tmp_path, params, "last", [3], 3)
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
@@ -179,7 +179,7 @@ def test_fine_tuning_begins_with_them_and_says_so(corpus_folder, tmp_path, capsy
 
 
 def test_the_optimizer_begins_with_the_loaded_parameters(corpus_folder, tmp_path):
-    """A schedule-free optimizer keeps parameters of its own, and the running mean is one from the first step on."""
+    """The averages of a schedule-free optimizer and the EMA start from the loaded parameters, too."""
     run(small_config(steps=1), tmp_path / "first", corpus_folder)
     first = load_trained(tmp_path / "first").params
     cfg = small_config(start_from=str(tmp_path / "first"), ema_decay=0.9)

@@ -70,6 +70,6 @@ def test_bytes_groups_and_repetitions():
     ],
 )
 def test_what_a_ring_of_four_sends(kind, sent):
-    """Of a result of 100 bytes; a reduce-scatter's operand has 400."""
+    """For a result of 100 bytes; the operand of a reduce-scatter has 400."""
     assert Collective(kind, "", 100, 4, 1).sent == sent
     assert Collective(kind, "", 100, 4, 5).sent == 5 * sent

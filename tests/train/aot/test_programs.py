@@ -1,4 +1,4 @@
-"""Figures of compiled programs, for simulated devices of this machine; and the command's mistakes."""
+"""Figures of programs compiled for simulated devices, and errors of the command."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What must hold of train steps that are compiled for 16 and 256 TPUs."""
+"""Properties of train steps that are compiled for 16 and 256 TPUs."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ def shapes(case: dict[str, Any], *kinds: str) -> list[list[int]]:
 
 
 def check(case: dict[str, Any]) -> None:
-    """It fits; activations of all rows never travel; FSDP's gradients are scattered, and keys go round a ring."""
+    """The program fits; no activations of all rows are sent; FSDP's gradients are scattered; keys move round a ring."""
     plan = CASES[case["case"]]
     model, rows, T = presets.build(plan.preset), case["rows"], plan.length
     assert case["memory"]["together"] < CHIPS[plan.topology.partition(":")[0]].memory
