@@ -16,7 +16,7 @@ from tformer_jax import user_cache
 
 FOLDER, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 SETTINGS = {
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # 0.2 would add 0.4 s to a translation that takes 3.1 s
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # 0.2 costs 0.4 s in a translation that takes 3.1 s
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # bytes; JAX evicts the least recently used programs
 }
 ENTRY, USED = "-cache", "-atime"
