@@ -1,1 +1,1 @@
-"""The parts of a Transformer: pure functions over arrays, and thin Linen modules that own their parameters."""
+"""Building blocks of Transformers: pure functions of arrays, and thin Linen modules that own their parameters."""

@@ -1,4 +1,4 @@
-"""Non-linearities of the FFN, elementwise: any shape, unchanged."""
+"""Elementwise activation functions of the FFN, for arrays of any shape."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 relu = jax.nn.relu
 gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
-"""GELU's approximation by tanh, as GPT-2 has it."""
+"""Tanh approximation of GELU, as in GPT-2."""
 silu = jax.nn.silu
 """`x sigmoid(x)`, also called Swish."""
 sigmoid = jax.nn.sigmoid
@@ -17,16 +17,16 @@ sigmoid = jax.nn.sigmoid
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """`x Phi(x)` ("Gaussian Error Linear Units", 2016), computed in float32.
+    """Computes `x Phi(x)` ("Gaussian Error Linear Units", 2016) in float32.
 
-    By erf: `jax.nn.gelu` takes erfc, which costs several times as much on a CPU, and keeps more for its derivative.
+    Uses erf: `jax.nn.gelu` uses erfc, which is several times slower on a CPU and stores more for the backward pass.
     """
     return (x * _normal_cdf(x)).astype(x.dtype)
 
 
 @gelu.defjvp
 def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The derivative is `Phi(x) + x phi(x)`, one array for the backward pass."""
+    """Computes the derivative `Phi(x) + x phi(x)`, the only array stored for the backward pass."""
     (x,), (dx,) = primals, tangents
     x32, cdf = x.astype(jnp.float32), _normal_cdf(x)
     slope = cdf + x32 * jnp.exp(-0.5 * x32 * x32) / math.sqrt(2 * math.pi)
@@ -34,10 +34,10 @@ def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[ja
 
 
 def _normal_cdf(x: jax.Array) -> jax.Array:
-    """Phi in float32."""
+    """Computes the standard normal CDF Phi in float32."""
     return 0.5 * (1 + jax.lax.erf(x.astype(jnp.float32) / math.sqrt(2)))
 
 
 def relu_squared(x: jax.Array) -> jax.Array:
-    """`max(x, 0)^2` ("Primer", 2021)."""
+    """Computes `max(x, 0)^2` ("Primer", 2021)."""
     return jnp.square(jax.nn.relu(x))

@@ -1,4 +1,4 @@
-"""The attention layers: projections around the pure core of `attention_ops`."""
+"""Attention layers: projections around the pure functions of `attention_ops`."""
 
 import jax
 from flax import linen as nn
@@ -19,8 +19,8 @@ from tformer_jax.nn.slots import Slots
 class Attention(nn.Module):
     """Multi-head, grouped-query (K < N) or multi-query (K = 1) attention, for self- and cross-attention.
 
-    Queries, keys and values may come from three inputs. With `fused_qkv`, self-attention has one projection
-    [D, N + 2K, H]; cross-attention, whose queries have another input, then fuses keys and values only.
+    Queries, keys and values may have three different inputs. With `fused_qkv`, self-attention has one projection
+    [D, N + 2K, H]; cross-attention, whose queries have another input, fuses only keys and values.
     """
 
     cfg: ModelConfig
@@ -64,16 +64,16 @@ class Attention(nn.Module):
             key: [B, S, D]; None: `query`.
             value: [B, S, D]; None: `key`.
             mask: a `Mask`, or bool, broadcastable to [B, N, T, S]; True = may attend.
-            position: turns queries and keys (self-attention only), or biases their scores.
-            cache: earlier keys and values, used as they are where `slots` is None (cross-attention).
-            slots: where those of this call are put (self-attention).
-            train: drop attention weights.
+            position: rotates queries and keys (self-attention only), or adds a bias to their scores.
+            cache: earlier keys and values; used unchanged if `slots` is None (cross-attention).
+            slots: slots of `cache` to which the new keys and values are written (self-attention).
+            train: apply dropout to the attention weights.
 
         Returns:
             [B, T, D], and the keys and values as a cache for the next call.
 
         Raises:
-            ConfigError: inputs differ that share one fused projection.
+            ConfigError: a separate `key` or `value` is given, but a fused projection takes one input.
         """
         if self.cross and cache is not None:
             q, keys_values = self.query(query), cache
@@ -127,7 +127,7 @@ class Attention(nn.Module):
         return Linear(self.cfg, ((axes.EMBED, self.cfg.dim),), outputs, role in self.cfg.attention_bias, factor=factor)
 
     def _fused(self, kind: str) -> bool:
-        """Whether this layer's projections are fused as `kind` says."""
+        """Returns whether this layer's projections are fused as `kind` names."""
         if self.cross and self.cfg.attention_projections == "fused_qkv":
             return kind == "fused_kv"
         return self.cfg.attention_projections == kind
@@ -145,7 +145,7 @@ class Attention(nn.Module):
 
 
 class BasicAttention(nn.Module):
-    """Attention without parameters: `softmax(x x^T) x`, unscaled, with one head as wide as the model."""
+    """Attention without parameters: `softmax(x x^T) x`, unscaled, with one head of size D."""
 
     cfg: ModelConfig
     cross: bool = False
@@ -175,11 +175,11 @@ class BasicAttention(nn.Module):
         return out[:, :, 0], keys_values
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:
-        """The inputs themselves, each [B, S, D], as one head."""
+        """Returns the inputs, each [B, S, D], as keys and values of one head."""
         return KeyValues.pack(key[:, :, None], (key if value is None else value)[:, :, None])
 
 
 def make_attention(cfg: ModelConfig, *, cross: bool = False) -> nn.Module:
-    """The attention that `cfg.attention` names."""
+    """Builds the attention module that `cfg.attention` names."""
     attention: nn.Module = kinds.load(kinds.ATTENTIONS, cfg.attention)(cfg, cross)
     return attention

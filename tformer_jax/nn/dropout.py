@@ -5,13 +5,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 STEPS = 2**16
-"""Rates are rounded to multiples of 1 / STEPS, so that one 32-bit random number decides for two elements."""
+"""Rates are rounded to multiples of 1 / STEPS, so that one 32-bit random number serves two elements."""
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes a share `rate` of x and scales the rest by 1 / (1 - rate); identity without a key or at rate 0.
+    """Zeroes elements of x with probability `rate` and scales the rest by 1 / (1 - rate); identity without a key.
 
-    `rate` is below 1. Drawing random numbers is what dropout costs, so each 32-bit number is used for two elements.
+    `rate` must be less than 1. Random numbers are most of the cost, so each 32-bit number is used for two elements.
     """
     dropped = min(round(rate * STEPS), STEPS - 1)
     if key is None or dropped == 0:
@@ -21,7 +21,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """uint16 of `shape`; neighbours on the last axis are the halves of one 32-bit number."""
+    """Draws uint16 of `shape`; neighbours on the last axis are the halves of one 32-bit number."""
     *lead, size = shape or (1,)
     words = jax.random.bits(key, (*lead, -(-size // 2)), jnp.uint32)
     halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*lead, -1)
@@ -34,5 +34,5 @@ class Dropout(nn.Module):
     rate: float
 
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Any shape, unchanged."""
+        """Applies dropout to an array of any shape."""
         return dropout(x, self.rate, self.make_rng("dropout")) if train and self.rate else x

@@ -1,4 +1,4 @@
-"""From token ids to vectors, and from vectors to logits."""
+"""Token embeddings, input embeddings and output heads."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from tformer_jax.nn.sharding import constrain
 
 
 class TokenEmbedding(nn.Module):
-    """One vector a token, usable in both directions.
+    """Table of one vector per token, [V, D], which a tied output head shares.
 
     Initialised with N(0, cfg.embedding_std^2). By default that is N(0, 1/D) under `xavier` and `fan_in`, so that scaled
     embeddings and tied logits both start near unit variance, and N(0, cfg.init_std^2) under `normal`.
@@ -36,12 +36,12 @@ class TokenEmbedding(nn.Module):
         self.embedding = self.param("embedding", init, (self.vocab_size, cfg.dim), jnp.dtype(cfg.param_dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """int [B, T] -> [B, T, D], times sqrt(D) where `cfg.scale_embeddings`; NaN for ids outside the vocabulary."""
+        """Embeds int [B, T] -> [B, T, D], times sqrt(D) if `cfg.scale_embeddings`; NaN for ids outside [0, V)."""
         vectors = with_whole(_vectors, tokens, self.embedding, 1).astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """The tied output head: [..., D] -> float32 logits [..., V]."""
+        """Computes the logits of a tied output head: [..., D] -> float32 [..., V]."""
         table = self.embedding.astype(self.cfg.dtype)
         multiply = functools.partial(jnp.einsum, "...D,VD->...V", preferred_element_type=jnp.float32)
         logits = with_whole(multiply, as_rows(x), table, 1)
@@ -49,12 +49,12 @@ class TokenEmbedding(nn.Module):
 
 
 def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
-    """Rows of the table, found whole; NaN for ids that it lacks."""
+    """Looks up rows of the table, with D unsharded; NaN for ids outside the table."""
     return constrain(table, axes.VOCAB, None).at[tokens].get(mode="fill", wrap_negative_indices=False)
 
 
 class InputEmbedding(nn.Module):
-    """Position information, a vector for the kind of segment, norm and dropout, on top of a token embedding."""
+    """Adds position embeddings and token types to token embeddings, then applies the norm and dropout."""
 
     cfg: ModelConfig
 
@@ -86,7 +86,7 @@ class InputEmbedding(nn.Module):
 
 
 class OutputHead(nn.Module):
-    """Float32 logits, one for each of `size` outcomes: from a tied embedding, or from a kernel of its own."""
+    """Projects features to `size` float32 logits, with a tied embedding or a separate kernel."""
 
     cfg: ModelConfig
     axis: str
@@ -95,7 +95,7 @@ class OutputHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, tied: TokenEmbedding | None = None) -> jax.Array:
-        """[..., D] -> float32 [..., size]; `cfg.scale_output` divides x by sqrt(D), `cfg.output_softcap` caps."""
+        """[..., D] -> float32 [..., size]; `cfg.scale_output` divides x by sqrt(D), `cfg.output_softcap` soft-caps."""
         cfg = self.cfg
         dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)
         x = x.astype(dtype)

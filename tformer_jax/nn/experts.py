@@ -1,7 +1,7 @@
-"""The experts of a mixture, spread over devices: tokens go to where their experts are, and the results come back.
+"""Expert parallelism: tokens are sent to the devices of their experts, and the results are sent back.
 
-Each device keeps its own rows of the batch and its own experts ("GShard", 2020). It sends every other device a buffer
-of as many slots as that one's experts can ever ask of its rows, so that no token is lost, whatever the mesh.
+Batch rows and experts are sharded over devices ("GShard", 2020). Each device sends every other device a buffer with
+slots for all tokens that could be routed there, so that no token is dropped on any mesh.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ AXES = {
     "contract_kernel": (axes.EXPERTS, axes.MLP, axes.EMBED),
     "contract_bias": (axes.EXPERTS, axes.EMBED),
 }
-"""The logical axes of each parameter."""
+"""Logical axes of each parameter."""
 
 
 class Split(NamedTuple):
-    """The mesh axes along which the parameters of experts are split."""
+    """Mesh axes along which the logical axes of the experts' parameters are sharded."""
 
     experts: tuple[str, ...]
     embed: tuple[str, ...]
@@ -40,14 +40,14 @@ class Split(NamedTuple):
 def mixture(
     params: Params, x: jax.Array, chosen: jax.Array, weights: jax.Array, room: int, cfg: ModelConfig
 ) -> jax.Array:
-    """The weighted sum of what the chosen experts make of each token.
+    """Computes the weighted sum of the chosen experts' outputs for each token.
 
     Args:
-        params: of the experts, named as in `AXES`.
+        params: the experts' parameters, named as in `AXES`.
         x: [B, T, D].
-        chosen: int [B, T, k], different experts.
-        weights: float32 [B, T, k]; an expert of weight 0 does not read the token.
-        room: the most tokens of a row that an expert reads.
+        chosen: int [B, T, k], distinct experts of each token.
+        weights: float32 [B, T, k]; an expert with weight 0 does not process the token.
+        room: maximum number of tokens per row that an expert processes.
 
     Returns:
         float32 [B, T, D].
@@ -72,7 +72,7 @@ def mixture(
 
 
 def _on_device(params, x, chosen, weights, *, room: int, split: Split, cfg: ModelConfig) -> jax.Array:
-    """`mixture`, of a device's own rows and by its own parts of the parameters."""
+    """Computes `mixture` for the rows of one device, with its shards of the parameters."""
     B, T, D = x.shape
     E, k, n = cfg.num_experts, cfg.experts_per_token, sharding.devices(split.experts)
     slots = max(1, B * min(T * min(k, E // n), min(T, room) * (E // n)))
@@ -89,13 +89,13 @@ def _on_device(params, x, chosen, weights, *, room: int, split: Split, cfg: Mode
 
 
 def _places(chosen: jax.Array, E: int, n: int, slots: int) -> tuple[jax.Array, jax.Array]:
-    """The place of each choice in n buffers, one a device, each sorted by expert and of so many slots.
+    """Assigns each choice an index into n buffers of `slots` slots, one per device, each sorted by expert.
 
     Args:
-        chosen: int [M], E for those that get no place.
+        chosen: int [M], the expert of each choice; E for choices that are not sent.
 
     Returns:
-        int [M], at least `n * slots` for no place; and how many places each expert has, int32 [n, E / n].
+        The indices, int [M], at least `n * slots` if not sent; and the number of choices per expert, int32 [n, E / n].
     """
     order = jnp.argsort(chosen, stable=True)
     counts = jnp.bincount(chosen, length=E).astype(jnp.int32).reshape(n, E // n)
@@ -106,9 +106,9 @@ def _places(chosen: jax.Array, E: int, n: int, slots: int) -> tuple[jax.Array, j
 
 
 def _exchanged(run, tokens: jax.Array, counts: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """What all devices along `mesh_axes` make of this one's tokens: [n * slots, D], int32 [n, E / n] -> [n * slots, D].
+    """Runs the experts of all devices along `mesh_axes`: [n * slots, D], counts int32 [n, E / n] -> [n * slots, D].
 
-    `run` gets the tokens that arrive here, sorted by expert, and how many each expert has.
+    `run` receives the tokens sent to this device, sorted by expert, and the number of tokens per expert.
     """
     n, swap = len(counts), partial(jax.lax.all_to_all, axis_name=mesh_axes, split_axis=0, concat_axis=0)
     arrived, counts = swap(tokens.reshape(n, -1, tokens.shape[-1])), swap(counts)
@@ -120,7 +120,7 @@ def _exchanged(run, tokens: jax.Array, counts: jax.Array, mesh_axes: tuple[str, 
 
 
 def _gathered(params: Params, mesh_axes: tuple[str, ...]) -> Params:
-    """The parameters with the whole model width."""
+    """All-gathers the parameters along the model width."""
     if not mesh_axes:
         return params
     return {
@@ -132,9 +132,9 @@ def _gathered(params: Params, mesh_axes: tuple[str, ...]) -> Params:
 
 
 def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Split, cfg: ModelConfig) -> jax.Array:
-    """tokens [M, D], sorted by expert; `counts` int32 [E] of each -> [M, D], or this device's part of that sum.
+    """Applies the local experts: tokens [M, D] sorted by expert, int32 [E] tokens per expert -> [M, D].
 
-    Results of rows that belong to no expert mean nothing, and nothing may depend on them.
+    If F is sharded, the result is this device's term of a sum. Rows that belong to no expert have unspecified results.
     """
     expert = jnp.searchsorted(jnp.cumsum(counts), jnp.arange(len(tokens)), side="right")
 

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward networks."""
+"""Position-wise feed-forward networks."""
 
 import jax
 from flax import linen as nn
@@ -30,12 +30,12 @@ class FFN(nn.Module):
         segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """[B, T, D] -> [B, T, D]; `real` (bool [B, T]) and `segments` (int [B, T]) are for kinds that mix tokens."""
+        """[B, T, D] -> [B, T, D]; only mixtures of experts use `real` (bool [B, T]) and `segments` (int [B, T])."""
         hidden = constrain(self.hidden(x), axes.BATCH, axes.LENGTH, axes.MLP)
         return self.contract(self.dropout(hidden, train=train))
 
     def hidden(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., F]."""
+        """Computes the hidden features: [..., D] -> [..., F]."""
         activation = kinds.load(kinds.ACTIVATIONS, self.cfg.activation)
         return activation(self.expand(x))
 
@@ -52,12 +52,12 @@ class GatedFFN(FFN):
         self.gate = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.ffn_dim),), cfg.ffn_bias)
 
     def hidden(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., F]."""
+        """Computes the hidden features: [..., D] -> [..., F]."""
         activation = kinds.load(kinds.ACTIVATIONS, self.cfg.activation)
         return activation(self.gate(x)) * self.expand(x)
 
 
 def make_ffn(cfg: ModelConfig) -> nn.Module:
-    """The FFN that `cfg.ffn` names."""
+    """Builds the FFN that `cfg.ffn` names."""
     ffn: nn.Module = kinds.load(kinds.FFNS, cfg.ffn)(cfg)
     return ffn

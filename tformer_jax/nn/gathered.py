@@ -1,8 +1,9 @@
-"""Parameters that rest in parts (FSDP): gathered where they are used, their gradients scattered.
+"""FSDP-sharded parameters: all-gathered where they are used, with reduce-scattered gradients.
 
-What XLA partitions itself is summed whole on every TPU by an all-reduce, twice the bytes of a reduce-scatter, and so is
-a reduce-scatter along an axis that spans both sides of a slice's torus. It is therefore written out here, in two stages
-along such an axis. Seen in programs compiled for v5e:4x4 and v5e:16x16; unmeasured on devices.
+On TPUs, XLA's partitioner sums these gradients by an all-reduce, which moves twice the bytes of a reduce-scatter. It
+does the same for a reduce-scatter along an axis that spans both sides of a slice's torus. This module therefore
+reduce-scatters explicitly, in two stages along such an axis. Observed in programs compiled for v5e:4x4 and v5e:16x16;
+unmeasured on devices.
 """
 
 import functools
@@ -16,7 +17,7 @@ from tformer_jax import axes
 from tformer_jax.nn import sharding
 
 PLATFORMS = ("tpu",)
-"""Where it is done; XLA for GPUs makes reduce-scatters itself."""
+"""Platforms with explicit gathers; XLA for GPUs generates reduce-scatters itself."""
 
 Groups = list[list[int]]
 
@@ -24,10 +25,10 @@ Groups = list[list[int]]
 def with_whole(
     function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, parameter: jax.Array, axis: int
 ) -> jax.Array:
-    """`function(x, parameter)`, which treats each row of x, along its first axis, alone.
+    """Computes `function(x, parameter)` with a gathered parameter; `function` must treat rows of x independently.
 
     Args:
-        axis: of `parameter`, the one with the model's width, along which it may rest in parts.
+        axis: the axis of `parameter` with the model width, along which it may be sharded.
     """
     mesh = jax.sharding.get_abstract_mesh()
     rows = sharding.mesh_axes(axes.BATCH, len(x)) if mesh.size > 1 else ()
@@ -69,9 +70,10 @@ _whole.defvjp(_forward, _backward)
 
 
 def stages(devices: int) -> Iterator[Groups | None]:
-    """The groups of devices among which one scatters after another, so that device i ends up with part i.
+    """Yields the device groups of successive reduce-scatters, after which device i holds part i.
 
-    A row of devices is as long as a side of a square slice, whose devices a mesh numbers row by row.
+    A square number of devices is taken for a square slice that a mesh numbers row by row: columns first, then rows.
+    Other numbers have one stage among all devices, None.
     """
     side = math.isqrt(devices)
     if side < 2 or side * side != devices:

@@ -1,4 +1,4 @@
-"""Products of sorted groups of rows, each group with a kernel of its own."""
+"""Matrix products of rows sorted by group, with one kernel per group."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from tformer_jax.nn.sharding import platform
 
 ROWS = {"cpu": 64, "gpu": 512}
-"""Rows that are multiplied at once, by the platform of the mesh; other devices run `jax.lax.ragged_dot`.
+"""Rows per block, by the platform of the mesh; other platforms use `jax.lax.ragged_dot`.
 
 XLA expands `ragged_dot` to a product with every kernel, except on TPUs. 64 was the fastest of 32 to 512 on a CPU; the
 choices for GPU and TPU are unmeasured.
@@ -20,9 +20,9 @@ Block = Callable[[jax.Array, jax.Array], jax.Array]
 
 @jax.jit
 def grouped_product(x: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.Array:
-    """x [M, D] times the kernel of its group, kernels [E, D, F] -> [M, F]; the cost follows M, not E.
+    """Multiplies each row of x [M, D] by its group's kernel, of [E, D, F] -> [M, F]; the cost depends on M, not E.
 
-    `counts` int32 [E] are the rows of each group, in order. Results of rows after the last group are unspecified.
+    `counts` int32 [E] is the number of rows of each group, in order. Rows after the last group are unspecified.
     """
     rows = ROWS.get(platform())
     if rows is None:
@@ -49,9 +49,9 @@ _product.defvjp(_forward, _backward)
 
 
 def _times(rows: int, x: jax.Array, kernels: jax.Array, counts: jax.Array, *, contracted: int) -> jax.Array:
-    """x [M, D or F] times kernels [E, D, F], whose axis `contracted` is summed over.
+    """Multiplies x [M, D or F] by kernels [E, D, F], summing over the kernels' axis `contracted`.
 
-    The last block of a group may reach into the next group, which then writes those rows again.
+    The last block of a group may extend into the next group, which then overwrites those rows.
     """
     M, width = len(x), kernels.shape[3 - contracted]
     x = _padded(x, rows)
@@ -70,7 +70,7 @@ def _times(rows: int, x: jax.Array, kernels: jax.Array, counts: jax.Array, *, co
 
 
 def _kernel_gradients(rows: int, x: jax.Array, d_out: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.Array:
-    """`x^T d_out` of each group: [E, D, F]."""
+    """Computes `x^T d_out` of each group: [E, D, F]."""
     x, d_out = _padded(x, rows), _padded(d_out, rows)
     nothing = jax.lax.full_like(x, 0, jnp.float32, shape=kernels.shape[1:])
 
@@ -87,7 +87,7 @@ def _kernel_gradients(rows: int, x: jax.Array, d_out: jax.Array, kernels: jax.Ar
 
 
 def _over_groups(counts: jax.Array, body: Callable[..., jax.Array], carry: jax.Array) -> jax.Array:
-    """`carry = body(e, start, end, carry)` for each group e that has rows, in order."""
+    """Runs `carry = body(e, start, end, carry)` for each non-empty group e, in order."""
     ends = jnp.cumsum(counts)
     used = jnp.argsort(counts == 0, stable=True)
 
@@ -100,14 +100,14 @@ def _over_groups(counts: jax.Array, body: Callable[..., jax.Array], carry: jax.A
 
 
 def _over_blocks(rows: int, start: jax.Array, end: jax.Array, body: Block, carry: jax.Array) -> jax.Array:
-    """`carry = body(first, carry)` for every `rows`-th row from `start` to `end`."""
+    """Runs `carry = body(first, carry)` for every `rows`-th row `first` from `start` to `end`."""
     blocks = -((start - end) // rows)
     result: jax.Array = jax.lax.fori_loop(0, blocks, lambda j, carry: body(start + j * rows, carry), carry)
     return result
 
 
 def _dot(x: jax.Array, y: jax.Array, x_axis: int, y_axis: int) -> jax.Array:
-    """The product of two matrices over one axis of each, float32."""
+    """Multiplies two matrices over one axis of each, with a float32 result."""
     return jax.lax.dot_general(x, y, (((x_axis,), (y_axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 

@@ -1,4 +1,4 @@
-"""Keys and values kept between decoding steps: plain pytrees that go in as arguments and come out as results."""
+"""Key-value caches for decoding: pytrees that each step takes as an argument and returns updated."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSl
 
 @flax.struct.dataclass
 class Quantized:
-    """Numbers as `values * scale`, with one scale a token and head: a quarter of float32's size, and a little more."""
+    """Array stored as int8 `values * scale` with one scale per token and head, in little over a quarter of float32."""
 
     values: jax.Array
     """int8 [..., H]."""
     scale: jax.Array
-    """float32 [..., 1]: a 127th of the largest of the H numbers."""
+    """float32 [..., 1]: the largest magnitude of the H numbers, divided by 127."""
 
     @classmethod
     def of(cls, x: jax.Array) -> "Quantized":
-        """[..., H], rounded to the nearest."""
+        """Quantizes [..., H], rounding to nearest."""
         scale = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32) / 127
         values = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
         return cls(values, scale)
 
     def astype(self, dtype: str) -> jax.Array:
-        """[..., H] in a floating dtype."""
+        """Dequantizes to [..., H] in a floating dtype."""
         return (self.values * self.scale).astype(dtype)
 
 
@@ -37,22 +37,22 @@ Stored = jax.Array | Quantized
 
 @flax.struct.dataclass
 class KeyValues:
-    """Keys and values of one attention layer, each [B, K, S, H]: a decoding step reads this order without a copy."""
+    """Keys and values of one attention layer, each [B, K, S, H], an order that decoding steps read without a copy."""
 
     k: Stored
     v: Stored
 
     @classmethod
     def pack(cls, k: jax.Array, v: jax.Array) -> "KeyValues":
-        """From keys and values [B, S, K, H]."""
+        """Packs keys and values [B, S, K, H]."""
         return cls(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
 
     def unpack(self, dtype: str) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [B, S, K, H]."""
+        """Returns keys and values [B, S, K, H] in a floating dtype."""
         return jnp.swapaxes(self.k.astype(dtype), 1, 2), jnp.swapaxes(self.v.astype(dtype), 1, 2)
 
     def stored(self, dtype: str) -> "KeyValues":
-        """The same in a storage dtype: a floating one, or `int8`."""
+        """Converts to a storage dtype: a floating dtype or `int8`."""
 
         def convert(x: Stored) -> Stored:
             return Quantized.of(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
@@ -60,7 +60,7 @@ class KeyValues:
         return KeyValues(convert(self.k), convert(self.v))
 
     def extend(self, new: "KeyValues", slots: Slots) -> tuple["KeyValues", "KeyValues"]:
-        """Puts `new` [B, K, T, H] where `slots` says: what to keep, and what to attend to."""
+        """Writes `new` [B, K, T, H] into `slots`; returns the updated cache, and the keys and values to attend to."""
         dtype = "int8" if isinstance(self.k, Quantized) else str(self.k.dtype)
         pairs = jax.tree.map(slots.extend, self, new.stored(dtype))
         kept, seen = jax.tree.transpose(jax.tree.structure(self), jax.tree.structure((0, 0)), pairs)
@@ -69,7 +69,7 @@ class KeyValues:
 
 @flax.struct.dataclass
 class LayerCache:
-    """What one layer reads and writes while decoding."""
+    """Cached keys and values of one layer."""
 
     self_attention: KeyValues
     cross_attention: KeyValues | None
@@ -78,15 +78,15 @@ class LayerCache:
 
 @flax.struct.dataclass
 class Lineage:
-    """What tells beams apart that are the T tokens of one call: token t sees its ancestors only."""
+    """Ancestors of T beams that are the tokens of one call; each beam attends only to its own ancestors."""
 
     ancestors: jax.Array
-    """int32 [B, T, L]: the column at which the ancestor at position `start + l` was read; of itself, its own."""
+    """int32 [B, T, L]: column, in its call, of the ancestor at position `start + l`; for the token itself, its own."""
     start: jax.Array
-    """int32 [B]: tokens before this position are seen by all."""
+    """int32 [B]: all beams may attend to tokens before this position."""
 
     def may_attend(self, keys: Tokens) -> jax.Array:
-        """bool [B, 1, T, S] for keys [B, S]."""
+        """Returns the mask bool [B, 1, T, S] for keys [B, S]."""
         places = jnp.clip(keys.positions - self.start[:, None], 0, self.ancestors.shape[2] - 1)
         ancestors = jnp.take_along_axis(self.ancestors, places[:, None], axis=2)
         common = keys.positions < self.start[:, None]
@@ -95,34 +95,34 @@ class Lineage:
 
 @flax.struct.dataclass
 class DecoderCache:
-    """Everything a decoder remembers of the tokens it has read.
+    """State of a decoder: the keys, values and positions of the tokens so far.
 
     Positions count real tokens only, so that rows may be padded on the left.
     """
 
     layers: tuple[LayerCache, ...]
     slots: dict[str, Slots]
-    """For each kind of layer, "full" and "window"."""
+    """Slot layouts by kind of layer, "full" and "window"."""
     memory_mask: jax.Array | None
     """bool [B, S]: the real tokens of the encoder's input."""
     lengths: jax.Array
     """int32 [B]: the position of the next token."""
     prefix: jax.Array | None = None
-    """int32 [B]: so many first tokens of the row are seen by all its tokens; None: 0."""
+    """int32 [B]: number of leading tokens that all tokens of the row may attend to; None: 0."""
 
     def admit(
         self, token_mask: jax.Array, *, side_by_side: bool = False
     ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
-        """Takes T new tokens, of which those in `token_mask` (bool [B, T]) are real.
+        """Assigns positions and slots to T new tokens, of which those in `token_mask` (bool [B, T]) are real.
 
-        They follow each other, or stand `side_by_side` at one position.
+        The positions are consecutive or, if `side_by_side`, the same for all tokens of a row.
 
         Returns:
-            The cache with its bookkeeping moved on (keys and values are the layers' to write), the tokens' positions
-            (int32 [B, T]; 0 for padding before the first token), and what each kind of layer may attend to.
+            The cache with updated slots and lengths (layers write keys and values later), the tokens' positions
+            (int32 [B, T]; 0 for padding before the first token), and the tokens that each kind of layer attends to.
 
         Raises:
-            ConfigError: the tokens do not fit, where their number is known: outside of a compiled function.
+            ConfigError: the tokens do not fit; checked only outside of compiled functions.
         """
         if side_by_side:
             after, counts = jnp.zeros(token_mask.shape, jnp.int32), token_mask.any(axis=1).astype(jnp.int32)
@@ -137,9 +137,9 @@ class DecoderCache:
         return moved, jnp.maximum(positions, 0), {kind: seen for kind, (_, seen) in admitted.items()}
 
     def forget(self, counts: jax.Array) -> "DecoderCache":
-        """The cache without so many last tokens of each row, int32 [B].
+        """Removes the last `counts` (int32 [B]) tokens of each row.
 
-        Where rows share their slots (`empty_cache`), it is one token, in the last column of a call.
+        Caches whose rows share slots (`empty_cache`) remove at most one token per row, in the last column of a call.
         """
         slots = {kind: slots.forget(counts) for kind, slots in self.slots.items()}
         return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - counts, 0))
@@ -156,12 +156,12 @@ def empty_cache(
     memory_mask: jax.Array | None = None,
     prefix: jax.Array | None = None,
 ) -> DecoderCache:
-    """A cache with room for `length` positions in each row, holding none.
+    """Builds an empty cache with room for `length` positions per row.
 
     Args:
-        width: tokens that stand side by side at one position.
-        dtype: of what is stored, a floating dtype or `int8`; None: `cfg.dtype`.
-        cross_attention: one entry a layer.
+        width: maximum number of tokens at one position.
+        dtype: storage dtype, a floating dtype or `int8`; None: `cfg.dtype`.
+        cross_attention: one entry per layer.
         prefix: int32 [B], see `DecoderCache`.
     """
     slots: dict[str, Slots] = {}
@@ -175,7 +175,7 @@ def empty_cache(
 
 
 def row_cache(cfg: ModelConfig, batch: int, length: int, *, dtype: str | None = None) -> DecoderCache:
-    """A cache with room for `length` tokens in each row, which its rows fill at their own pace."""
+    """Builds an empty cache with room for `length` tokens per row, in which rows may differ in length."""
     slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in set(cfg.layer_pattern)}
     shapes = dict.fromkeys(slots, (batch, cfg.kv_heads, length, cfg.head_size))
     return _cache(cfg, slots, shapes, dtype)
@@ -184,7 +184,7 @@ def row_cache(cfg: ModelConfig, batch: int, length: int, *, dtype: str | None = 
 def paged_cache(
     cfg: ModelConfig, batch: int, *, pages: int, page_size: int, pages_a_row: int, dtype: str | None = None
 ) -> DecoderCache:
-    """A cache whose rows share `pages` pages, each of `page_size` tokens; page 0 is nobody's."""
+    """Builds an empty cache whose rows share `pages` pages of `page_size` tokens; page 0 belongs to no row."""
     slots: dict[str, Slots] = {
         kind: PagedSlots.unheld(batch, pages_a_row, page_size) for kind in set(cfg.layer_pattern)
     }

@@ -21,26 +21,26 @@ from tformer_jax.nn.slots import Slots
 
 @flax.struct.dataclass
 class LayerContext:
-    """What all layers of a stack read besides x [B, T, D]."""
+    """Inputs shared by all layers of a stack, besides x [B, T, D]."""
 
     masks: dict[str, Mask]
-    """Of self-attention, for each kind of layer, "full" and "window"."""
+    """Self-attention masks by kind of layer, "full" and "window"."""
     real: jax.Array | None = None
     """bool [B, T]: tokens of x that are not padding; None: all."""
     segments: jax.Array | None = None
-    """int [B, T]: documents packed into a row; None: one."""
+    """int [B, T]: segment ids of documents packed into a row; None: one document per row."""
     positions: dict[str, AttentionPosition] = dataclasses.field(default_factory=dict)
-    """For each kind of layer that uses positions in attention."""
+    """Positions that attention uses, by kind of layer."""
     memory: jax.Array | None = None
-    """[B, S, D]: the encoder's output; not needed where a cache holds its keys and values."""
+    """[B, S, D]: the encoder's output; not needed if a cache holds its keys and values."""
     memory_mask: Mask = Mask()
-    """Of cross-attention."""
+    """Mask of cross-attention."""
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
-    """For each kind of layer, where the keys and values of x are put, where there is a cache."""
+    """Cache slots for the keys and values of x, by kind of layer; empty without a cache."""
 
 
 class Residual(nn.Module):
-    """The connection around a sub-layer f, by `cfg.norm_placement`.
+    """Residual connection around a sub-layer f, with norms as in `cfg.norm_placement`.
 
     pre: `x + drop(f(norm(x)))`; post: `norm(x + drop(f(x)))`; both: `x + drop(norm(f(norm(x))))`.
     """
@@ -54,11 +54,11 @@ class Residual(nn.Module):
         self.dropout = Dropout(self.cfg.dropout)
 
     def enter(self, x: jax.Array) -> jax.Array:
-        """What the sub-layer reads."""
+        """Returns the sub-layer's input: norm(x), or x if `cfg.norm_placement` is "post"."""
         return x if self.cfg.norm_placement == "post" else self.norm(x)
 
     def leave(self, x: jax.Array, y: jax.Array, *, train: bool) -> jax.Array:
-        """Joins the sub-layer's result y with its input x."""
+        """Adds the sub-layer's output y, after dropout, to its input x, with norms as in `cfg.norm_placement`."""
         if self.cfg.norm_placement == "both":
             y = self.norm_after(y)
         joined = x + self.dropout(y, train=train)
@@ -67,7 +67,7 @@ class Residual(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention (to the last `cfg.window` tokens where `kind` is "window"), cross-attention, and an FFN."""
+    """Self-attention (within `cfg.window` if `kind` is "window"), cross-attention if `cross`, and an FFN."""
 
     cfg: ModelConfig
     cross: bool = False
@@ -85,15 +85,15 @@ class TransformerLayer(nn.Module):
     def __call__(
         self, x: jax.Array, ctx: LayerContext, cache: LayerCache | None = None, *, train: bool = False
     ) -> tuple[jax.Array, LayerCache | None]:
-        """Applies the sub-layers in turn.
+        """Applies the sub-layers in order.
 
         Args:
             x: [B, T, D].
-            ctx: masks, positions and memory.
-            cache: earlier keys and values; those of x are put where `ctx.slots` says.
+            ctx: masks, positions and memory, shared by all layers.
+            cache: earlier keys and values; those of x are written to `ctx.slots`.
 
         Returns:
-            [B, T, D], and the cache that holds x, where there is one.
+            [B, T, D], and the updated cache, or None without a cache.
         """
         h, keys_values = self.self_attention(
             self.self_attention_residual.enter(x),

@@ -1,4 +1,4 @@
-"""Converts parameters between layouts of one model: a loop over layers or a scan, a tied or a separate output head."""
+"""Converts parameters between layouts of one model: looped or scanned layers, tied or separate output head."""
 
 import dataclasses
 from typing import Any
@@ -12,9 +12,9 @@ Params = dict[str, Any]
 
 
 def convert(params: Params, cfg: ModelConfig, *, scan_layers: bool) -> Params:
-    """Parameters of a model built from `cfg`, for the same model with `scan_layers` as given.
+    """Converts parameters of a model built from `cfg` to the same model with the given `scan_layers`.
 
-    Optimizer moments and any other tree shaped like the parameters will do as well.
+    Also converts optimizer moments and other trees with the structure of the parameters.
     """
     if scan_layers == cfg.scan_layers:
         return params
@@ -25,12 +25,12 @@ def convert(params: Params, cfg: ModelConfig, *, scan_layers: bool) -> Params:
 
 
 def unrolled(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """The same model as a loop, which decoding needs."""
+    """Returns the same model with looped layers, as decoding requires."""
     return dataclasses.replace(cfg, scan_layers=False), convert(params, cfg, scan_layers=False)
 
 
 def untied(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """The same model with a kernel [D, V] for the logits, which a CPU multiplies faster than a table [V, D]."""
+    """Returns the same model with a separate output kernel [D, V], which is faster on a CPU than a table [V, D]."""
     kinds = {"output": "none", "all": "inputs"}
     if cfg.tie_embeddings not in kinds:
         return cfg, params

@@ -1,4 +1,4 @@
-"""Affine maps whose input and output may have several axes, such as D -> (N, H)."""
+"""Linear layers whose input and output may have several axes, such as D -> (N, H)."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from tformer_jax.nn.sharding import mesh_axes
 
 
 def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int, factor: float = 1.0) -> nn.initializers.Initializer:
-    """The distribution that `cfg.initializer` names, times `factor`.
+    """Returns the initializer that `cfg.initializer` names, scaled by `factor`.
 
     `xavier`: uniform in +-sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010); `fan_in`: N(0, 1 / fan_in);
     `normal`: N(0, cfg.init_std^2).
@@ -28,10 +28,11 @@ def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int, factor: floa
 
 
 def residual_factor(cfg: ModelConfig, path: tuple[str, ...]) -> float:
-    """With `cfg.scale_residual_init`, `1 / sqrt(sub-layers of the stack)`, for the kernel at `path` that ends one.
+    """Returns `1 / sqrt(sub-layers of the stack)` with `cfg.scale_residual_init`, otherwise 1.
 
-    The sum of all sub-layers then keeps its size ("Language Models are Unsupervised Multitask Learners", 2019, section
-    2.3). A stack is an encoder if `path` says so; the decoder of a translator has three sub-layers in each layer.
+    Scales the initial output kernels of sub-layers, so that the sum of all sub-layers does not grow with depth
+    ("Language Models are Unsupervised Multitask Learners", 2019, section 2.3). The kernel's `path` tells encoder from
+    decoder; the decoder of a seq2seq model has three sub-layers per layer.
     """
     if not cfg.scale_residual_init:
         return 1.0
@@ -41,10 +42,10 @@ def residual_factor(cfg: ModelConfig, path: tuple[str, ...]) -> float:
 
 
 def query_factor(cfg: ModelConfig) -> float:
-    """`1 / (attention_scale sqrt(H))` where that is set: scores then start as under the default scale.
+    """Returns `1 / (attention_scale sqrt(H))`, so that scores start as with the default scale; 1 without that setting.
 
-    T5 starts its queries this way. `normal` kernels start with `cfg.init_std`, as in GPT-2 and its relatives, and fused
-    projections with one distribution for queries, keys and values.
+    Scales the initial query kernels, as in T5. It is also 1 for `normal` kernels, which start with `cfg.init_std` as in
+    GPT-2. Fused projections do not use it: queries, keys and values start with one distribution.
     """
     if cfg.attention_scale is None or cfg.initializer == "normal":
         return 1.0
@@ -52,27 +53,27 @@ def query_factor(cfg: ModelConfig) -> float:
 
 
 def product(x: jax.Array, kernel: jax.Array, width: int, *, dtype: jnp.dtype | None = None) -> jax.Array:
-    """`x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x).
+    """Computes `x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x).
 
     Args:
-        width: the axis of the kernel that has the model's width.
+        width: the axis of the kernel with the model width.
     """
     multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
     return with_whole(multiply, as_rows(x), kernel, width).reshape(*x.shape[:-1], kernel.shape[1])
 
 
 def as_rows(x: jax.Array) -> jax.Array:
-    """[..., I] -> [rows, I], the form in which products are fastest.
+    """Reshapes [..., I] -> [rows, I] for faster products, unless the mesh shards the sequence axis.
 
-    XLA for CPUs would otherwise compute the gradient of a kernel, which then sums over several axes, from transposed
-    copies of x and of the output's gradient, and recompute in them all that they depend on. A mesh that splits the
-    sequence keeps its axes apart, because one axis cannot be split both ways.
+    With several leading axes, XLA for CPUs computes the gradient of a kernel from transposed copies of x and of the
+    output's gradient, and recomputes in them all that they depend on. A sharded sequence axis is not merged with the
+    batch axis, because one axis cannot be split both ways.
     """
     return x if mesh_axes(axes.LENGTH) else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 class Linear(nn.Module):
-    """`y = x W + b`, from the axes `inputs` to the axes `outputs`, each a tuple of (logical name, size)."""
+    """Computes `y = x W + b` from the axes `inputs` to the axes `outputs`, each a tuple of (logical name, size)."""
 
     cfg: ModelConfig
     inputs: tuple[tuple[str, int], ...]
@@ -80,7 +81,7 @@ class Linear(nn.Module):
     use_bias: bool
     ends_sublayer: bool = False
     factor: float = 1.0
-    """Of the kernel's start."""
+    """Factor of the kernel's initial values."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

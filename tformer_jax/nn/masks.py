@@ -1,4 +1,4 @@
-"""Which keys a query may attend to."""
+"""Attention masks: which keys a query may attend to."""
 
 import functools
 import operator
@@ -12,48 +12,48 @@ from tformer_jax.config import ConfigError
 
 @flax.struct.dataclass
 class Mask:
-    """May query t attend to key s? Every rule that is set must say yes.
+    """Conjunction of rules: a query may attend to a key if all rules that are set allow it.
 
-    A rule over positions rather than an array, so that a backend may evaluate it whole or block by block.
+    Stored as rules on positions rather than as an array, so that a backend can evaluate it whole or block by block.
     """
 
     real: jax.Array | None = None
     """bool [B, S]: keys that are not padding."""
     segments: tuple[jax.Array, jax.Array] | None = None
-    """int [B, T] and [B, S]: packed documents; a query sees its own."""
+    """int [B, T] and [B, S]: segment ids of queries and keys; a query may attend to its own segment."""
     prefix: jax.Array | None = None
-    """int32 [B]: the number of leading keys that all queries of a causal row see."""
+    """int32 [B]: number of leading keys that all queries of a causal row may attend to."""
     explicit: jax.Array | None = None
     """bool with four axes, broadcastable to [B, N, T, S]."""
     positions: tuple[jax.Array, jax.Array] | None = None
-    """int32 [B, T] and [B, S]: places of queries and keys, where -1 is no key at all; None: 0, 1, ... for both."""
+    """int32 [B, T] and [B, S]: positions of queries and keys, -1 for empty slots; None: 0, 1, ... for both."""
     causal: bool = flax.struct.field(pytree_node=False, default=False)
-    """A query sees its own position and those before."""
+    """A query may attend to its own position and earlier ones."""
     window: int | None = flax.struct.field(pytree_node=False, default=None)
-    """A query sees positions less than `window` away."""
+    """A query may attend to positions less than `window` away."""
     self_attention: bool = flax.struct.field(pytree_node=False, default=False)
-    """Queries and keys are the same tokens: T = S, and `real` and `segments` hold for both."""
+    """Queries and keys are the same tokens: T = S, and `real` and `segments` describe both."""
 
     @property
     def rules(self) -> frozenset[str]:
-        """The names of the rules that are set, and "cross" for what is not known to be self-attention."""
+        """Names of the rules that are set, and "cross" unless `self_attention` is set."""
         optional = ("real", "segments", "prefix", "explicit", "positions", "window")
         found = {name for name in optional if getattr(self, name) is not None}
         return frozenset(found | ({"causal"} if self.causal else set()) | (set() if self.self_attention else {"cross"}))
 
     def places(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> tuple[jax.Array, jax.Array]:
-        """The positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1: int32 [T], [S] or [B, T], [B, S]."""
+        """Positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1: int32 [T], [S] or [B, T], [B, S]."""
         if self.positions is None:
             return t + jnp.arange(T), s + jnp.arange(S)
         queries, keys = self.positions
         return _part(queries, t, T, 1), _part(keys, s, S, 1)
 
     def dense(self, T: int, S: int) -> jax.Array | None:
-        """The whole mask: bool, broadcastable to [B, N, T, S]; None hides nothing."""
+        """Returns the mask as an array: bool, broadcastable to [B, N, T, S]; None if nothing is masked."""
         return self.block(0, T, 0, S)
 
     def block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array | None:
-        """The mask between queries t, ..., t + T - 1 and keys s, ..., s + S - 1, like `dense`."""
+        """Returns the mask of queries t, ..., t + T - 1 and keys s, ..., s + S - 1, in the form of `dense`."""
         rules = [self._by_distance(t, T, s, S)]
         if self.real is not None:
             rules.append(_part(self.real, s, S, 1)[:, None, None, :])
@@ -68,7 +68,7 @@ class Mask:
         return result
 
     def sees_something(self, T: int, S: int) -> jax.Array | None:
-        """The queries that may attend to a key: bool, broadcastable to [B, T, N]; None: all, by the rules alone."""
+        """Returns which queries may attend to any key: bool, broadcastable to [B, T, N]; None: all of them."""
         rules = self.rules
         sees_itself = self.self_attention and rules <= {"causal", "prefix", "window", "segments"}
         sees_the_first_key = rules <= {"causal", "prefix", "cross"}
@@ -83,7 +83,7 @@ class Mask:
         return None if may_attend is None else jnp.swapaxes(may_attend.any(axis=-1), 1, 2)
 
     def key_range(self, t: int, T: int, S: int) -> tuple[int, int]:
-        """The first key and the one after the last that `causal` and `window` leave to queries t, ..., t + T - 1."""
+        """Returns (start, stop) of the keys that `causal` and `window` leave visible to queries t, ..., t + T - 1."""
         first, end = 0, S
         if self.positions is None and self.prefix is None and self.causal:
             end = min(t + T, S)
@@ -92,9 +92,9 @@ class Mask:
         return min(first, S), end
 
     def hides_block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array:
-        """bool scalar, True only if that block hides everything, found without evaluating it.
+        """Returns a bool scalar that is True only if the block is fully masked, without evaluating the block.
 
-        `explicit` is not looked at.
+        Ignores `explicit`, so that some fully masked blocks are not detected.
         """
         queries, keys = self.places(t, T, s, S)
         after, before = keys.min() - queries.max(), queries.min() - keys.max()
@@ -113,7 +113,7 @@ class Mask:
         return hidden
 
     def _by_distance(self, t, T, s, S) -> jax.Array | None:
-        """What `positions`, `causal`, `prefix` and `window` allow: bool [B or 1, 1, T, S]."""
+        """Evaluates `positions`, `causal`, `prefix` and `window`: bool [B or 1, 1, T, S]; None if none is set."""
         queries, keys = map(jnp.atleast_2d, self.places(t, T, s, S))
         queries, keys = queries[:, None, :, None], keys[:, None, None, :]
         rules = [] if self.positions is None else [keys >= 0]
@@ -126,10 +126,10 @@ class Mask:
 
 
 def as_mask(mask: jax.Array | Mask | None) -> Mask:
-    """A `Mask` from one, from a boolean array broadcastable to [B, N, T, S], or from None (nothing is hidden).
+    """Converts a boolean array broadcastable to [B, N, T, S], or None (no masking), to a `Mask`.
 
     Raises:
-        ConfigError: the array is not boolean (an additive mask), or does not have four axes.
+        ConfigError: the array is not boolean (such as an additive mask) or does not have four axes.
     """
     if isinstance(mask, Mask):
         return mask
@@ -142,17 +142,17 @@ def as_mask(mask: jax.Array | Mask | None) -> Mask:
 
 
 def hidden_suffix(length: int, hidden: int) -> jax.Array:
-    """Entry (i, j) is hidden when `length - j + i <= hidden`: bool [1, 1, T, T].
+    """Returns a mask that hides key j from query i if `length - j + i <= hidden`: bool [1, 1, T, T].
 
-    Position i + 1 sees one key more than position i, and the first one does not see the last `hidden` keys.
-    `hidden = length - 1` is the causal mask; 0 hides nothing.
+    Query 0 may not attend to the last `hidden` keys, and each further query may attend to one key more.
+    `hidden = length - 1` is the causal mask; `hidden = 0` masks nothing.
     """
     i, j = jnp.arange(length)[:, None], jnp.arange(length)[None, :]
     return (length - j + i > hidden)[None, None]
 
 
 def _part(array: jax.Array, start: jax.Array | int, size: int, axis: int) -> jax.Array:
-    """A slice along one axis, or the array where that axis is broadcast."""
+    """Slices one axis; returns the array unchanged if the axis has size 1 or the slice is the whole axis."""
     if array.shape[axis] == 1 or (isinstance(start, int) and start == 0 and array.shape[axis] == size):
         return array
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis)

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router sends each token to a few of E feed-forward networks."""
+"""Mixture of experts: a router sends each token to k of E feed-forward networks."""
 
 from typing import NamedTuple
 
@@ -16,19 +16,19 @@ from tformer_jax.nn.positions import token_positions
 
 
 class Routing(NamedTuple):
-    """Which experts read a token, k of them."""
+    """The k experts of each token, and their weights."""
 
     experts: jax.Array
     """int32 [B, T, k], most probable first."""
     weights: jax.Array
-    """float32 [B, T, k]: factors of the experts' outputs; 0 for a token that is dropped by the expert."""
+    """float32 [B, T, k]: factors of the experts' outputs; 0 for padding and for tokens beyond an expert's capacity."""
 
 
 class MixtureOfExperts(nn.Module):
-    """`sum_i weight_i * expert_i(x)` over the `cfg.experts_per_token` experts that a router finds most probable.
+    """Computes `sum_i weight_i * expert_i(x)` over the `cfg.experts_per_token` most probable experts of each token.
 
     "Outrageously Large Neural Networks" (2017), with the load-balance loss of "Switch Transformers" (2021) and the
-    router z-loss of "ST-MoE" (2022), each already weighted, in the collection "losses". `cfg.expert_capacity` drops
+    router z-loss of "ST-MoE" (2022), both already weighted, in the collection "losses". `cfg.expert_capacity` drops
     tokens in training only, as in "DeepSeek-V2" (2024, section 3.1.2).
     """
 
@@ -43,11 +43,11 @@ class MixtureOfExperts(nn.Module):
         segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """x [B, T, D] -> [B, T, D]; padding gets zeros.
+        """x [B, T, D] -> [B, T, D]; zeros for padding.
 
         Args:
             real: bool [B, T], tokens that are not padding; None: all.
-            segments: int [B, T], documents packed into a row; each fills the experts' capacity on its own.
+            segments: int [B, T], segment ids of documents packed into a row; the capacity applies to each document.
             train: enforce `cfg.expert_capacity`.
         """
         cfg = self.cfg
@@ -64,7 +64,7 @@ class MixtureOfExperts(nn.Module):
         return mixture(self._parameters(), x, *routing, most, cfg).astype(x.dtype)
 
     def _parameters(self) -> dict[str, jax.Array]:
-        """Those of the experts, named as in `experts.AXES`."""
+        """Creates the experts' parameters, named as in `experts.AXES`."""
         cfg, params = self.cfg, {}
         factor = residual_factor(cfg, self.path)
         D, F, dtype = cfg.dim, cfg.ffn_dim, jnp.dtype(cfg.param_dtype)
@@ -80,7 +80,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def capacity(cfg: ModelConfig, T: int) -> np.ndarray:
-    """The most of the first n tokens that one expert reads, int [T + 1] for n = 0..T: `ceil(c k n / E)`, at most n.
+    """Returns the capacity of one expert for the first n tokens, int32 [T + 1], n = 0..T: `min(ceil(c k n / E), n)`.
 
     c is `cfg.expert_capacity`, k `cfg.experts_per_token`.
     """
@@ -92,11 +92,11 @@ def capacity(cfg: ModelConfig, T: int) -> np.ndarray:
 def route(
     logits: jax.Array, real: jax.Array, cfg: ModelConfig, *, segments: jax.Array | None = None, limited: bool = False
 ) -> Routing:
-    """The most probable experts of each token: logits float32 [B, T, E], real tokens bool [B, T].
+    """Selects the most probable experts of each token: logits float32 [B, T, E], real tokens bool [B, T].
 
-    Where `limited`, an expert drops a token that would exceed its `capacity` for the document's tokens up to there.
-    Tokens are admitted in order of position, so that none depends on a later one, on padding, on another document or
-    on another row; "GShard" (2020) admits all first choices before second ones.
+    If `limited`, an expert drops a token that would exceed its `capacity` for the document's tokens so far. Tokens are
+    admitted in order of position, so that routing does not depend on later tokens, padding, other documents or other
+    rows; "GShard" (2020) admits all first choices before second ones.
     """
     weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.experts_per_token)
     if cfg.router_normalize:
@@ -108,7 +108,7 @@ def route(
 
 
 def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k` of [..., E], which would bring all rows of a batch together on a mesh."""
+    """Equals `jax.lax.top_k` of [..., E], which would gather all rows of a batch on a mesh."""
     left, chosen = probabilities, []
     for _ in range(k):
         chosen.append(left.argmax(axis=-1).astype(jnp.int32))
@@ -118,10 +118,10 @@ def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _admits(chosen: jax.Array, real: jax.Array, segments: jax.Array | None, cfg: ModelConfig) -> jax.Array:
-    """Whether each expert has capacity for a token that asks for it: int [B, T, k] -> bool [B, T, E].
+    """Returns whether each expert has capacity for a token that chose it: int [B, T, k] -> bool [B, T, E].
 
-    Of the first n tokens A(n) ask for an expert of capacity C(n). It reads a(n) = min(a(n-1) + A(n) - A(n-1), C(n)) of
-    them, which equals A(n) + min(0, C(1) - A(1), ..., C(n) - A(n)): token n is read unless its term is a new minimum.
+    A(n) of the first n tokens choose an expert of capacity C(n). It accepts a(n) = min(a(n-1) + A(n) - A(n-1), C(n)),
+    which equals A(n) + min(0, C(1) - A(1), ..., C(n) - A(n)): token n is accepted unless its term is a new minimum.
     """
     T, places = real.shape[1], jnp.arange(real.shape[1])
     first = places - token_positions(T, segments)
@@ -141,9 +141,9 @@ def _admits(chosen: jax.Array, real: jax.Array, segments: jax.Array | None, cfg:
 
 
 def balance_loss(logits: jax.Array, experts: jax.Array, real: jax.Array) -> jax.Array:
-    """`E * sum_e f_e P_e`: the share of choices that fall on e, times its mean probability; float32 scalar.
+    """Computes `E * sum_e f_e P_e` from the fraction f_e of choices and mean probability P_e of each expert e.
 
-    1 where all experts are used alike ("Switch Transformers", 2021, equation 4, for any k).
+    A float32 scalar, 1 for uniform use of all experts ("Switch Transformers", 2021, equation 4, for any k).
     """
     E, k = logits.shape[-1], experts.shape[-1]
     count = jnp.maximum(real.sum(), 1)
@@ -154,6 +154,6 @@ def balance_loss(logits: jax.Array, experts: jax.Array, real: jax.Array) -> jax.
 
 
 def router_z_loss(logits: jax.Array, real: jax.Array) -> jax.Array:
-    """The mean of `logsumexp(logits)^2` over real tokens ("ST-MoE", 2022, equation 5); float32 scalar."""
+    """Computes the mean of `logsumexp(logits)^2` over real tokens ("ST-MoE", 2022, equation 5), a float32 scalar."""
     z = jax.nn.logsumexp(logits, axis=-1)
     return jnp.where(real, z * z, 0).sum() / jnp.maximum(real.sum(), 1)

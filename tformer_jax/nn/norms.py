@@ -13,9 +13,9 @@ from tformer_jax.nn.parameters import named
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
-    """`(x - mean) / sqrt(var + eps) * scale + bias` over the last axis ("Layer Normalization", 2016).
+    """Computes `(x - mean) / sqrt(var + eps) * scale + bias` over the last axis ("Layer Normalization", 2016).
 
-    `var` is the biased variance. Statistics are float32, the result has the dtype of x.
+    `var` is the biased variance. Statistics are float32; the result has the dtype of x.
     """
     return _layer_norm_forward(x, scale, bias, eps)[0]
 
@@ -45,9 +45,9 @@ layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """`x / sqrt(mean(x^2) + eps) * scale` over the last axis ("Root Mean Square Layer Normalization", 2019).
+    """Computes `x / sqrt(mean(x^2) + eps) * scale` over the last axis ("Root Mean Square Layer Normalization", 2019).
 
-    The mean is float32, the result has the dtype of x.
+    The mean is float32; the result has the dtype of x.
     """
     return _rms_norm_forward(x, scale, eps)[0]
 
@@ -59,7 +59,7 @@ def _rms_norm_forward(x, scale, eps: float) -> tuple[jax.Array, tuple]:
 
 
 def _rms_norm_backward(eps: float, residuals: tuple, dy: jax.Array) -> tuple:
-    """As of `layer_norm`, without the means of x and of g."""
+    """Computes the gradients as `_layer_norm_backward` does, without the means of x and g."""
     x, scale, inverse = residuals
     normal, dy = x.astype(jnp.float32) * inverse, dy.astype(jnp.float32)
     g = dy * scale.astype(jnp.float32)
@@ -71,22 +71,22 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 def _sum_rows(x: jax.Array) -> jax.Array:
-    """[..., D] -> [D]."""
+    """Sums over all axes but the last: [..., D] -> [D]."""
     return x.sum(axis=tuple(range(x.ndim - 1)))
 
 
 class Norm(nn.Module):
-    """A kind of normalisation over the last axis."""
+    """Base class of normalisation over the last axis."""
 
     cfg: ModelConfig
     axis: str = axes.EMBED
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., D]."""
+        """Normalises [..., D] -> [..., D]."""
         raise NotImplementedError
 
     def scale(self, size: int) -> jax.Array:
-        """The trained factor [size]; with `cfg.norm_unit_offset` the parameter is its distance from 1 ("Gemma")."""
+        """Returns the learned scale [size]; with `cfg.norm_unit_offset` the parameter is `scale - 1` ("Gemma")."""
         initializer = nn.initializers.zeros if self.cfg.norm_unit_offset else nn.initializers.ones
         scale = self.param("scale", named(initializer, self.axis), (size,), jnp.dtype(self.cfg.param_dtype))
         return 1 + scale.astype(jnp.float32) if self.cfg.norm_unit_offset else scale
@@ -97,7 +97,7 @@ class LayerNorm(Norm):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., D]."""
+        """Normalises [..., D] -> [..., D]."""
         scale, bias = self.scale(x.shape[-1]), None
         if self.cfg.norm_bias:
             zeros = named(nn.initializers.zeros, self.axis)
@@ -110,11 +110,11 @@ class RMSNorm(Norm):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., D]."""
+        """Normalises [..., D] -> [..., D]."""
         return rms_norm(x, self.scale(x.shape[-1]), self.cfg.norm_eps)
 
 
 def make_norm(cfg: ModelConfig, axis: str = axes.EMBED) -> Norm:
-    """The norm that `cfg.norm` names, over the logical axis `axis`."""
+    """Builds the norm that `cfg.norm` names, over the logical axis `axis`."""
     norm: Norm = kinds.load(kinds.NORMS, cfg.norm)(cfg, axis)
     return norm

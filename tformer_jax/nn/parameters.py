@@ -1,4 +1,4 @@
-"""How parameters come to carry the names of their logical axes."""
+"""Initializers with logical axis names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,5 +7,5 @@ from flax import linen as nn
 
 
 def named(init: Callable[..., Any], *axes: str | None) -> Callable[..., Any]:
-    """An initializer whose arrays know their logical axes, for `parallel.rules` to place on the mesh."""
+    """Adds logical axis names to an initializer, by which `parallel.rules` shards the parameters."""
     return nn.with_logical_partitioning(init, axes)

@@ -1,4 +1,4 @@
-"""Where a token stands: vectors added to token embeddings. (`relative` has those that attention uses.)"""
+"""Position embeddings that are added to token embeddings; `relative` has those applied inside attention."""
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,12 @@ def sinusoid(positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
 
 
 def sinusoidal(positions: jax.Array, dim: int) -> jax.Array:
-    """Sines at even and cosines at odd features, as in the paper: int [...] -> float32 [..., D]."""
+    """Interleaves sines (even features) and cosines (odd features), as in the paper: int [...] -> float32 [..., D]."""
     return jnp.stack(sinusoid(positions, dim), axis=-1).reshape(*positions.shape, dim)
 
 
 def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
-    """Positions 0, 1, ..., which begin again where a new segment of `segments` (int [B, T]) does: int [B or 1, T]."""
+    """Returns positions 0, 1, ... that restart at each new segment of `segments` (int [B, T]): int [B or 1, T]."""
     places = jnp.arange(length)[None]
     if segments is None:
         return places
@@ -35,43 +35,43 @@ def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
 
 
 class EmbeddingPositions(nn.Module):
-    """A kind of position that is added to the embeddings."""
+    """Base class of position embeddings that are added to token embeddings."""
 
     cfg: ModelConfig
 
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """int [..., T] -> [..., T, D]."""
+        """Embeds positions int [..., T] -> [..., T, D]."""
         raise NotImplementedError
 
 
 class NoPositions(nn.Module):
-    """Nothing tells where a token stands: an encoder then does not see the order of its input."""
+    """No position information; an encoder without it cannot distinguish the order of its input."""
 
     cfg: ModelConfig
 
 
 class Sinusoidal(EmbeddingPositions):
-    """Fixed `sinusoidal` vectors."""
+    """Fixed vectors of `sinusoidal`."""
 
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """int [..., T] -> [..., T, D]."""
+        """Embeds positions int [..., T] -> [..., T, D]."""
         return sinusoidal(positions, self.cfg.dim).astype(self.cfg.dtype)
 
 
 class SinusoidalHalves(EmbeddingPositions):
-    """The same sines and cosines, all sines first, as tensor2tensor and Marian have them."""
+    """The sines and cosines of `sinusoid`, with all sines first, as in tensor2tensor and Marian."""
 
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """int [..., T] -> [..., T, D]."""
+        """Embeds positions int [..., T] -> [..., T, D]."""
         return jnp.concatenate(sinusoid(positions, self.cfg.dim), axis=-1).astype(self.cfg.dtype)
 
 
 class Learned(EmbeddingPositions):
-    """One trained vector for each position below `cfg.max_length`."""
+    """One learned vector for each position below `cfg.max_length`."""
 
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:
-        """int [..., T] -> [..., T, D]; NaN for a position that the table lacks.
+        """Embeds positions int [..., T] -> [..., T, D]; NaN for positions outside the table.
 
         Raises:
             ConfigError: T exceeds `cfg.max_length`.
@@ -89,6 +89,6 @@ class Learned(EmbeddingPositions):
 
 
 def make_positions(cfg: ModelConfig) -> EmbeddingPositions | None:
-    """The module that `cfg.position` names; None where attention uses the positions, or nothing does."""
+    """Builds the module that `cfg.position` names; None if attention uses the positions or there are none."""
     kind = kinds.load(kinds.POSITIONS, cfg.position)
     return kind(cfg) if issubclass(kind, EmbeddingPositions) else None

@@ -1,4 +1,4 @@
-"""Converts parameters between separate and fused attention projections, so that each kind loads the others' weights."""
+"""Converts parameters between separate and fused attention projections, so that either model can load them."""
 
 import dataclasses
 from typing import Any
@@ -11,19 +11,19 @@ Params = dict[str, Any]
 
 
 FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
-"""The projections that each kind of `attention_projections` makes one."""
+"""Projections that each value of `attention_projections` fuses into one."""
 
 
 def convert(params: Params, cfg: ModelConfig, kind: str) -> Params:
-    """Parameters of a model built from `cfg`, for the same model with `attention_projections=kind`.
+    """Converts parameters of a model built from `cfg` to the same model with `attention_projections=kind`.
 
-    Any part of a model will do, down to one self-attention; what is no projection stays as it is.
+    Also converts parts of a model, down to one self-attention; other parameters are unchanged.
     """
     return _convert(params, cfg, kind, cross=False)
 
 
 def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """The same model with one projection for queries, keys and values, where all or none of them have a bias."""
+    """Returns the same model with `fused_qkv` projections, if it has all three and all or none of them have a bias."""
     biased = {"query", "key", "value"} & set(cfg.attention_bias)
     if cfg.attention == "basic" or len(biased) in (1, 2):
         return cfg, params
@@ -31,14 +31,14 @@ def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
 
 def fuse(params: Params, names: tuple[str, ...], fused: str) -> Params:
-    """Replaces the projections `names` of one layer by one called `fused`, their heads side by side."""
+    """Replaces the projections `names` of one layer by one named `fused`, with their heads concatenated."""
     rest = {name: value for name, value in params.items() if name not in names}
     leaves = params[names[0]].keys()
     return rest | {fused: {leaf: jnp.concatenate([params[n][leaf] for n in names], axis=-2) for leaf in leaves}}
 
 
 def split(params: Params, fused: str, heads: dict[str, int]) -> Params:
-    """The inverse of `fuse`; `heads` gives each projection's number of heads, in order."""
+    """Inverts `fuse`; `heads` is the number of heads of each projection, in order."""
     rest = {name: value for name, value in params.items() if name != fused}
     start = 0
     for name, count in heads.items():

@@ -1,6 +1,6 @@
-"""Positions that attention itself uses: rotations of queries and keys, or biases on their scores.
+"""Position information applied inside attention: rotations of queries and keys, or biases on their scores.
 
-Each kind is a module that a stack owns once and all its layers share; it returns an `AttentionPosition`.
+Each kind is a module that all layers of a stack share; it returns an `AttentionPosition`.
 """
 
 import math
@@ -18,18 +18,18 @@ from tformer_jax.nn.attention_ops import Bias
 from tformer_jax.nn.parameters import named
 
 LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
-"""Turns within `rotary_original_length` below which a pair is stretched, and above which it is not."""
+"""Rotations in `rotary_original_length` tokens below which a pair is fully scaled, and above which it is not."""
 
 
 @flax.struct.dataclass
 class Rotation:
-    """Turns pairs of features by an angle that grows with the position ("RoFormer", 2021)."""
+    """Rotates pairs of features by an angle proportional to the position ("RoFormer", 2021)."""
 
     cos: jax.Array
     """float32 [B or 1, T, 1, H/2]."""
     sin: jax.Array
     interleaved: bool = flax.struct.field(pytree_node=False)
-    """Pairs are (0, 1), (2, 3), ...; otherwise (0, H/2), (1, H/2 + 1), ..."""
+    """Whether pairs are (0, 1), (2, 3), ... instead of (0, H/2), (1, H/2 + 1), ..."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[B, T, N, H] -> [B, T, N, H]."""
@@ -45,16 +45,16 @@ class Rotation:
 
 @flax.struct.dataclass
 class AttentionPosition:
-    """What self-attention does with positions."""
+    """How self-attention uses positions: by a rotation of queries and keys, or a bias on their scores."""
 
     rotation: Rotation | None = None
     bias: Bias | None = None
 
 
 class AttentionPositions(nn.Module):
-    """A kind of position that attention uses.
+    """Base class of position information applied inside attention.
 
-    `bidirectional` says whether queries also attend to what comes after them.
+    `bidirectional`: queries also attend to later positions.
     """
 
     cfg: ModelConfig
@@ -62,16 +62,16 @@ class AttentionPositions(nn.Module):
     adds_bias: ClassVar[bool] = False
 
     def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
-        """positions int [B or 1, T] of the queries; `window`: for a layer that sees a window only."""
+        """Returns the rotation or bias of query positions int [B or 1, T]; `window`: for a sliding-window layer."""
         raise NotImplementedError
 
 
 def rotary_rates(cfg: ModelConfig, *, window: bool) -> np.ndarray:
-    """Radians a token of each pair, float64 [H/2]: `base^(-2i/H)`, stretched as `cfg.rotary_scaling` says.
+    """Returns the rotation rates in radians per token, float64 [H/2]: `base^(-2i/H)`, scaled by `cfg.rotary_scaling`.
 
     `linear` divides all rates by the factor ("Extending Context Window ... via Positional Interpolation", 2023).
-    `llama3` divides those that turn less than once in `rotary_original_length` tokens, leaves those that turn more
-    than 4 times, and goes from one to the other in between ("The Llama 3 Herd of Models", 2024).
+    `llama3` divides rates of less than one rotation in `rotary_original_length` tokens, keeps rates of more than 4
+    rotations, and interpolates in between ("The Llama 3 Herd of Models", 2024).
     """
     local = window and cfg.rotary_window_base is not None
     base = cfg.rotary_window_base if local else cfg.rotary_base
@@ -88,10 +88,10 @@ def rotary_rates(cfg: ModelConfig, *, window: bool) -> np.ndarray:
 
 
 class Rotary(AttentionPositions):
-    """Rotary positions: the score of two tokens depends on their distance only."""
+    """Rotary position embeddings: the score of two tokens depends only on their relative position."""
 
     def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
-        """A rotation by `position * rate`."""
+        """Returns the rotation by `position * rate`."""
         rates = rotary_rates(self.cfg, window=window).astype(np.float32)
         angles = (positions[..., None].astype(jnp.float32) * rates)[:, :, None, :]
         interleaved = self.cfg.rotary_pairing == "interleaved"
@@ -100,19 +100,22 @@ class Rotary(AttentionPositions):
 
 @flax.struct.dataclass
 class AlibiBias:
-    """`-slope * |query - key|` for each head."""
+    """Bias `-slope * |query - key|` of each head."""
 
     slopes: jax.Array
     """float32 [N]."""
 
     def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """int [..., T] and [..., S] -> float32 [..., N, T, S]."""
+        """Returns the bias between positions int [..., T] and [..., S]: float32 [..., N, T, S]."""
         distances = abs(queries[..., None, :, None] - keys[..., None, None, :]).astype(jnp.float32)
         return -self.slopes[:, None, None] * distances
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """`2^(-8 i / N)` for i = 1..N; other N than powers of two take every other slope of the next power for the rest."""
+    """Returns the slopes, float64 [N]: `2^(-8 i / N)` for i = 1..N.
+
+    If N is not a power of two, these are the slopes of the next lower power P, then every other slope of 2P.
+    """
     power = 2 ** math.floor(math.log2(heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
     rest = 2.0 ** (-4 * np.arange(1, 2 * (heads - power), 2) / power)
@@ -120,18 +123,18 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 
 class Alibi(AttentionPositions):
-    """Attention with linear biases ("Train Short, Test Long", 2021); symmetric where both directions are seen."""
+    """Attention with linear biases ("Train Short, Test Long", 2021); symmetric in bidirectional attention."""
 
     adds_bias = True
 
     def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
-        """The same bias for every layer."""
+        """Returns the bias, which is the same for every layer."""
         return AttentionPosition(bias=AlibiBias(jnp.asarray(alibi_slopes(self.cfg.num_heads), jnp.float32)))
 
 
 @flax.struct.dataclass
 class BucketBias:
-    """A trained bias for each head and bucket of `key - query`."""
+    """Learned bias for each head and bucket of `key - query`."""
 
     table: jax.Array
     """[buckets, N]."""
@@ -139,18 +142,18 @@ class BucketBias:
     farthest: int = flax.struct.field(pytree_node=False)
 
     def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """int [..., T] and [..., S] -> float32 [..., N, T, S]."""
+        """Returns the bias between positions int [..., T] and [..., S]: float32 [..., N, T, S]."""
         offsets = keys[..., None, :] - queries[..., :, None]
         buckets = relative_bucket(offsets, self.table.shape[0], self.farthest, bidirectional=self.bidirectional)
         return jnp.moveaxis(self.table.astype(jnp.float32)[buckets], -1, -3)
 
 
 def relative_bucket(offset: jax.Array, buckets: int, farthest: int, *, bidirectional: bool) -> jax.Array:
-    """The bucket of `key - query`: int [...] -> int32 [...], below `buckets`.
+    """Maps offsets `key - query` to buckets: int [...] -> int32 [...], less than `buckets`.
 
     "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020), section 2.1. Half of
     the buckets hold one distance each; the others grow logarithmically and the last one holds all from `farthest`
-    on. Both directions have half of all buckets; with one direction only, keys after the query share bucket 0.
+    on. If `bidirectional`, each direction has half of the buckets; otherwise later keys share bucket 0.
     """
     first = jnp.zeros_like(offset)
     if bidirectional:
@@ -166,13 +169,13 @@ def relative_bucket(offset: jax.Array, buckets: int, farthest: int, *, bidirecti
 
 
 class RelativeBuckets(AttentionPositions):
-    """T5's relative biases: one table for all layers of a stack."""
+    """Relative position biases of T5, with one table for all layers of a stack."""
 
     adds_bias = True
 
     @nn.compact
     def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
-        """The biases of this stack's table."""
+        """Returns the bias from the stack's table."""
         cfg = self.cfg
         init = named(nn.initializers.normal(cfg.init_std), None, axes.HEADS)
         table = self.param("embedding", init, (cfg.relative_buckets, cfg.num_heads), jnp.dtype(cfg.param_dtype))
@@ -180,12 +183,12 @@ class RelativeBuckets(AttentionPositions):
 
 
 def make_attention_positions(cfg: ModelConfig, *, bidirectional: bool) -> AttentionPositions | None:
-    """The module that `cfg.position` names; None where positions are added to the embeddings."""
+    """Builds the module that `cfg.position` names; None if attention does not use positions."""
     kind = kinds.load(kinds.POSITIONS, cfg.position)
     return kind(cfg, bidirectional) if issubclass(kind, AttentionPositions) else None
 
 
 def adds_bias(cfg: ModelConfig) -> bool:
-    """Whether attention's backend must be able to add a bias to the scores."""
+    """Returns whether `cfg.position` requires an attention backend that can add a bias to the scores."""
     kind = kinds.load(kinds.POSITIONS, cfg.position)
     return issubclass(kind, AttentionPositions) and kind.adds_bias

@@ -1,4 +1,4 @@
-"""Where arrays live, said by the names of their axes."""
+"""Sharding of arrays by the logical names of their axes."""
 
 import math
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
-    """x, split along the mesh axes that the rules in effect (`flax.linen.logical_axis_rules`) give its axes.
+    """Constrains the sharding of x to the current rules (`flax.linen.logical_axis_rules`) for the axes `names`.
 
-    Without a mesh in effect (`jax.sharding.use_abstract_mesh`) it is x itself. An axis that cannot be split evenly
-    stays whole.
+    Returns x unchanged without a current mesh (`jax.sharding.use_abstract_mesh`). An axis that cannot be split evenly
+    is replicated.
     """
     if jax.sharding.get_abstract_mesh().size <= 1:
         return x
@@ -20,19 +20,19 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
 
 
 def whole(x: jax.Array) -> jax.Array:
-    """x on every device of the mesh in effect, so that every process can read it."""
+    """Replicates x on every device of the current mesh, so that every process can read it."""
     return constrain(x, *[None] * x.ndim)
 
 
 def partition(names: Iterable[str | None], shape: Iterable[int]) -> PartitionSpec:
-    """How the rules in effect split an array, by the logical names of its axes."""
+    """Returns the `PartitionSpec` of an array under the current rules, by the logical names and sizes of its axes."""
     return PartitionSpec(*(mesh_axes(name, size) if name else None for name, size in zip(names, shape, strict=True)))
 
 
 def mesh_axes(name: str, size: int = 0) -> tuple[str, ...]:
-    """The mesh axes along which the rules in effect split a logical axis; () where they do not divide its size.
+    """Returns the mesh axes along which the current rules shard a logical axis; () if they do not divide its size.
 
-    Axes of one device are left out, and so are all of them without a mesh in effect.
+    Mesh axes of size 1 are omitted. Without a current mesh the result is ().
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     where = (nn.logical_to_mesh_axes((name,)) or (None,))[0] or () if sizes else ()
@@ -41,14 +41,14 @@ def mesh_axes(name: str, size: int = 0) -> tuple[str, ...]:
 
 
 def devices(mesh_axes: Iterable[str]) -> int:
-    """How many devices lie along these axes of the mesh in effect."""
+    """Returns the number of devices along these axes of the current mesh."""
     return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in mesh_axes)
 
 
 def platform() -> str:
-    """Where the mesh in effect is ("cpu", "gpu" or "tpu"), or the devices of this process without one.
+    """Returns the platform of the current mesh ("cpu", "gpu" or "tpu"), or JAX's default backend without a mesh.
 
-    They differ where a program is compiled for devices that this machine does not have.
+    They differ if a program is compiled for devices that this machine does not have.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

@@ -1,7 +1,7 @@
-"""Where a cache keeps tokens: which slots a call writes and which it attends to.
+"""Slot layouts of a KV cache: which slots a call writes, and which it attends to.
 
-Each slot knows the position of its token, so that masks and position biases need not know how a cache is laid out.
-All arrays that `extend` takes have slots on their third axis: [B, K, S, ...], or [pages, K, size, ...].
+Each slot stores the position of its token, so that masks and position biases do not depend on the layout.
+The arrays of `extend` have their slots on axis 2: [B, K, S, ...], or [pages, K, size, ...].
 """
 
 import dataclasses
@@ -14,58 +14,58 @@ import jax.numpy as jnp
 from tformer_jax.config import ConfigError
 
 EMPTY = -1
-"""The position of no token: of padding, and of a slot that holds nothing."""
+"""Position of padding tokens and of empty slots."""
 
 
 @flax.struct.dataclass
 class Tokens:
-    """What is known of tokens besides their keys and values."""
+    """Positions and columns of tokens, which a cache stores besides keys and values."""
 
     positions: jax.Array
-    """int32 [B, S]: places in the row; `EMPTY` for none."""
+    """int32 [B, S]: positions in the row; `EMPTY` for padding and empty slots."""
     columns: jax.Array
-    """int32 [B, S]: places within the call that read them; beams are told apart by it."""
+    """int32 [B, S]: column of the token in its call, by which `kv_cache.Lineage` identifies beams."""
 
     @classmethod
     def of_call(cls, positions: jax.Array) -> "Tokens":
-        """The tokens of one call: positions int32 [B, T]."""
+        """Returns the tokens of one call from their positions, int32 [B, T]."""
         return cls(positions, jnp.broadcast_to(jnp.arange(positions.shape[1]), positions.shape))
 
     @classmethod
     def none(cls, batch: int, slots: int) -> "Tokens":
-        """Empty slots."""
+        """Returns `slots` empty slots per row."""
         return cls(jnp.full((batch, slots), EMPTY), jnp.zeros((batch, slots), jnp.int32))
 
 
 class Slots(Protocol):
-    """A layout. `admit` takes note of a call's tokens, `extend` puts their keys and values in; `settled` follows."""
+    """A slot layout. Each call runs `admit`, then `extend` for every array of keys or values, then `settled`."""
 
     tokens: Tokens
 
     def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple[Self, Tokens]:
-        """Takes T tokens, which follow each other or stand `side_by_side` at one position of their row.
+        """Assigns slots to T tokens, at consecutive positions or, if `side_by_side`, all at one position of their row.
 
         Returns:
-            The layout that holds them, and the tokens [B, S] that they may attend to.
+            The updated layout, and the tokens [B, S] that this call attends to.
         """
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Puts the tokens of `new` ([B, K, T, ...], admitted before) into `old`.
+        """Writes the keys or values of the admitted tokens, `new` [B, K, T, ...], into `old`.
 
         Returns:
-            What to keep, like `old`, and what this call attends to, [B, K, S, ...], in the order of `admit`'s tokens.
+            The updated `old`, and the array that this call attends to, [B, K, S, ...], ordered as `admit`'s tokens.
         """
 
     def settled(self) -> Self:
-        """The layout between two calls: all arrays have the shapes that they had before the last one."""
+        """Returns the layout between calls, in which all arrays have the same shapes as before the last call."""
 
     def forget(self, counts: jax.Array) -> Self:
-        """The layout without so many of each row's newest tokens, int32 [B]: those after no others in their call."""
+        """Removes the `counts` (int32 [B]) newest tokens of each row, which must be the last ones of their call."""
 
 
 @flax.struct.dataclass
 class DenseSlots:
-    """One slot after the other; all rows write the same ones."""
+    """Consecutive slots with one index for all rows: a call writes the next T slots of every row."""
 
     tokens: Tokens
     index: jax.Array
@@ -73,7 +73,7 @@ class DenseSlots:
 
     @classmethod
     def empty(cls, batch: int, slots: int) -> "DenseSlots":
-        """Room for `slots` tokens in each row."""
+        """Returns an empty layout with `slots` slots per row."""
         return cls(Tokens.none(batch, slots), jnp.zeros((), jnp.int32))
 
     def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple["DenseSlots", Tokens]:
@@ -93,29 +93,29 @@ class DenseSlots:
         return self
 
     def forget(self, counts: jax.Array) -> "DenseSlots":
-        """See `Slots`; slots that all rows leave are written anew."""
+        """See `Slots`; trailing slots that all rows give up are reused."""
         return DenseSlots(_without_newest(self.tokens, counts), self.index - counts.min())
 
 
 @flax.struct.dataclass
 class RingSlots:
-    """The newest tokens of each row only, for layers that see a window: the slot of a token follows from its position.
+    """Ring buffer of each row's newest tokens, for sliding-window layers: the slot is the position modulo the window.
 
-    A token overwrites one that has left every window. Tokens of one call at several positions attend to the ring before
-    the call and to each other, since the last of them may overwrite what the first still sees.
+    A token overwrites one that is outside of all later windows. In a call with several positions, the tokens attend to
+    the ring before the call and to each other, because the last of them may overwrite what the first still attends to.
     """
 
     tokens: Tokens
     added: jax.Array
-    """int32 [B, T]: the slots of a call's tokens, or S for those that are not kept; [B, 0] between two calls."""
+    """int32 [B, T]: slots of the current call's tokens, S for tokens that are not stored; [B, 0] between calls."""
     width: int = flax.struct.field(pytree_node=False, default=1)
-    """Tokens at one position."""
+    """Maximum number of tokens at one position."""
     one_position: bool = flax.struct.field(pytree_node=False, default=False)
-    """All tokens of the call stand at one position of their row."""
+    """Whether all tokens of the call are at one position of their row."""
 
     @classmethod
     def empty(cls, batch: int, window: int, width: int) -> "RingSlots":
-        """`width` slots for each of `window` positions."""
+        """Returns an empty layout with `width` slots for each of `window` positions."""
         return cls(Tokens.none(batch, window * width), jnp.zeros((batch, 0), jnp.int32), width)
 
     def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple["RingSlots", Tokens]:
@@ -141,23 +141,23 @@ class RingSlots:
         return dataclasses.replace(self, added=self.added[:, :0], one_position=False)
 
     def forget(self, counts: jax.Array) -> "RingSlots":
-        """See `Slots`; one token in each row, since what several have overwritten is in the window again."""
+        """See `Slots`; at most one token per row: with more, the window would again include overwritten tokens."""
         return dataclasses.replace(self, tokens=_without_newest(self.tokens, counts))
 
 
 @flax.struct.dataclass
 class RowSlots:
-    """One slot after the other, each row at its own pace: a call's real tokens take the next slots of their row."""
+    """Consecutive slots with one index per row: the real tokens of a call take the next slots of their row."""
 
     tokens: Tokens
     index: jax.Array
     """int32 [B]: slots written so far."""
     added: jax.Array
-    """int32 [B, T]: the slots of a call's tokens, or S for padding; [B, 0] between two calls."""
+    """int32 [B, T]: slots of the current call's tokens, S for padding; [B, 0] between calls."""
 
     @classmethod
     def empty(cls, batch: int, slots: int) -> "RowSlots":
-        """Room for `slots` tokens in each row."""
+        """Returns an empty layout with `slots` slots per row."""
         return cls(Tokens.none(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
 
     def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple[Self, Tokens]:
@@ -189,14 +189,14 @@ class RowSlots:
 
 @flax.struct.dataclass
 class PagedSlots(RowSlots):
-    """Pages of one pool, given to rows by a table ("PagedAttention", 2023); page 0 is nobody's."""
+    """Pages of a shared pool, assigned to rows by a table ("PagedAttention", 2023); page 0 belongs to no row."""
 
     table: jax.Array
-    """int32 [B, P]: the pages of each row; 0 where it has none."""
+    """int32 [B, P]: pages of each row; 0 for unassigned entries."""
 
     @classmethod
     def unheld(cls, batch: int, pages: int, size: int) -> "PagedSlots":
-        """Rows that have no page yet, and may get so many of this size."""
+        """Returns rows without pages, with tables of `pages` entries for pages of `size` tokens."""
         rows = RowSlots.empty(batch, pages * size)
         return cls(rows.tokens, rows.index, rows.added, jnp.zeros((batch, pages), jnp.int32))
 
@@ -211,9 +211,9 @@ class PagedSlots(RowSlots):
 
 
 def _check_room(used: jax.Array, tokens: Tokens) -> None:
-    """Raises `ConfigError` if more slots are used than there are.
+    """Raises `ConfigError` if more slots are used than exist.
 
-    Within a compiled function that is unknown: tokens beyond the last slot are lost or overwrite others.
+    Not checked inside compiled functions, where tokens beyond the last slot are dropped or overwrite others.
     """
     slots = tokens.positions.shape[1]
     if not isinstance(used, jax.core.Tracer) and (most := int(used.max(initial=0))) > slots:
@@ -221,7 +221,7 @@ def _check_room(used: jax.Array, tokens: Tokens) -> None:
 
 
 def _without_newest(tokens: Tokens, counts: jax.Array) -> Tokens:
-    """Without the newest tokens of each row, whose number is int32 [B]; none of them stand side by side."""
+    """Empties the slots of the `counts` (int32 [B]) newest tokens of each row, assuming one token per position."""
     newest = tokens.positions.max(axis=1) - counts
     return Tokens(jnp.where(tokens.positions > newest[:, None], EMPTY, tokens.positions), tokens.columns)
 
@@ -231,7 +231,7 @@ def _put(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Arr
 
 
 def _put_at(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
-    """Writes new [B, T] or [B, K, T, ...] to each row's slots, int32 [B, T]; those beyond the last one are dropped."""
+    """Writes new [B, T] or [B, K, T, ...] to slots int32 [B, T] of each row; drops tokens beyond the last slot."""
     rows = jnp.arange(old.shape[0])[:, None]
     if old.ndim == 2:
         return old.at[rows, slots].set(new, mode="drop")

@@ -1,4 +1,4 @@
-"""Layers on top of each other, and the norm that may close them."""
+"""Encoder and decoder stacks: layers, and the norm that may follow them."""
 
 import dataclasses
 from typing import Any
@@ -28,10 +28,10 @@ class Period(nn.Module):
 
 
 class Stack(nn.Module):
-    """`depth` layers, which repeat `cfg.layer_pattern`, as a loop or as a scan over its repetitions.
+    """`depth` layers that repeat `cfg.layer_pattern`, as a loop or as a scan over its repetitions.
 
-    In a scan the layers of a repetition are `periods/layers_0`, ..., with their repetitions along the first axis of
-    each parameter; layers left over follow as a loop. `layouts.convert` turns one layout into the other.
+    In a scan, the layers of one repetition are `periods/layers_0`, ..., with each parameter stacked over repetitions
+    along its first axis; remaining layers follow as a loop. `layouts.convert` converts between the two layouts.
     """
 
     cfg: ModelConfig
@@ -50,18 +50,18 @@ class Stack(nn.Module):
         self.norm = make_norm(cfg) if cfg.norms_output else None
 
     def positions(self, positions: jax.Array) -> dict[str, AttentionPosition]:
-        """What each kind of layer needs of positions int [B or 1, T]."""
+        """Returns the rotations or biases of positions int [B or 1, T], by kind of layer."""
         if self.attention_positions is None:
             return {}
         kinds = sorted(set(self.cfg.layer_pattern))
         return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
 
     def masks(self, mask: Mask) -> dict[str, Mask]:
-        """The mask of each kind of layer: "window" layers see the last `cfg.window` tokens of what others see."""
+        """Returns the mask of each kind of layer; "window" layers attend to positions less than `cfg.window` away."""
         return {"full": mask, "window": dataclasses.replace(mask, window=self.cfg.window)}
 
     def full_pass(self, x: jax.Array, ctx: LayerContext, *, train: bool) -> jax.Array:
-        """[B, T, D] -> [B, T, D], keeping for the backward pass what `cfg.remat` says."""
+        """Applies all layers, [B, T, D] -> [B, T, D]; `cfg.remat` selects what is stored for the backward pass."""
 
         def apply(layer: TransformerLayer, x: jax.Array, ctx: LayerContext) -> jax.Array:
             result: jax.Array = layer(x, ctx, train=train)[0]
@@ -69,7 +69,7 @@ class Stack(nn.Module):
 
         if self.cfg.remat != "none":
             policy = getattr(jax.checkpoint_policies, self.cfg.remat)
-            scanned = nn.remat(apply, policy=policy, prevent_cse=False)  # a scan's body is not merged with itself
+            scanned = nn.remat(apply, policy=policy, prevent_cse=False)  # CSE does not occur across steps of a scan
             apply = nn.remat(apply, policy=policy)
         else:
             scanned = apply
@@ -95,7 +95,7 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """A stack in which every real token sees every real token."""
+    """Stack with bidirectional attention among real tokens."""
 
     bidirectional: bool = True
 
@@ -107,9 +107,9 @@ class Encoder(Stack):
         *,
         train: bool = False,
     ) -> jax.Array:
-        """x [B, S, D], real tokens bool [B, S] (None: all) -> [B, S, D].
+        """Encodes x [B, S, D] with real tokens bool [B, S] (None: all) -> [B, S, D].
 
-        `segments` (int [B, S]) numbers the documents that are packed into a row; each sees itself only.
+        `segments` (int [B, S]) are segment ids of documents packed into a row; tokens attend to their own document.
         """
         own = None if segments is None else (segments, segments)
         ctx = LayerContext(
@@ -122,7 +122,7 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """A causal stack, with cross-attention where `cross`."""
+    """Stack with causal self-attention, and cross-attention if `cross`."""
 
     def __call__(
         self,
@@ -136,15 +136,15 @@ class Decoder(Stack):
         memory_segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """The full pass: x [B, T, D], memory [B, S, D], their real tokens bool [B, T] and [B, S] -> [B, T, D].
+        """Applies all layers: x [B, T, D], memory [B, S, D], real tokens bool [B, T] and [B, S] -> [B, T, D].
 
         Args:
-            prefix: int [B], the number of first tokens of a row that all its tokens see.
-            segments, memory_segments: int [B, T] and [B, S], the documents that are packed into a row; each sees
-                itself only, in the memory too.
+            prefix: int [B], number of leading tokens that all tokens of the row may attend to.
+            segments, memory_segments: int [B, T] and [B, S], segment ids of documents packed into a row; self- and
+                cross-attention stay within a document.
 
         Raises:
-            ConfigError: one of `segments` and `memory_segments` is missing.
+            ConfigError: only one of `segments` and `memory_segments` is given.
         """
         if self.cross and (segments is None) != (memory_segments is None):
             raise ConfigError(
@@ -174,12 +174,12 @@ class Decoder(Stack):
         seen: dict[str, Tokens],
         lineage: Lineage | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
-        """Continues from `cache`, which has admitted the tokens: x [B, T, D] -> [B, T, D].
+        """Continues from `cache`, to which the tokens have been admitted: x [B, T, D] -> [B, T, D].
 
         Args:
-            real: bool [B, T].
-            positions, seen: from `cache.admit`.
-            lineage: which of `seen` each token may attend to, where the tokens are beams.
+            real: bool [B, T], tokens that are not padding.
+            positions, seen: results of `cache.admit`.
+            lineage: the ancestors that each token may attend to, if the tokens are beams.
 
         Raises:
             ConfigError: the layers are scanned.
@@ -208,9 +208,9 @@ class Decoder(Stack):
         return x, dataclasses.replace(cache, layers=tuple(layer_caches), slots=slots)
 
     def cross_keys_values(self, memory: jax.Array) -> tuple[KeyValues, ...]:
-        """What each layer's cross-attention reads of memory [B, S, D].
+        """Computes the cross-attention keys and values of each layer from memory [B, S, D].
 
-        The barrier lays them out here, once: XLA would do it again in every step of a decoding loop.
+        The barrier fixes their memory layout here, once: XLA would convert it again in every step of a decoding loop.
         """
         result: tuple[KeyValues, ...] = jax.lax.optimization_barrier(
             tuple(layer.cross_attention.keys_values(memory) for layer in self.layers)
