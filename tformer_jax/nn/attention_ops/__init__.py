@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: one meaning (`core`), one file a backend."""
+"""Scaled dot-product attention: the interface (`core`), and one module per backend."""
 
 from tformer_jax.nn.attention_ops.core import Backend, Bias, Needs, Operands, Scoring, attend, usable
 

@@ -1,9 +1,9 @@
-"""What `blockwise` and `ring` share: attention of all queries to some of the keys, block by block.
+"""Blockwise attention of all queries to some of the keys, shared by `blockwise` and `ring`.
 
 The algorithm of "FlashAttention" (2022) and "FlashAttention-2" (2023), with its own backward pass. Queries and keys
-are cut into blocks; the softmax of each query is kept up to date while keys come in ("Online normalizer calculation
-for softmax", 2018), and the backward pass computes each block of weights again from the row's log-sum-exp. Blocks
-that the mask hides are skipped.
+are split into blocks; the softmax of each query is updated with each block of keys ("Online normalizer calculation
+for softmax", 2018), and the backward pass recomputes each block of weights from the row's log-sum-exp. Blocks
+that are fully masked are skipped.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
 
 BLOCK = 512
-"""Queries and keys of one block; shorter inputs make smaller blocks."""
+"""Queries and keys per block; shorter inputs use smaller blocks."""
 
 
 class Inputs(NamedTuple):
-    """What has a gradient, or the gradients."""
+    """Differentiable inputs, or their gradients."""
 
     q: jax.Array
     """[B, T, N, H], T a multiple of `Grid.rows`."""
@@ -34,14 +34,14 @@ class Inputs(NamedTuple):
 
 
 class NonDiff(NamedTuple):
-    """The inputs without a gradient."""
+    """Non-differentiable inputs."""
 
     mask: Mask
     dropout_key: jax.Array | None
 
 
 class Grid(NamedTuple):
-    """Sizes that are known when the function is compiled."""
+    """Static block sizes and scoring parameters."""
 
     rows: int
     columns: int
@@ -49,10 +49,10 @@ class Grid(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """Of each query over the keys met so far, all float32; R = T / `Grid.rows` blocks come first."""
+    """Online softmax of each query over the keys so far, float32; R = T / `Grid.rows` blocks of queries come first."""
 
     peak: jax.Array
-    """[R, B, N, rows]: the greatest score."""
+    """[R, B, N, rows]: the maximum score."""
     total: jax.Array
     """[R, B, N, rows]: the sum of `exp(score - peak)`."""
     out: jax.Array
@@ -60,18 +60,18 @@ class Softmax(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the backward pass reads of the forward pass and of what follows it."""
+    """Results of the forward pass and the output's gradient, as the backward pass needs them."""
 
     logsumexp: jax.Array
-    """float32 [B, N, T]; infinite for a query that sees nothing."""
+    """float32 [B, N, T]; inf for a query that may attend to no key."""
     d_out: jax.Array
     """[B, T, N, H]."""
     d_sum: jax.Array
-    """float32 [B, N, T]: the sum of weight * d_weight, which is `d_out . out` (FlashAttention-2, section 2.3.2)."""
+    """float32 [B, N, T]: the sum of weight * d_weight, equal to `d_out . out` (FlashAttention-2, section 2.3.2)."""
 
 
 def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
-    """Inputs of whole blocks, and a mask that hides the keys that were added."""
+    """Pads inputs to whole blocks, and masks the padded keys."""
     (B, T), S = x.q.shape[:2], x.k.shape[1]
     grid = Grid(min(block, T), min(block, S), x.scoring)
     padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
@@ -81,7 +81,7 @@ def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
 
 
 def init(q: jax.Array, grid: Grid) -> Softmax:
-    """Before any key."""
+    """Returns the online softmax before any keys."""
     B, T, N, H = q.shape
     R = T // grid.rows
     rows = (R, B, N, grid.rows)
@@ -103,7 +103,7 @@ def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> So
 
 
 def finalize(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """The result [B, T, N, H] in `dtype`, and the log-sum-exp of the scores, as `Results` has it."""
+    """Finalizes the online softmax: the output [B, T, N, H] in `dtype`, and the log-sum-exp as in `Results`."""
     R, B, rows, N, H = softmax.out.shape
     seen = softmax.total > 0
     total = jnp.where(seen, softmax.total, 1)
@@ -113,7 +113,7 @@ def finalize(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def results_of(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
-    """Computes the residuals of the backward pass from the output of `finalize`."""
+    """Builds `Results` from the output of `finalize` and its gradient."""
     return Results(logsumexp, d_out, jnp.einsum("BTNH,BTNH->BNT", d_out, out, preferred_element_type=jnp.float32))
 
 
@@ -124,7 +124,7 @@ def no_gradients(inputs: Inputs) -> Inputs:
 
 
 def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, gradients: Inputs) -> Inputs:
-    """Adds the contributions of the keys of `inputs`."""
+    """Adds the contributions of all keys of `inputs` to `gradients`."""
 
     def row(i, gradients: Inputs) -> Inputs:
         body = functools.partial(_block_gradients, inputs, nondiff, grid, results, i)
@@ -135,13 +135,13 @@ def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results
 
 
 def in_dtypes_of(inputs: Inputs, gradients: Inputs) -> Inputs:
-    """Gradients in the dtypes of what they are of."""
+    """Casts gradients to the dtypes of `inputs`."""
     cast: Inputs = jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), gradients, inputs)
     return cast
 
 
 def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i, j, softmax: Softmax) -> Softmax:
-    """Takes key block j into the softmax of block row i."""
+    """Updates the online softmax of query block i with key block j."""
     peak, total, out = softmax
     logits, may_attend = _masked_scores(inputs, nondiff.mask, grid, i, j)
     new_peak = jnp.maximum(peak, logits.max(axis=-1))
@@ -154,7 +154,7 @@ def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i, j, softmax: Soft
 
 
 def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: Inputs) -> Inputs:
-    """Adds what block (i, j) contributes to the gradients."""
+    """Adds the contribution of block (i, j) to `gradients`."""
     queries, keys = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
     values, d_out = _rows(inputs.v, j, grid.columns), _rows(results.d_out, i, grid.rows)
 
@@ -176,7 +176,7 @@ def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: I
 
 
 def _visible(mask: Mask, grid: Grid, i, body, j, carry):
-    """`body(j, carry)`, unless the mask hides block (i, j)."""
+    """Runs `body(j, carry)`, unless the mask hides block (i, j)."""
     skip = mask.hides_block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
     return jax.lax.cond(skip, lambda j, carry: carry, body, j, carry)
 
@@ -189,7 +189,7 @@ def _scores(q, k, bias: Bias | None, mask: Mask, grid: Grid, i, j) -> jax.Array:
 
 
 def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """`reference.weighted_sum` in float32: a sum over blocks is rounded once, when it is complete."""
+    """Computes `weights v`, float32 [B, T, N, H], so that a sum over blocks is rounded only once."""
     B, N, T, S = weights.shape
     K, H = v.shape[2:]
     grouped = weights.reshape(B, K, N // K, T, S)
@@ -210,7 +210,7 @@ def _may_attend(mask: Mask, grid: Grid, i, j) -> jax.Array:
 
 
 def _drop(weights: jax.Array, key: jax.Array | None, grid: Grid, i, j) -> jax.Array:
-    """Dropout that is the same in both passes: its key follows from the block."""
+    """Applies dropout with a key derived from the block, so that both passes drop the same weights."""
     block_key = None if key is None else jax.random.fold_in(jax.random.fold_in(key, i), j)
     return dropout(weights, grid.scoring.dropout_rate, block_key)
 
@@ -240,12 +240,12 @@ def _pad(array: jax.Array, length: int, axis: int, mode: str = "constant") -> ja
 
 
 def _pad_pair(pair: tuple[jax.Array, jax.Array] | None, T: int, S: int) -> tuple[jax.Array, jax.Array] | None:
-    """The last one goes on, which lets `Mask.hides_block` see as much as without padding."""
+    """Pads with the last value, so that `Mask.hides_block` detects as much as without padding."""
     return pair and (_pad(pair[0], T, 1, "edge"), _pad(pair[1], S, 1, "edge"))
 
 
 def _pad_mask(mask: Mask, B: int, T: int, S: int, padded_T: int, padded_S: int) -> Mask:
-    """The mask of padded inputs, which hides the padding's keys."""
+    """Returns the mask of the padded inputs, which hides the padded keys."""
     real = jnp.ones((B, S), bool) if mask.real is None else mask.real
     explicit = mask.explicit
     if explicit is not None:

@@ -1,4 +1,4 @@
-"""Attention block by block: memory grows with T + S instead of T x S, on any device."""
+"""Blockwise attention: memory grows with T + S instead of T x S, on any device."""
 
 import functools
 
@@ -10,7 +10,7 @@ from tformer_jax.nn.attention_ops.core import Backend, Operands
 
 
 def blockwise(x: Operands, block: int = BLOCK) -> jax.Array:
-    """`reference`, without ever holding all weights."""
+    """Computes `reference` without materialising all weights."""
     inputs, nondiff, grid = blocks.padded(x, block)
     return _attention(inputs, nondiff, grid)[:, : x.q.shape[1]]
 
@@ -21,7 +21,7 @@ def _attention(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> jax.Array:
 
 
 def _forward(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> tuple[jax.Array, tuple]:
-    """The result [B, T, N, H], and what the backward pass needs: of the weights only their log-sum-exp [B, N, T]."""
+    """Returns the output [B, T, N, H] and the residuals, with the log-sum-exp [B, N, T] instead of the weights."""
     softmax = blocks.update(inputs, nondiff, grid, blocks.init(inputs.q, grid))
     out, logsumexp = blocks.finalize(softmax, inputs.q.dtype)
     return out, (inputs, nondiff, out, logsumexp)

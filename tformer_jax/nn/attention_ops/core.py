@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as a pure function, and what a backend of it must be."""
+"""Scaled dot-product attention as a pure function, and the interface of its backends."""
 
 import dataclasses
 import math
@@ -19,19 +19,19 @@ RULES = {
     "prefix": "prefixes (model.prefix_lm)",
     "window": "windows (model.window)",
 }
-"""Names in messages of the rules of a `Mask` that not every backend knows."""
+"""Names in error messages of the `Mask` rules that some backends do not support."""
 
 
 class Bias(Protocol):
-    """A pytree of float32 arrays that is added to the scaled scores, a function of the positions of query and key."""
+    """A pytree that computes a bias on the scaled scores from the positions of queries and keys."""
 
     def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """int [..., T] and [..., S] -> float32 [..., N, T, S]."""
+        """Returns the bias between positions int [..., T] and [..., S]: float32 [..., N, T, S]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """How scores become weights: `softmax(softcap(scale * q k^T) + bias)`, then dropout."""
+    """Parameters of the attention weights, `softmax(softcap(scale * q k^T) + bias)` with dropout."""
 
     scale: float
     softcap: float | None
@@ -40,7 +40,7 @@ class Scoring:
 
 @flax.struct.dataclass
 class Operands:
-    """All that one call of attention reads."""
+    """Inputs of one attention call."""
 
     q: jax.Array
     """[B, T, N, H]."""
@@ -57,27 +57,27 @@ class Operands:
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """One way to compute attention, and what it can do."""
+    """An implementation of attention, and what it supports."""
 
     run: Callable[[Operands], jax.Array]
     """Returns [B, T, N, H] in the dtype of q."""
     platforms: tuple[str, ...] = ()
-    """Where it runs, by the platform of the mesh (`nn.sharding.platform`); empty: anywhere."""
+    """Supported platforms of the mesh (`nn.sharding.platform`); empty: all."""
     softcap: bool = True
     bias: bool = True
     dropout: bool = True
     rules: frozenset[str] | None = None
-    """The `Mask.rules` that it knows; None: all."""
+    """Supported `Mask.rules`; None: all."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     head_multiple: int = 1
-    """H must be a multiple of it."""
+    """H must be a multiple of this number."""
     head_limit: int | None = None
-    """The largest H; None: any."""
+    """Maximum H; None: no limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What is required of a backend, as far as it is known when a function is traced."""
+    """Requirements on a backend that are known when a function is traced."""
 
     dtype: str
     head_size: int
@@ -101,25 +101,25 @@ def attend(
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """`softmax(scale * q k^T) v` ("Attention Is All You Need", 2017), with G = N / K queries to a key/value head.
+    """Computes `softmax(scale * q k^T) v` ("Attention Is All You Need", 2017), where G query heads share a k/v head.
 
-    A query with nothing to attend to gives zeros, in the result and in every gradient.
+    A query that may attend to no key gives zeros, in the result and in all gradients.
 
     Args:
         q: [B, T, N, H].
         k, v: [B, S, K, H]; query head n reads key/value head n // G.
-        mask: a `Mask`, or bool with four axes, broadcastable to [B, N, T, S]; True = may attend. None hides nothing.
+        mask: a `Mask`, or bool with four axes, broadcastable to [B, N, T, S]; True = may attend. None: no masking.
         bias: added to the scores, after the soft-cap.
         scale: factor of the scores; None: 1 / sqrt(H).
         softcap: scores become `cap * tanh(scores / cap)` ("Gemma 2", 2024).
         backend: a name in `config.kinds.BACKENDS`.
-        dropout_rate: share of the weights set to zero, when `dropout_key` is given.
+        dropout_rate: probability of setting a weight to zero, if `dropout_key` is given.
 
     Returns:
         [B, T, N, H] in the dtype of q; scores and softmax are float32.
 
     Raises:
-        ConfigError: the backend is unknown, not for the platform of the mesh, or cannot do what is asked.
+        ConfigError: the backend is unknown, or does not support the platform of the mesh or the inputs.
     """
     rate = 0.0 if dropout_key is None else dropout_rate
     scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
@@ -129,7 +129,7 @@ def attend(
 
 
 def needs_of(x: Operands) -> Needs:
-    """What these operands require of a backend."""
+    """Returns the requirements of the operands on a backend."""
     return Needs(
         dtype=str(x.q.dtype),
         head_size=x.q.shape[-1],
@@ -141,10 +141,10 @@ def needs_of(x: Operands) -> Needs:
 
 
 def usable(name: str, needs: Needs) -> Backend:
-    """The backend `name`, if it meets the needs on the mesh in effect.
+    """Returns the backend `name` if it meets the requirements on the current mesh.
 
     Raises:
-        ConfigError: it is unknown or unable; the message names those that are able.
+        ConfigError: it is unknown or does not meet them; the message names the backends that do.
     """
     if problem := lack(name, needs):
         able = ", ".join(other for other in kinds.BACKENDS if not lack(other, needs))
@@ -154,7 +154,7 @@ def usable(name: str, needs: Needs) -> Backend:
 
 
 def lack(name: str, needs: Needs) -> str | None:
-    """Why the backend `name` cannot meet the needs on the mesh in effect; None: it can."""
+    """Returns why the backend `name` does not meet the requirements on the current mesh; None if it does."""
     if name not in kinds.BACKENDS:
         return "is not known"
     backend, platform = kinds.load(kinds.BACKENDS, name), sharding.platform()

@@ -12,15 +12,15 @@ from tformer_jax.nn.attention_ops.reference import dense_bias, zero_hidden_rows
 
 
 def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.Array:
-    """JAX's own function, with zeros where a query sees nothing.
+    """Calls `jax.nn.dot_product_attention`, with zeros for queries that may attend to no key.
 
-    Causal masks and their windows are named to it, which saves cuDNN the hidden blocks; a dense mask holds the rest.
+    Causal masks and their windows are passed as arguments, so that cuDNN skips masked blocks; other rules as an array.
     """
     mask, T, S = x.mask, x.q.shape[1], x.k.shape[1]
     causal = mask.causal and mask.prefix is None and mask.positions is None
     window = (mask.window - 1, 0) if causal and mask.window is not None else None
     may_attend = dataclasses.replace(mask, causal=False, window=None).dense(T, S) if causal else mask.dense(T, S)
-    if may_attend is not None and implementation == "cudnn":  # which takes no mask that is broadcast along T
+    if may_attend is not None and implementation == "cudnn":  # cuDNN does not broadcast masks along T
         may_attend = jnp.broadcast_to(may_attend, (*may_attend.shape[:2], T, S))
     added = dense_bias(x.bias, mask, T, S)
     out = jax.nn.dot_product_attention(

@@ -1,7 +1,7 @@
 """JAX's Pallas kernel of FlashAttention for GPUs.
 
-It knows self-attention with causal masks, padding and packed segments (`RULES`). A query that is padding itself gets
-an unspecified (finite) result. Unmeasured.
+Supports self-attention with causal masks, padding and packed segments (`RULES`). Padding queries have an
+unspecified (finite) result. Unmeasured.
 """
 
 import functools
@@ -19,11 +19,11 @@ ROWS = 128
 NO_SEGMENT = -1
 
 RULES = frozenset({"causal", "real", "segments"})
-"""What `Mask` may say: one segment id a token tells keys from keys, so that queries must be the same tokens."""
+"""Supported `Mask.rules`. The kernel has one segment id per token, so queries and keys must be the same tokens."""
 
 
 def pallas(x: Operands, *, interpret: bool = False) -> jax.Array:
-    """Runs the kernel on each device's rows and heads, q and k of the same tokens."""
+    """Runs the kernel on the rows and heads of each device; q and k must be of the same tokens."""
     return shards.on_each_device(functools.partial(_kernel, interpret=interpret), x)
 
 
@@ -35,13 +35,13 @@ def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
     k, v = (jnp.repeat(keys, N // keys.shape[2], axis=2) for keys in (x.k, x.v))
     q, k, v = (jnp.pad(array, widths) for array in (x.q, k, v))
     segments = None
-    if not x.mask.causal or x.mask.rules & {"real", "segments"}:  # causality alone hides the padding from the others
+    if not x.mask.causal or x.mask.rules & {"real", "segments"}:  # a causal mask alone hides the padding at the end
         segments = jnp.pad(_segments(x.mask, B, T), widths[:2], constant_values=NO_SEGMENT)
     return mha(q, k, v, segments, sm_scale=x.scoring.scale, causal=x.mask.causal, interpret=interpret)[:, :T]
 
 
 def _segments(mask: Mask, B: int, T: int) -> jax.Array:
-    """One segment id a token, int32 [B, T]; padding is a segment of its own."""
+    """Returns the segment id of each token, int32 [B, T]; padding is a segment of its own."""
     ids = jnp.zeros((B, T), jnp.int32) if mask.segments is None else mask.segments[1].astype(jnp.int32)
     return ids if mask.real is None else jnp.where(mask.real, ids, NO_SEGMENT)
 

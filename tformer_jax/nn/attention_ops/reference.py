@@ -1,4 +1,4 @@
-"""The formula, written out with einsum; it holds all T x S weights."""
+"""Attention by its formula, with einsum; materialises the T x S weights."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.sharding import mesh_axes, platform
 
 CHUNKS, SMALLEST_CHUNK = 4, 32
-"""Parts into which a CPU divides the queries of one call, and the fewest queries of a part."""
+"""On CPUs: the maximum number of query chunks per call, and the minimum number of queries per chunk."""
 HIDDEN = jnp.finfo(jnp.float32).min
-"""The lowest peak of a row of scores: finite, so that a row of hidden keys has no NaN."""
+"""Lower bound of the maximum score of a row; finite, so that a fully masked row gives no NaN."""
 
 
 def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring) -> jax.Array:
@@ -28,9 +28,9 @@ def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring)
 
 
 def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """weights [B, N, T, S], v [B, S, K, H] -> float32 [B, N, T, H].
+    """Computes `weights v`: weights [B, N, T, S], v [B, S, K, H] -> float32 [B, N, T, H].
 
-    The product comes in the order that needs no transposed operand, which is several times faster on a CPU.
+    This order of axes needs no transposed operand, which is several times faster on a CPU.
     """
     B, N, T, S = weights.shape
     K, H = v.shape[2:]
@@ -39,7 +39,7 @@ def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def reference(x: Operands) -> jax.Array:
-    """`softmax(scores) v`, for `chunk_size` queries at a time, each with the keys that the mask's rules leave them."""
+    """Computes `softmax(scores) v` in chunks of `chunk_size` queries, each over its `Mask.key_range` only."""
     T, S = x.q.shape[1], x.k.shape[1]
     size = chunk_size(x.mask, T)
     chunks = []
@@ -55,9 +55,9 @@ def reference(x: Operands) -> jax.Array:
 
 
 def chunk_size(mask: Mask, T: int) -> int:
-    """The number of queries of one chunk: T unless the mask hides more keys from chunks than from all queries together.
+    """Returns the number of queries per chunk: T, unless chunks can skip keys that the whole call cannot.
 
-    Only a CPU gains from it; other devices are unmeasured, and take all queries at once.
+    Only CPUs use chunks; other devices are unmeasured, and process all queries at once.
     """
     if platform() != "cpu" or mesh_axes(axes.LENGTH):
         return T
@@ -68,9 +68,9 @@ def chunk_size(mask: Mask, T: int) -> int:
 def exponentials(
     q: jax.Array, k: jax.Array, mask: Mask, bias: Bias | None, scoring: Scoring, t: int, s: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The softmax of queries t, ... and keys s, ... before its division: float32 [B, N, T, S] and its sum [B, N, T, 1].
+    """Computes the softmax numerators of queries t, ... and keys s, ...: float32 [B, N, T, S], and sums [B, N, T, 1].
 
-    A query that may attend to nothing has a sum of 0.
+    The sum is 0 for a query that may attend to no key.
     """
     T, S = q.shape[1], k.shape[1]
     added = None if bias is None else block_bias(bias, mask, t, T, s, S)
@@ -84,18 +84,18 @@ def exponentials(
 
 
 def block_bias(bias: Bias, mask: Mask, t: int, T: int, s: int, S: int) -> jax.Array:
-    """The bias between queries t, ..., t + T - 1 and keys s, ..., s + S - 1: float32 [B or 1, N, T, S]."""
+    """Returns the bias between queries t, ..., t + T - 1 and keys s, ..., s + S - 1: float32 [B or 1, N, T, S]."""
     block = bias.block(*mask.places(t, T, s, S))
     return block if block.ndim == 4 else block[None]
 
 
 def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | None:
-    """The whole bias, float32 [B or 1, N, T, S]."""
+    """Returns the bias between all queries and keys: float32 [B or 1, N, T, S]; None without a bias."""
     return None if bias is None else block_bias(bias, mask, 0, T, 0, S)
 
 
 def zero_hidden_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
-    """Zeroes the rows of out [B, T, N, H] whose queries may attend to none of S keys."""
+    """Zeroes the rows of out [B, T, N, H] whose queries may attend to none of the S keys."""
     sees_something = mask.sees_something(out.shape[1], S)
     return out if sees_something is None else jnp.where(sees_something[..., None], out, 0)
 

@@ -1,9 +1,9 @@
-"""Ring attention: rows too long for one device are split over several, and keys and values go round among them.
+"""Ring attention: long rows are sharded over devices, which pass keys and values around a ring.
 
-"Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023). Each device keeps its queries and the
-softmax of each over the keys met so far. The keys, with their values and what the mask says of them, go from device
-to device until each has met all; in the backward pass they go round once more, and their gradients with them. Keys
-that the mask hides from all queries of a device cost it nothing but passing them on.
+"Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023). Each device keeps its queries and their
+online softmax over the keys so far. Keys, values and the keys' part of the mask are sent from device to device until
+each device has processed all of them; the backward pass sends them around once more, with the gradients of keys and
+values. Keys that the mask hides from all queries of a device cost that device only the transfer.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ from tformer_jax.nn.masks import Mask
 
 
 class _Ring(NamedTuple):
-    """The devices that share a row."""
+    """The devices over which rows are sharded."""
 
     axis: tuple[str, ...]
     size: int
 
     def send(self, arrays: Any) -> Any:
-        """Each device's arrays, to the next device."""
+        """Sends each device's arrays to the next device."""
         hops = [(place, (place + 1) % self.size) for place in range(self.size)]
         return jax.tree.map(lambda array: jax.lax.ppermute(array, self.axis, hops), arrays)
 
 
 class _Keys(NamedTuple):
-    """What goes round: keys, values, and what the mask says of them."""
+    """Arrays that are sent around: keys, values and the keys' part of the mask."""
 
     k: jax.Array
     v: jax.Array
@@ -45,10 +45,10 @@ class _Keys(NamedTuple):
 
 
 def ring(x: Operands, block: int = BLOCK) -> jax.Array:
-    """`blockwise`, with T and S split as `nn.sharding.partition` says.
+    """Computes `blockwise` with T and S sharded as in `nn.sharding.partition`.
 
-    It is `blockwise` itself where they are not both split, and under an explicit mask, which is as large as all
-    weights.
+    Runs `blockwise` itself unless both are sharded along the same mesh axes, and for an explicit mask, which is as
+    large as all weights.
     """
     T, S = x.q.shape[1], x.k.shape[1]
     length = sharding.mesh_axes(axes.LENGTH, T)
@@ -60,8 +60,8 @@ def ring(x: Operands, block: int = BLOCK) -> jax.Array:
     devices = _Ring(length, sharding.devices(length))
 
     def kernel(x: Operands) -> jax.Array:
-        inputs, hidden, grid = blocks.padded(x, block)
-        return _attention(inputs, hidden.mask, grid, devices)[:, : x.q.shape[1]]
+        inputs, nondiff, grid = blocks.padded(x, block)
+        return _attention(inputs, nondiff.mask, grid, devices)[:, : x.q.shape[1]]
 
     return shards.on_each_device(kernel, x, length=True)
 
@@ -72,7 +72,7 @@ def _attention(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> jax.Ar
 
 
 def _forward(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> tuple[jax.Array, tuple]:
-    """As `blockwise` has it, of this device's queries."""
+    """As in `blockwise`, for the queries of this device."""
 
     def hop(_, carry: tuple[_Keys, Softmax]) -> tuple[_Keys, Softmax]:
         keys, softmax = carry
@@ -102,13 +102,13 @@ _attention.defvjp(_forward, _backward)
 
 
 def _keys(inputs: Inputs, mask: Mask) -> _Keys:
-    """This device's own."""
+    """Returns the keys of this device."""
     segments, positions = (pair and pair[1] for pair in (mask.segments, mask.positions))
     return _Keys(inputs.k, inputs.v, mask.real, segments, positions)
 
 
 def _with(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, NonDiff]:
-    """This device's queries, and keys that came from another."""
+    """Combines the queries of this device with keys from another device."""
     segments, positions = (
         pair and (pair[0], others)
         for pair, others in ((mask.segments, keys.segments), (mask.positions, keys.positions))

@@ -1,7 +1,7 @@
-"""`attention_backend="auto"`: the fastest backend that can do what is needed on the devices of the mesh.
+"""`attention_backend="auto"`: the fastest backend that meets the requirements on the current mesh.
 
-Chosen for each call when it is traced, by T and S alone of all sizes, so that a row's result does not depend on its
-batch.
+It is selected for each call at trace time. The only sizes that matter are T and S, so that the result of a row does
+not depend on the batch size.
 """
 
 import jax
@@ -13,30 +13,30 @@ from tformer_jax.nn.attention_ops.core import Backend, Needs, Operands, lack, ne
 from tformer_jax.nn.masks import Mask
 
 SCORES = 2**19
-"""Scores of one head, T x S, up to which `reference` is taken and above which `blockwise` is.
+"""Maximum number of scores per head, T x S, for which `reference` is used; above it, `blockwise` is.
 
-As configs/results/benchmarks/attention_backends.json has it for a CPU: with 1,024 x 1,024 scores `blockwise` is faster
-and needs less than half of the memory; with 512 x 512 it is slower. Other devices are unmeasured.
+Measured on a CPU in configs/results/benchmarks/attention_backends.json: with 1,024 x 1,024 scores `blockwise` is
+faster and needs less than half of the memory; with 512 x 512 it is slower. Other devices are unmeasured.
 """
 OF_PLATFORM = {"gpu": "cudnn", "tpu": "splash"}
-"""What is taken before these, by the platform of the mesh, where it can do what is needed. Unmeasured."""
+"""Preferred backend by the platform of the mesh, used if it meets the requirements. Unmeasured."""
 
 
 def choose(needs: Needs, T: int, S: int) -> str:
-    """The name of the backend for T queries and S keys."""
+    """Returns the name of the backend for T queries and S keys."""
     if sharding.mesh_axes(axes.LENGTH, T):
-        return "reference"  # others gather all queries on every device, but for "ring", which users choose
+        return "reference"  # other backends, except "ring" (by name only), gather all queries on every device
     fused = OF_PLATFORM.get(sharding.platform())
-    odd = fused == "cudnn" and (T % 2 or S % 2)  # which cuDNN refuses beside a mask
+    odd = fused == "cudnn" and (T % 2 or S % 2)  # cuDNN rejects odd lengths with a mask
     if fused and not odd and not lack(fused, needs):
         return fused
     return "reference" if T * S <= SCORES else "blockwise"
 
 
 def beside_cache(name: str, T: int, mask: Mask) -> str:
-    """What stands in for the backend `name` where T queries attend to a cache, under `mask`.
+    """Returns the backend that replaces `name` when T queries attend to a cache under `mask`.
 
-    One query, or beams, which only an array tells apart, need no more than `reference`.
+    `reference` is enough for one query, and for beams, which need an explicit mask.
     """
     if T == 1 or mask.explicit is not None:
         return "reference"
@@ -45,7 +45,7 @@ def beside_cache(name: str, T: int, mask: Mask) -> str:
 
 
 def auto(x: Operands) -> jax.Array:
-    """The backend of `choose`."""
+    """Runs the backend that `choose` selects."""
     out: jax.Array = kinds.load(kinds.BACKENDS, choose(needs_of(x), x.q.shape[1], x.k.shape[1])).run(x)
     return out
 

@@ -1,4 +1,4 @@
-"""Attention by kernels that see one device's arrays: rows and heads are split over the mesh in effect."""
+"""Runs attention kernels for single devices on a mesh, with rows and heads sharded."""
 
 import dataclasses
 import math
@@ -17,14 +17,14 @@ from tformer_jax.nn.attention_ops.core import Bias, Operands
 
 @flax.struct.dataclass
 class OwnHeads:
-    """The part of a bias for the heads of this device."""
+    """Bias of the heads of this device."""
 
     bias: Bias
     axis: tuple[str, ...] = flax.struct.field(pytree_node=False)
     heads: int = flax.struct.field(pytree_node=False)
 
     def block(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """As `Bias.block`."""
+        """See `Bias.block`."""
         first = jax.lax.axis_index(self.axis) * self.heads
         return jax.lax.dynamic_slice_in_dim(self.bias.block(queries, keys), first, self.heads, axis=-3)
 
@@ -32,10 +32,10 @@ class OwnHeads:
 def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, length: bool = False) -> jax.Array:
     """Runs `kernel` on the rows and heads of each device.
 
-    Key/value heads are repeated no more than their even split over the mesh requires.
+    Key/value heads are repeated only as often as needed to shard them evenly.
 
     Args:
-        length: split T and S, too; otherwise every device has them whole.
+        length: also shard T and S; otherwise they are replicated.
     """
     if jax.sharding.get_abstract_mesh().size <= 1:
         return kernel(x)
@@ -55,7 +55,7 @@ def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, leng
 
 
 def _split_heads(x: Operands) -> Operands:
-    """Operands whose key/value heads can be split as those of the queries are."""
+    """Repeats key/value heads to shard them like the query heads, and limits the bias to the heads of each device."""
     heads = sharding.mesh_axes(axes.HEADS, x.q.shape[2])
     columns = sharding.devices(heads)
     copies = math.lcm(x.k.shape[2], columns) // x.k.shape[2]
@@ -64,9 +64,9 @@ def _split_heads(x: Operands) -> Operands:
 
 
 def _places(x: jax.Array, *names: str | None) -> PartitionSpec:
-    """How x is split: along B as far as that is even, and as the names of its other axes say.
+    """Returns the `PartitionSpec` of x: B over the batch axes if they divide it, other axes by their logical names.
 
-    Axes of one device are named, too: along others, gradients would be added up.
+    Includes the mesh axes of size 1, because gradients are summed over the mesh axes that a spec omits.
     """
     alone = (axis for axis, size in jax.sharding.get_abstract_mesh().shape.items() if size == 1)
     return PartitionSpec((*sharding.mesh_axes(axes.BATCH, len(x)), *alone), *sharding.partition(names, x.shape[1:]))

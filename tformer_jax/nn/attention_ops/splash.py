@@ -1,6 +1,6 @@
-"""JAX's splash attention for TPUs: a Pallas kernel that skips the blocks that causality or a window hides.
+"""JAX's splash attention for TPUs: a Pallas kernel that skips blocks outside of the causal mask or the window.
 
-Key/value heads are read by their G query heads without being repeated. Block sizes are unmeasured.
+The G query heads of a key/value head read it without repetition. Block sizes are unmeasured.
 """
 
 import functools
@@ -15,16 +15,16 @@ from tformer_jax.nn.attention_ops.reference import zero_hidden_rows
 from tformer_jax.nn.masks import Mask
 
 LANES, BLOCK = 128, 512
-"""Lengths are padded to a multiple of the first, and cut into blocks of at most the second."""
+"""Lengths are padded to a multiple of `LANES`, and split into blocks of at most `BLOCK`."""
 
 PADDING = -1
-"""The segment of keys that are padding."""
+"""Segment id of padding."""
 
 RULES = frozenset({"causal", "window", "real", "segments", "cross"})
 
 
 def splash(x: Operands, *, interpret: bool = False) -> jax.Array:
-    """Runs the kernel on each device's rows and heads."""
+    """Runs the kernel on the rows and heads of each device."""
     out = shards.on_each_device(functools.partial(_kernel, interpret=interpret), x)
     return zero_hidden_rows(out, x.mask, x.k.shape[1])
 
@@ -58,16 +58,16 @@ def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
 
 
 def _static_mask(library, mask: Mask, shape: tuple[int, int]):
-    """What is known when the kernel is compiled."""
+    """Returns the part of the mask that is known at compile time."""
     if mask.window is not None:
         return library.LocalMask(shape, (mask.window - 1, 0 if mask.causal else mask.window - 1), offset=0)
     return library.CausalMask(shape) if mask.causal else library.FullMask(shape)
 
 
 def _segments(library, x: Operands, padded_T: int, padded_S: int):
-    """Segment ids, int32 [B, T] and [B, S], where queries and keys meet; None where the static mask says all."""
+    """Returns segment ids, int32 [B, T] and [B, S], that limit attention; None if the static mask suffices."""
     (B, T), S = x.q.shape[:2], x.k.shape[1]
-    hidden = x.mask.causal and T == S  # causality hides the keys that were added
+    hidden = x.mask.causal and T == S  # the causal mask hides the padded keys
     if not x.mask.rules & {"real", "segments"} and (hidden or S == padded_S):
         return None
     zeros = jnp.zeros((B, T), jnp.int32), jnp.zeros((B, S), jnp.int32)
@@ -81,7 +81,7 @@ def _segments(library, x: Operands, padded_T: int, padded_S: int):
 
 
 def _heads_first(x: jax.Array, length: int) -> jax.Array:
-    """[B, T, N, H] -> [B, N, length, H]."""
+    """Pads and transposes [B, T, N, H] -> [B, N, length, H]."""
     return jnp.swapaxes(jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0))), 1, 2)
 
 
