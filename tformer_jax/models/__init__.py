@@ -1,1 +1,1 @@
-"""The three model families, put together from the parts in `nn`."""
+"""The three model families, assembled from the modules of `nn`."""

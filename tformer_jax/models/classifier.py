@@ -1,4 +1,4 @@
-"""The sequence classifier: an encoder, one vector of its outputs, and one logit a class."""
+"""Sequence classifier: an encoder, pooling of its outputs, and one logit per class."""
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ from tformer_jax.nn.stacks import Encoder
 
 
 def mean_pool(x: jax.Array, real: jax.Array | None) -> jax.Array:
-    """The average of x [B, S, D] over real tokens, bool [B, S] (None: all): float32 [B, D]; zeros for none."""
+    """Averages x [B, S, D] over real tokens, bool [B, S] (None: all): float32 [B, D]; zeros if there are none."""
     weights = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
     total = jnp.einsum("BSD,BS->BD", x, weights, preferred_element_type=jnp.float32)
     return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
 
 
 def pool_token(x: jax.Array, real: jax.Array | None, *, last: bool) -> jax.Array:
-    """The first (or last) real token of x [B, S, D], bool [B, S] (None: all): [B, D]."""
+    """Returns the first (or last) real token of x [B, S, D], real tokens bool [B, S] (None: all): [B, D]."""
     if real is None:
         return x[:, -1 if last else 0]
     place = real.shape[1] - 1 - real[:, ::-1].argmax(axis=1) if last else real.argmax(axis=1)
@@ -28,12 +28,12 @@ def pool_token(x: jax.Array, real: jax.Array | None, *, last: bool) -> jax.Array
 
 
 def pool(x: jax.Array, real: jax.Array | None, kind: str) -> jax.Array:
-    """What `kind` says of x [B, S, D], real tokens bool [B, S] (None: all): [B, D]."""
+    """Pools x [B, S, D] over real tokens, bool [B, S] (None: all), by `kind` ("mean", "first" or "last"): [B, D]."""
     return mean_pool(x, real) if kind == "mean" else pool_token(x, real, last=kind == "last")
 
 
 class Classifier(nn.Module):
-    """One label for a sequence."""
+    """Predicts one label per sequence."""
 
     cfg: ModelConfig
 
@@ -55,12 +55,12 @@ class Classifier(nn.Module):
         right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
-        """tokens int [B, S], real tokens bool [B, S] (None: all) -> float32 logits [B, classes].
+        """Computes logits: tokens int [B, S] -> float32 [B, classes].
 
         Args:
-            mask: real tokens; padding between them takes no position.
-            types: int [B, S] (None: 0), which segment a token is in, where `cfg.token_types` is not 0.
-            right_padded: the padding of each row stands at its end, and sorting is saved.
+            mask: bool [B, S], real tokens; None: all. Padding takes no positions.
+            types: int [B, S], token types (such as first or second sentence), if `cfg.token_types` is not 0; None: 0.
+            right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
         rows = RealFirst(mask, right_padded=right_padded)
         tokens, mask, types = rows.sort(tokens), rows.sort(mask), rows.sort(types)

@@ -1,4 +1,4 @@
-"""What a model costs, found by tracing shapes: parameters, FLOPs and bytes. Nothing is computed."""
+"""Parameters, FLOPs and bytes of a model, found by tracing shapes; nothing is computed."""
 
 import dataclasses
 import math
@@ -16,32 +16,32 @@ from tformer_jax.models import registry
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """For a batch of `batch` rows of `length` tokens on each side."""
+    """Cost of a model for a batch of `batch` rows of `length` tokens per side."""
 
     parameters: dict[str, int]
-    """Trained scalars of each module, by its path; `layers_*` are all layers of a stack."""
+    """Number of parameters by module path; `layers_*` stands for all layers of a stack."""
     embeddings: int
-    """Those of token and position embeddings, which take part in no matrix product of the layers."""
+    """Parameters of token and position embeddings, which are in no matrix product of the layers."""
     tokens: int
-    """Tokens that the model reads: both sides of a translation."""
+    """Number of input tokens, of both sides for seq2seq models."""
     forward_flops: int
-    """Of all matrix products, a multiplication and an addition counted as 2; of experts, those of the chosen ones.
+    """FLOPs of all matrix products, 2 per multiply-add; of experts, only those of the chosen ones.
 
-    A device reads an expert's tokens in blocks of `nn.grouped.ROWS`, of which the last one may not be full.
+    Devices compute each expert's tokens in blocks of `nn.grouped.ROWS`; padding of the last block is not counted.
     """
     parameter_bytes: int
     cache_bytes: int
-    """Keys and values of decoding `length` tokens in `batch` rows; 0 for a classifier."""
+    """Size of the key-value cache for `length` tokens in `batch` rows; 0 for a classifier."""
 
     @property
     def total(self) -> int:
-        """All trained scalars."""
+        """Total number of parameters."""
         return sum(self.parameters.values())
 
 
 def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
-    """The cost of a model on `batch` rows of `length` tokens; modules are told apart down to `depth` names."""
-    cfg = dataclasses.replace(cfg, attention_backend="reference")  # the others hide their products in loops
+    """Computes the cost of a model on `batch` rows of `length` tokens; module paths are cut to `depth` names."""
+    cfg = dataclasses.replace(cfg, attention_backend="reference")  # other backends hide their products in loops
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model))
     tokens = registry.example_batch(cfg, batch, length)
@@ -57,9 +57,9 @@ def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
 
 
 def forward_flops(cfg: ModelConfig, batch: Any) -> int:
-    """FLOPs of all matrix products of a forward pass on a batch of arrays or their shapes, found by tracing.
+    """Counts the FLOPs of all matrix products of a forward pass on a batch of arrays or their shapes, by tracing.
 
-    Training takes three times as many: the backward pass computes two products for each.
+    Training takes three times as many: the backward pass computes two products for each one.
     """
     model = registry.build(dataclasses.replace(cfg, attention_backend="reference"))  # others hide products in loops
     example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
@@ -86,7 +86,7 @@ def _bytes(leaves: Any) -> int:
 
 
 def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:
-    """Layers that see a window keep no more tokens than that, and cross-attention keeps the source's."""
+    """Returns the size of the cache; "window" layers keep at most `cfg.window` tokens, cross-attention the source's."""
     if cfg.family == "classifier":
         return 0
     kinds = (cfg.layer_pattern[number % len(cfg.layer_pattern)] for number in range(cfg.decoder_layers))
@@ -96,7 +96,7 @@ def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:
 
 
 def _flops(jaxpr: Any) -> int:
-    """Multiplications and additions of all matrix products, inner functions and repetitions included."""
+    """Counts the FLOPs of all matrix products, including those of inner functions and repeated scan steps."""
     total = 0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -104,7 +104,7 @@ def _flops(jaxpr: Any) -> int:
             (contracted, _), _ = params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
-        elif params.get("name") == "grouped_product":  # its loops are as long as the groups of a batch are
+        elif params.get("name") == "grouped_product":  # the lengths of its loops depend on the batch
             total += 2 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         else:
             times = params["length"] if name == "scan" else 1

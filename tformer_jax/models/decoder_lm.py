@@ -1,4 +1,4 @@
-"""The decoder-only language model (GPT)."""
+"""Decoder-only language models (GPT)."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tformer_jax.nn.stacks import Decoder
 
 
 class DecoderLM(nn.Module):
-    """Predicts each token from those before it."""
+    """Predicts each token from the tokens before it."""
 
     cfg: ModelConfig
 
@@ -28,7 +28,7 @@ class DecoderLM(nn.Module):
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
     def __call__(self, *arguments: Any, **options: Any) -> jax.Array:
-        """The arguments of `features` -> float32 logits [B, T, V]."""
+        """Takes the arguments of `features` and returns float32 logits [B, T, V]."""
         return self.logits(self.features(*arguments, **options))
 
     def features(
@@ -41,13 +41,13 @@ class DecoderLM(nn.Module):
         right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
-        """tokens int [B, T], real tokens bool [B, T] (None: all) -> [B, T, D], for `logits`.
+        """Computes the inputs of `logits`: tokens int [B, T] -> [B, T, D].
 
         Args:
-            mask: real tokens; padding between them takes no position.
-            prefix: int [B], the number of first real tokens of a row that all its tokens see (`cfg.prefix_lm`).
-            segments: int [B, T], the documents that are packed into a row; each is read as if it stood alone.
-            right_padded: the padding of each row stands at its end, and sorting is saved.
+            mask: bool [B, T], real tokens; None: all. Padding takes no positions.
+            prefix: int [B], number of leading real tokens that all tokens of a row may attend to (`cfg.prefix_lm`).
+            segments: int [B, T], segment ids of documents packed into a row; documents do not affect each other.
+            right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
         rows = RealFirst(mask, right_padded=right_padded)
         tokens, mask, segments = rows.sort(tokens), rows.sort(mask), rows.sort(segments)
@@ -63,12 +63,12 @@ class DecoderLM(nn.Module):
         width: int = 1,
         dtype: str | None = None,
     ) -> DecoderCache:
-        """An empty cache for `length` tokens in each of `batch` rows.
+        """Builds an empty cache for `length` tokens in each of `batch` rows.
 
         Args:
-            prompt: int32 [B], the real tokens of each prompt; with `cfg.prefix_lm`, all tokens see them.
-            width: tokens that may stand side by side at each position.
-            dtype: of storage, a floating dtype or `int8`; None: `cfg.dtype`.
+            prompt: int32 [B], number of real tokens of each prompt; with `cfg.prefix_lm`, all tokens attend to them.
+            width: maximum number of tokens at one position.
+            dtype: storage dtype, a floating dtype or `int8`; None: `cfg.dtype`.
         """
         prefix = prompt if self.cfg.prefix_lm else None
         return empty_cache(self.cfg, batch, length, width=width, dtype=dtype, prefix=prefix)
@@ -82,12 +82,12 @@ class DecoderLM(nn.Module):
         lineage: Lineage | None = None,
         last_only: bool = False,
     ) -> tuple[jax.Array, DecoderCache]:
-        """Reads T more tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
+        """Decodes T more tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
 
-        With a `lineage` they are T beams at one position instead, of which each sees its ancestors.
+        With a `lineage`, they are T beams at one position, each of which attends only to its ancestors.
 
         Returns:
-            float32 logits [B, T, V], or [B, 1, V] of the last token where `last_only`, and the cache that holds them.
+            float32 logits [B, T, V], or [B, 1, V] of the last token if `last_only`, and the updated cache.
         """
         real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
         admitted, positions, seen = cache.admit(real, side_by_side=lineage is not None)
@@ -96,5 +96,5 @@ class DecoderLM(nn.Module):
         return self.logits(x[:, -1:] if last_only else x), admitted
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """features [..., D] -> float32 [..., V]."""
+        """Projects features [..., D] to float32 logits [..., V]."""
         return self.head(x, self.embedding if self.cfg.tie_embeddings == "output" else None)

@@ -1,4 +1,4 @@
-"""The loss that training and evaluation share."""
+"""Loss of training and evaluation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,34 +12,34 @@ from tformer_jax.special_tokens import IGNORED
 
 
 class Sums(NamedTuple):
-    """Float32 scalars, summed over the labels that count: divide them once, over the whole batch."""
+    """Float32 sums over the counted labels; divide them only once, by `labels` of the whole batch."""
 
     loss: jax.Array
-    """Cross-entropy in nats, of the smoothed labels where they are smoothed."""
+    """Cross-entropy in nats, with label smoothing if it is used."""
     nll: jax.Array
     """Negative log-likelihood of the labels in nats, without smoothing."""
     z: jax.Array
     """`logsumexp(logits)^2` (PaLM, 2022, section 5)."""
     labels: jax.Array
-    """int32: how many labels count."""
+    """int32: number of counted labels."""
 
 
 def no_sums() -> Sums:
-    """The sums over no labels."""
+    """Returns sums of zero."""
     zero = jnp.zeros(())
     return Sums(zero, zero, zero, jnp.zeros((), jnp.int32))
 
 
 def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0) -> Sums:
-    """Cross-entropy over the labels that count.
+    """Computes the cross-entropy, summed over the counted labels.
 
     With smoothing e the target distribution is `(1 - e) * one_hot + e / V` ("Rethinking the Inception Architecture",
     2016, section 7). The distribution is never formed: `logsumexp - (1 - e) * logit[label] - e * mean(logits)`.
 
     Args:
         logits: float [..., V].
-        labels: int [...]; negative ones (IGNORED, or PyTorch's -100) count for nothing, and the loss of a label that is
-            not below V is NaN.
+        labels: int [...]; negative labels (IGNORED, or PyTorch's -100) are not counted, and the loss of a label >= V is
+            NaN.
     """
     logits = logits.astype(jnp.float32)
     counted = labels >= 0
@@ -61,12 +61,12 @@ def batch_loss(
     chunk: int | None = None,
     dropout_key: jax.Array | None = None,
 ) -> tuple[Sums, jax.Array]:
-    """The loss of a batch in training, and the sum of the auxiliary losses of its modules.
+    """Computes the training loss of a batch, and the sum of its auxiliary losses.
 
     Args:
         batch: as `registry.forward` takes it.
-        chunk: positions of each row whose logits are held at once, in the backward pass too; None: all. The result
-            is the same but for the order of the sum.
+        chunk: maximum number of positions per row whose logits are held at once, in the backward pass too; None: all.
+            Results are equal up to the order of summation.
         dropout_key: as `registry.forward` takes it.
     """
     if chunk is None:
@@ -84,9 +84,9 @@ def batch_loss(
 
 
 def in_chunks(sums: Callable[[jax.Array, jax.Array], Sums], x: jax.Array, labels: jax.Array, chunk: int) -> Sums:
-    """`sums` of x [B, T, D] and labels int [B, T], added up over pieces of at most `chunk` positions.
+    """Adds up `sums` of x [B, T, D] and labels int [B, T] over chunks of at most `chunk` positions.
 
-    Nothing but x is kept for the backward pass, which computes each piece again.
+    Only x is kept for the backward pass, which recomputes each chunk.
     """
     B, T, D = x.shape
     missing = -T % chunk

@@ -1,4 +1,4 @@
-"""Model families by name, and how each reads a batch."""
+"""Model families by name, and how their arguments are taken from a batch."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ Batch = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A kind of model, its arguments taken from a batch, and the batch's key that holds the labels."""
+    """A model class, the function that takes its arguments from a batch, and the batch keys of inputs and labels."""
 
     module: type[nn.Module]
     arguments: Callable[[Batch], dict[str, Any]]
@@ -60,11 +60,11 @@ FAMILIES = {
 
 
 def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
-    """The Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be filled in.
+    """Builds the Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be set.
 
     Raises:
-        ConfigError: this machine lacks `cfg.attention_backend`, or that cannot do what the model needs, for training
-            where `train`.
+        ConfigError: `cfg.attention_backend` does not support this platform or what the model needs (for training if
+            `train`).
     """
     for needs in attention_needs(cfg, train=train).values():
         attention_ops.usable(cfg.attention_backend, needs)
@@ -72,9 +72,9 @@ def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
 
 
 def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops.Needs]:
-    """What the attentions of a model ask of their backend: "encoder", "decoder" and "cross", as it has them.
+    """Returns what each attention of a model requires of its backend; keys are "encoder", "decoder" and "cross".
 
-    `train` adds dropout. Packed segments are not counted in; they come with the batch.
+    `train` includes dropout. Packed segments are not included, because they depend on the batch.
     """
     windows = {"window"} if "window" in cfg.layer_pattern else set()
     prefix = {"prefix"} if cfg.prefix_lm else set()
@@ -98,14 +98,14 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
 
 
 def attention_backends(cfg: ModelConfig, length: int) -> dict[str, str]:
-    """The backend of each attention of a model in training on rows of `length` tokens, with "auto" resolved."""
+    """Returns each attention's backend for training on rows of `length` tokens, with "auto" resolved."""
     if cfg.attention_backend != "auto":
         return dict.fromkeys(attention_needs(cfg, train=True), cfg.attention_backend)
     return {name: choose(needs, length, length) for name, needs in attention_needs(cfg, train=True).items()}
 
 
 def example_batch(cfg: ModelConfig, batch_size: int = 1, length: int = 2) -> dict[str, np.ndarray]:
-    """A batch of the right keys and ranks, full of token 1, to initialise a model with."""
+    """Returns a batch with the family's keys and ranks and all tokens 1, with which to initialize a model."""
     family = FAMILIES[cfg.family]
     tokens = np.ones((batch_size, min(length, cfg.max_length)), np.int32)
     labels = np.zeros(batch_size, np.int32) if cfg.family == "classifier" else tokens
@@ -113,26 +113,26 @@ def example_batch(cfg: ModelConfig, batch_size: int = 1, length: int = 2) -> dic
 
 
 def init(model: nn.Module, key: jax.Array) -> Any:
-    """Fresh parameters, boxed with their logical axis names (`flax.linen.unbox` gives the plain arrays)."""
+    """Initializes parameters, boxed with their logical axis names (`flax.linen.unbox` gives the plain arrays)."""
     arguments = FAMILIES[model.cfg.family].arguments(example_batch(model.cfg))
     return model.init(key, **arguments)["params"]
 
 
 @functools.lru_cache(maxsize=32)
 def shapes(model: nn.Module) -> Any:
-    """What `init` gives, as shapes; nothing is computed, and a model is traced once."""
+    """Returns the shapes of the parameters of `init`, without computing them; cached for each model."""
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 
 class Outputs(NamedTuple):
-    """What a forward pass gives."""
+    """Results of a forward pass."""
 
     logits: jax.Array
-    """float32 [B, T, V] or [B, classes]; for the method "features", what the model's `logits` reads."""
+    """float32 [B, T, V] or [B, classes]; for the method "features", the inputs of the model's `logits`."""
     labels: jax.Array
-    """int [B, T] or [B]; IGNORED ones are not to be counted."""
+    """int [B, T] or [B]; IGNORED labels are not counted."""
     auxiliary_loss: jax.Array
-    """float32 scalar: the sum of what modules put into the collection "losses"."""
+    """float32 scalar: the sum of the collection "losses"."""
 
 
 def forward(
@@ -147,11 +147,11 @@ def forward(
     """Runs the model on a batch.
 
     Args:
-        batch: int arrays; tokens equal to PAD are hidden and stand at the end of each
-            row. Beside the family's own keys: `prefix` and `segments`
-            (decoder_lm), `source_segments` and `target_segments` (seq2seq), as the model's arguments of that name.
-        dropout_key: needed where `train` and the config drops something.
-        method: the model's method that takes the arguments.
+        batch: int arrays; PAD tokens are masked, and must be at the end of each row. Optional keys besides those of the
+            family are the model's arguments of the same name: `prefix` and `segments` (decoder_lm), or
+            `source_segments` and `target_segments` (seq2seq).
+        dropout_key: required if `train` and any dropout rate is positive.
+        method: name of the model's method to call.
     """
     family = FAMILIES[model.cfg.family]
     rngs = None if dropout_key is None else {"dropout": dropout_key}
@@ -163,5 +163,5 @@ def forward(
 
 
 def count_tokens(cfg: ModelConfig, batch: Mapping[str, np.ndarray]) -> int:
-    """Real tokens that the model reads in a batch on the host."""
+    """Counts the real input tokens of a batch on the host."""
     return sum(int(np.count_nonzero(batch[key] != PAD)) for key in FAMILIES[cfg.family].inputs)

@@ -1,4 +1,4 @@
-"""The encoder-decoder of "Attention Is All You Need" (2017) and its relatives."""
+"""Encoder-decoder models, as in "Attention Is All You Need" (2017)."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from tformer_jax.nn.stacks import Decoder, Encoder
 
 
 class Seq2Seq(nn.Module):
-    """Reads a source with the encoder and predicts a target, token by token, with the decoder.
+    """Encodes a source sequence, and predicts each target token from the source and the target tokens before it.
 
-    `cfg.tie_embeddings` says which of source embedding, target embedding and output head are one matrix.
+    `cfg.tie_embeddings` names which of source embedding, target embedding and output head share one matrix.
     """
 
     cfg: ModelConfig
@@ -37,7 +37,7 @@ class Seq2Seq(nn.Module):
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
     def __call__(self, *arguments: Any, **options: Any) -> jax.Array:
-        """The arguments of `features` -> float32 logits [B, T, V]."""
+        """Takes the arguments of `features` and returns float32 logits [B, T, V]."""
         return self.logits(self.features(*arguments, **options))
 
     def features(
@@ -52,13 +52,13 @@ class Seq2Seq(nn.Module):
         right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
-        """source int [B, S], target int [B, T], their real tokens bool (None: all) -> [B, T, D], for `logits`.
+        """Computes the inputs of `logits`: source int [B, S], target int [B, T] -> [B, T, D].
 
         Args:
-            source_mask, target_mask: real tokens; padding between them takes no position.
-            source_segments, target_segments: int, like the tokens: the pairs that are packed into a row; each is read
-                as if it stood alone.
-            right_padded: the padding of each row stands at its end, and sorting is saved.
+            source_mask, target_mask: bool [B, S] and [B, T], real tokens; None: all. Padding takes no positions.
+            source_segments, target_segments: int [B, S] and [B, T], segment ids of the pairs packed into a row; pairs
+                do not affect each other.
+            right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
         return self.decode(
             target,
@@ -80,7 +80,7 @@ class Seq2Seq(nn.Module):
         right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
-        """source int [B, S], its real tokens bool [B, S], its segments int [B, S] (None: one) -> memory [B, S, D]."""
+        """Encodes source int [B, S], real tokens bool [B, S], segments int [B, S] (None: one) -> memory [B, S, D]."""
         rows = RealFirst(source_mask, right_padded=right_padded)
         source, mask, segments = rows.sort(source), rows.sort(source_mask), rows.sort(segments)
         x = self.source_input(self.source_embedding(source), token_positions(source.shape[1], segments), train=train)
@@ -98,9 +98,9 @@ class Seq2Seq(nn.Module):
         right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
-        """target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> features [B, T, D].
+        """Decodes target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> features [B, T, D].
 
-        `segments` (int [B, T]) and `memory_segments` (int [B, S]) number the pairs that are packed into a row.
+        `segments` (int [B, T]) and `memory_segments` (int [B, S]) are segment ids of pairs packed into a row.
         """
         rows = RealFirst(target_mask, right_padded=right_padded)
         target, mask, segments = rows.sort(target), rows.sort(target_mask), rows.sort(segments)
@@ -117,9 +117,9 @@ class Seq2Seq(nn.Module):
         width: int = 1,
         dtype: str | None = None,
     ) -> DecoderCache:
-        """An empty cache for `length` target tokens; cross-attention reads memory [B, S, D] here, once.
+        """Builds an empty cache for `length` target tokens, with cross-attention keys and values of memory [B, S, D].
 
-        `width` tokens may stand side by side at each position; `dtype` is that of storage (None: `cfg.dtype`).
+        `width` is the maximum number of tokens at one position, `dtype` the storage dtype (None: `cfg.dtype`).
         """
         crosses = self.decoder.cross_keys_values(memory)
         return empty_cache(
@@ -141,12 +141,12 @@ class Seq2Seq(nn.Module):
         lineage: Lineage | None = None,
         last_only: bool = False,
     ) -> tuple[jax.Array, DecoderCache]:
-        """Reads T more target tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
+        """Decodes T more target tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
 
-        With a `lineage` they are T beams at one position instead, of which each sees its ancestors.
+        With a `lineage`, they are T beams at one position, each of which attends only to its ancestors.
 
         Returns:
-            float32 logits [B, T, V], or [B, 1, V] of the last token where `last_only`, and the cache that holds them.
+            float32 logits [B, T, V], or [B, 1, V] of the last token if `last_only`, and the updated cache.
         """
         real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
         admitted, positions, seen = cache.admit(real, side_by_side=lineage is not None)
@@ -155,5 +155,5 @@ class Seq2Seq(nn.Module):
         return self.logits(x[:, -1:] if last_only else x), admitted
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """features [..., D] -> float32 [..., V]."""
+        """Projects features [..., D] to float32 logits [..., V]."""
         return self.head(x, self.target_embedding if self.cfg.tie_embeddings in ("output", "all") else None)
