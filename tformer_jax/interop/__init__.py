@@ -1,1 +1,1 @@
-"""Models of other libraries, read and written. The tables are declarative, and each is used in both directions."""
+"""Reads and writes checkpoints of other libraries. The tables are declarative and used in both directions."""

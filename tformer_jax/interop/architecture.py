@@ -1,4 +1,4 @@
-"""What must be known of an architecture of Hugging Face's to read and write its checkpoints."""
+"""Descriptions of Hugging Face architectures, by which their checkpoints are read and written."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,51 +21,51 @@ ACTIVATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A kind of checkpoint, by its `model_type`."""
+    """Description of the checkpoints of one `model_type`. "Their" is Hugging Face's, "our" is this package's."""
 
     name: str
-    """Their class."""
+    """Name of their class."""
     settings: Callable[[dict[str, Any]], dict[str, Any]]
-    """Their config.json -> our settings, but for what the arrays tell: whether the output head is tied."""
+    """Their config.json -> our settings, except `tie_embeddings` and `output_bias`, which the arrays determine."""
     config: Callable[[ModelConfig], dict[str, Any]]
     """Our settings -> their config.json."""
     rules: Callable[[ModelConfig], tuple[Rule, ...]]
     ignored: tuple[str, ...] = ()
-    """Patterns of their arrays that are not read: buffers, and heads of other tasks."""
+    """Patterns of names of their arrays that are not read: buffers, and heads of other tasks."""
     prefix: str = ""
-    """What stands before the names of the base model, which checkpoints of the base model alone leave out."""
+    """Name prefix of the base model's arrays, which checkpoints of a base model alone omit."""
     shared: str = ""
-    """Their token embedding, of which other arrays may be copies."""
+    """Name of their token embedding, of which other arrays may be copies."""
     copies: tuple[str, ...] = ()
-    """Their arrays that must equal `shared`, where they are present."""
+    """Names of arrays that must equal `shared` if they are present."""
 
 
 def activation(name: str) -> str:
-    """Our name of their activation."""
+    """Returns our name of their activation."""
     check(name in ACTIVATIONS, f"activation {name!r} is not here; known are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def written(name: str) -> str:
-    """Their name of our activation."""
+    """Returns their name of our activation."""
     return next((theirs for theirs, ours in reversed(ACTIVATIONS.items()) if ours == name), name)
 
 
 def check(fits: bool, problem: str) -> None:
-    """Raises `ConfigError` where a checkpoint wants something that our models lack."""
+    """Raises `ConfigError` with `problem` unless the checkpoint is supported, `fits`."""
     if not fits:
         raise ConfigError(f"this checkpoint cannot be read: {problem}")
 
 
 def refuse(hf: dict[str, Any], **known: Any) -> None:
-    """Raises `ConfigError` where a setting of theirs has another value than the one that is known."""
+    """Raises `ConfigError` if one of their settings differs from its only supported value."""
     for name, value in known.items():
         given = hf.get(name)
         check(given is None or given == value, f"{name}={given!r} is not supported, only {value!r} is")
 
 
 def pattern_of(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The shortest pattern that, repeated, gives `kinds`."""
+    """Returns the shortest pattern whose repetition gives `kinds`; ("full",) for no kinds."""
     for period in range(1, len(kinds) + 1):
         if all(kind == kinds[place % period] for place, kind in enumerate(kinds)):
             return tuple(kinds[:period])

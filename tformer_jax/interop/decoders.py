@@ -126,7 +126,7 @@ def _llama_rules(*parts: tuple) -> tuple[Rule, ...]:
 
 
 def _rotary(hf: Settings) -> Settings:
-    """The rotary settings, as versions 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`) write them."""
+    """Returns our rotary settings, from transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`)."""
     rope: Settings = hf.get("rope_parameters") or {**(hf.get("rope_scaling") or {}), "rope_theta": hf["rope_theta"]}
     full: Settings = rope.get("full_attention", rope)
     local: Settings = rope.get("sliding_attention", {"rope_theta": hf.get("rope_local_base_freq")})
@@ -190,7 +190,7 @@ def _llama_settings(hf: Settings) -> Settings:
 
 
 def _windows(hf: Settings, kinds: list[str]) -> Settings:
-    """The windows of layers whose kinds are "sliding_attention" or "full_attention"."""
+    """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
     names = {"sliding_attention": "window", "full_attention": "full"}
     check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not here")
     pattern = pattern_of([names[kind] for kind in kinds])
@@ -200,14 +200,14 @@ def _windows(hf: Settings, kinds: list[str]) -> Settings:
 
 
 def _mistral_settings(hf: Settings) -> Settings:
-    """All layers see a window, or none does."""
+    """Returns our settings; either all layers use sliding windows, or none."""
     layers = hf.get("layer_types") or ["sliding_attention"]
     check(len(set(layers)) == 1, "layer_types differ, which this architecture does not know")
     return _llama_settings(hf) | _windows(hf, layers)
 
 
 def _qwen_settings(hf: Settings) -> Settings:
-    """`use_sliding_window` is for the layers from `max_window_layers` on, or those that `layer_types` names."""
+    """Returns our settings; with `use_sliding_window`, for `layer_types` or the layers from `max_window_layers` on."""
     first = hf["max_window_layers"]
     layers = [("full" if i < first else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
     windows = _windows(hf, hf.get("layer_types") or layers) if hf["use_sliding_window"] else {}
@@ -223,7 +223,7 @@ def _qwen3_settings(hf: Settings) -> Settings:
 
 
 def _gemma2_settings(hf: Settings) -> Settings:
-    """Every `sliding_window_pattern`-th layer sees everything, or those that `layer_types` names do."""
+    """Returns our settings; `layer_types`, or else every `sliding_window_pattern`-th layer, has full attention."""
     refuse(hf, use_bidirectional_attention=False)
     period = hf["sliding_window_pattern"]
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
@@ -248,7 +248,7 @@ def _mixtral_settings(hf: Settings) -> Settings:
         "ffn": "moe",
         "num_experts": hf["num_local_experts"],
         "experts_per_token": k,
-        # theirs is a mean over layers of sums over choices, ours a sum over layers of means
+        # theirs is a mean over layers of sums over the k choices, ours a sum over layers of means over them
         "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
     }
 

@@ -95,7 +95,7 @@ def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:
 
 
 def _t5_ffn(number: int) -> tuple[Part, ...]:
-    """Both the plain (`wi`) and the gated kind (`wi_0` is the gate, `wi_1` the other half)."""
+    """Parts of both the plain (`wi`) and the gated FFN (gate `wi_0`), without the rule of `wi` or `wi_1`."""
     dense = f"layer.{number}.DenseReluDense"
     return (
         ("ffn/gate/kernel", f"{dense}.wi_0.weight", kernel()),

@@ -1,4 +1,4 @@
-"""Whether two configs describe the same function of the same parameters, which a written checkpoint must keep."""
+"""Compares configs: a written checkpoint must define the same function of the same parameters."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ ALWAYS = (
     *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "norms_output", "embedding_norm"),
     *("tie_embeddings", "scale_embeddings", "output_bias", "scale_output", "output_softcap"),
 )
-"""Settings that matter to every model. Those of training, precision and backends are nobody else's to keep."""
+"""Settings that matter to every model. Settings of training, precision and backends are not compared."""
 ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     ("family", "seq2seq"): ("encoder_layers", "decoder_layers", "source_vocab_size"),
     ("family", "decoder_lm"): ("decoder_layers",),
@@ -24,11 +24,11 @@ ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     ("ffn", "moe"): ("num_experts", "experts_per_token", "expert_gated", "router_normalize"),
     ("norm", "layernorm"): ("norm_bias",),
 }
-"""Settings that matter where another one has this value."""
+"""Settings that matter only if another setting has the given value."""
 
 
 def differences(cfg: ModelConfig, other: ModelConfig) -> list[str]:
-    """The settings by which two models differ, as `name=value` of the first one."""
+    """Returns the settings in which two models differ, as `model.name=value` of the first model."""
     mine, others = _facts(cfg), _facts(other)
     return [f"model.{name}={value!r}" for name, value in mine.items() if not _same(value, others.get(name))]
 

@@ -1,6 +1,6 @@
-"""Folders in Hugging Face's format: `config.json` and `model.safetensors` (or its shards).
+"""Loads and saves folders in Hugging Face's format: `config.json` and `model.safetensors` (or its shards).
 
-Only safetensors files are read: they hold arrays and nothing that runs.
+Only safetensors files are read, because they hold only arrays and no code.
 """
 
 import json
@@ -22,18 +22,18 @@ from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 ARCHITECTURES: dict[str, Architecture] = DECODERS | ENCODERS
-"""By `model_type` of config.json."""
+"""Architectures by `model_type` of config.json."""
 
 TOKEN_IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
 
 
 def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
-    """The config and parameters of a checkpoint; `settings` change the config (dtype, attention_backend, ...).
+    """Loads the config and parameters of a checkpoint; `settings` override the config (dtype, attention_backend, ...).
 
-    A checkpoint without a classification head gets a random one if `settings` say `num_classes`.
+    A classifier's checkpoint without a classification head gets a random one if `num_classes` is in `settings`.
 
     Raises:
-        ConfigError: the folder is no checkpoint, is of an unknown kind, or does not fit its own config.
+        ConfigError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -50,12 +50,12 @@ def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
 
 
 def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs: Any) -> None:
-    """Writes a checkpoint that transformers reads as `model_type`; the folder is made where it is missing.
+    """Saves a checkpoint that transformers loads as `model_type`; creates the folder if it is missing.
 
-    `theirs` adds to config.json or changes it, such as token ids other than those of `special_tokens`.
+    `theirs` adds or overrides settings of config.json, such as token ids other than those of `special_tokens`.
 
     Raises:
-        ConfigError: the architecture cannot express something in `cfg` or `params`; what is written is exact.
+        ConfigError: the architecture cannot express `cfg` or `params` exactly.
     """
     from safetensors.numpy import save_file
 
@@ -76,7 +76,7 @@ def _architecture(model_type: str) -> Architecture:
 
 
 def _settings(hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """Our settings, by their config.json and their arrays, of which mere copies of the embedding are taken out."""
+    """Returns our settings from their config.json and arrays; removes copies of the embedding from `arrays`."""
     read = architecture.settings(DEFAULTS[hf["model_type"]] | hf)
     untied = read["family"] != "classifier" and hf.get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays:
@@ -87,7 +87,7 @@ def _settings(hf: dict[str, Any], arrays: dict[str, Any], architecture: Architec
 
 
 def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> None:
-    """Raises `ConfigError` unless reading what is written gives the same model."""
+    """Raises `ConfigError` unless loading the written checkpoint would give the same model."""
     try:
         back = ModelConfig(**_settings(hf, dict(arrays), architecture))
     except ConfigError as error:
@@ -100,7 +100,7 @@ def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], a
 
 
 def _tied(family: str, arrays: dict[str, Any], architecture: Architecture) -> str:
-    """What of the embeddings is one matrix; arrays that only repeat the embedding are taken out of `arrays`."""
+    """Returns `tie_embeddings`, and removes copies of the embedding from `arrays`."""
     for name in architecture.copies:
         if name in arrays and not _equal(arrays, name, architecture.shared):
             raise ConfigError(f"this checkpoint cannot be read: {name} differs from {architecture.shared}")
@@ -120,11 +120,11 @@ def _equal(arrays: dict[str, Any], name: str, other: str) -> bool:
 
 
 HEADS = ("lm_head.", "classifier.", "cls.", "final_logits_bias")
-"""Arrays that are no part of the base model."""
+"""Name prefixes of arrays outside of the base model."""
 
 
 def _named(arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
-    """The arrays by today's names: first checkpoints say gamma and beta, those of a base model leave out its prefix."""
+    """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
     names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _renamed, name) for name in arrays}
     if not any(name.startswith(architecture.prefix) for name in names.values()):
         names = {old: new if new.startswith(HEADS) else architecture.prefix + new for old, new in names.items()}
@@ -136,7 +136,7 @@ def _renamed(match: re.Match[str]) -> str:
 
 
 def _fresh_head(read: dict[str, Any], settings: dict[str, Any]) -> dict[str, np.ndarray]:
-    """A random classification head, for a checkpoint that has none."""
+    """Returns a random classification head for a checkpoint without one."""
     if "num_classes" not in settings:
         raise ConfigError("this checkpoint has no classification head; give num_classes=... to start a random one")
     size = settings["num_classes"], read["dim"]

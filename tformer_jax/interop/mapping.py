@@ -1,4 +1,4 @@
-"""How another library names and lays out the parameters that we have: one rule a parameter, read in both directions."""
+"""Maps our parameters to another library's names and layouts: one rule per parameter, used in both directions."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ Arrays = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How an array is turned between their shape and ours; both directions only move elements."""
+    """Conversion of an array between their shape and ours; both directions only move elements."""
 
     ours: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
     """Their array and our shape -> our array."""
@@ -25,7 +25,7 @@ class Layout:
 
 
 def kernel(inputs: int = 1) -> Layout:
-    """Theirs [out, in], ours [*in, *out] with `inputs` input axes: torch's Linear."""
+    """Layout of torch's Linear: theirs [out, in], ours [*in, *out] with `inputs` input axes."""
 
     def theirs(array: np.ndarray) -> np.ndarray:
         rows = int(np.prod(array.shape[:inputs]))
@@ -35,7 +35,7 @@ def kernel(inputs: int = 1) -> Layout:
 
 
 def untransposed(inputs: int = 1) -> Layout:
-    """Theirs [in, out], ours [*in, *out]: GPT-2's Conv1D."""
+    """Layout of GPT-2's Conv1D: theirs [in, out], ours [*in, *out] with `inputs` input axes."""
     return Layout(
         lambda array, shape: array.reshape(shape),
         lambda array: array.reshape(int(np.prod(array.shape[:inputs])), -1),
@@ -51,7 +51,7 @@ ROW = Layout(lambda array, shape: array.reshape(shape), lambda array: array.resh
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Our path and their name, in which `{i}` is a layer and `{e}` an expert (the first axis of ours)."""
+    """Our path and their name of a parameter; `{i}` is the layer, `{e}` the expert (the first axis of our array)."""
 
     ours: str
     theirs: str
@@ -59,13 +59,13 @@ class Rule:
 
 
 def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Collection[str] = ()) -> Any:
-    """A tree like `shapes` (of `jax.ShapeDtypeStruct`), filled from their arrays.
+    """Converts their arrays to our parameters, a tree like `shapes` (of `jax.ShapeDtypeStruct`).
 
     Args:
-        ignored: patterns of their names that hold nothing of ours.
+        ignored: patterns of names of their arrays that are not read.
 
     Raises:
-        ConfigError: an array is missing, left over, or of another size.
+        ConfigError: an array is missing, unused or of another size.
     """
     rules, used = list(rules), set()
 
@@ -88,7 +88,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
 
 
 def to_theirs(rules: Iterable[Rule], params: Any) -> dict[str, np.ndarray]:
-    """Their arrays, by name, from our parameters."""
+    """Converts our parameters to their arrays, by name."""
     rules, result = list(rules), {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         rule, place = _rule_for(_name(path), rules)
@@ -104,7 +104,7 @@ def _name(path: Any) -> str:
 
 
 def _rule_for(name: str, rules: list[Rule]) -> tuple[Rule, str]:
-    """The rule whose pattern is `name`, and the number of its layer."""
+    """Returns the rule for our parameter `name` and its layer number, "" outside of layers."""
     for rule in rules:
         match = re.fullmatch(re.escape(rule.ours).replace(r"\{i\}", r"(\d+)"), name)
         if match:

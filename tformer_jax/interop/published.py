@@ -1,4 +1,4 @@
-"""What config.json leaves out: the defaults of transformers' own configs, of which published files rely on some."""
+"""Defaults of transformers' configs, for settings that a published config.json omits."""
 
 from typing import Any
 
@@ -92,4 +92,4 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "marian": _BART,
 }
-"""By `model_type`, as far as they are read here."""
+"""Defaults by `model_type`, of the settings that this package reads."""
