@@ -52,7 +52,7 @@ def written(name: str) -> str:
 
 
 def check(fits: bool, problem: str) -> None:
-    """Raises `ConfigError` with `problem` unless the checkpoint is supported, `fits`."""
+    """Raises `ConfigError` with `problem` unless `fits` is true, that is, unless the checkpoint is supported."""
     if not fits:
         raise ConfigError(f"this checkpoint cannot be read: {problem}")
 
@@ -67,6 +67,6 @@ def refuse(hf: dict[str, Any], **known: Any) -> None:
 def pattern_of(kinds: Sequence[str]) -> tuple[str, ...]:
     """Returns the shortest pattern whose repetition gives `kinds`; ("full",) for no kinds."""
     for period in range(1, len(kinds) + 1):
-        if all(kind == kinds[place % period] for place, kind in enumerate(kinds)):
+        if all(kind == kinds[i % period] for i, kind in enumerate(kinds)):
             return tuple(kinds[:period])
     return ("full",)

@@ -9,7 +9,7 @@ STEPS = 2**16
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes elements of x with probability `rate` and scales the rest by 1 / (1 - rate); identity without a key.
+    """Zeroes a fraction `rate` of x and scales the rest by 1 / (1 - rate); identity without a key or at rate 0.
 
     `rate` must be less than 1. Random numbers are most of the cost, so each 32-bit number is used for two elements.
     """

@@ -75,7 +75,10 @@ class InputEmbedding(nn.Module):
         *,
         train: bool = False,
     ) -> jax.Array:
-        """vectors [B, T, D], positions int [B, T] (None: 0, ..., T - 1), types int [B, T] (None: 0) -> [B, T, D]."""
+        """Adds positions and types, normalises and drops: vectors [B, T, D] -> [B, T, D].
+
+        `positions` int [B, T] default to 0, ..., T - 1, `types` int [B, T] to 0.
+        """
         if self.positions is not None:
             vectors = vectors + self.positions(jnp.arange(vectors.shape[1]) if positions is None else positions)
         if self.cfg.token_types:
@@ -95,7 +98,10 @@ class OutputHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, tied: TokenEmbedding | None = None) -> jax.Array:
-        """[..., D] -> float32 [..., size]; `cfg.scale_output` divides x by sqrt(D), `cfg.output_softcap` soft-caps."""
+        """Computes logits, [..., D] -> float32 [..., size].
+
+        `cfg.scale_output` divides x by sqrt(D); `cfg.output_softcap` soft-caps the logits.
+        """
         cfg = self.cfg
         dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)
         x = x.astype(dtype)

@@ -44,14 +44,14 @@ def _stack(stack: Params, depth: int, period: int) -> Params:
     if not repetitions:
         return stack
     periods = {
-        f"layers_{place}": jax.tree.map(
-            lambda *leaves: jnp.stack(leaves), *(stack[f"layers_{r * period + place}"] for r in range(repetitions))
+        f"layers_{offset}": jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(stack[f"layers_{r * period + offset}"] for r in range(repetitions))
         )
-        for place in range(period)
+        for offset in range(period)
     }
     scanned = repetitions * period
-    rest = {f"layers_{number - scanned}": stack[f"layers_{number}"] for number in range(scanned, depth)}
-    return _others(stack) | {"periods": periods} | rest
+    remaining = {f"layers_{number - scanned}": stack[f"layers_{number}"] for number in range(scanned, depth)}
+    return _others(stack) | {"periods": periods} | remaining
 
 
 def _unstack(stack: Params, depth: int, period: int) -> Params:
@@ -62,8 +62,8 @@ def _unstack(stack: Params, depth: int, period: int) -> Params:
         )
         for number in range(scanned)
     }
-    rest = {f"layers_{number}": stack[f"layers_{number - scanned}"] for number in range(scanned, depth)}
-    return _others(stack) | layers | rest
+    remaining = {f"layers_{number}": stack[f"layers_{number - scanned}"] for number in range(scanned, depth)}
+    return _others(stack) | layers | remaining
 
 
 def _others(stack: Params) -> Params:

@@ -43,7 +43,7 @@ class MixtureOfExperts(nn.Module):
         segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """x [B, T, D] -> [B, T, D]; zeros for padding.
+        """Applies the chosen experts: x [B, T, D] -> [B, T, D]; zeros for padding.
 
         Args:
             real: bool [B, T], tokens that are not padding; None: all.

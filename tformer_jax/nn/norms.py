@@ -93,7 +93,7 @@ class Norm(nn.Module):
 
 
 class LayerNorm(Norm):
-    """`layer_norm` with a learned scale and, where `cfg.norm_bias`, a learned shift."""
+    """Layer normalisation with a learned scale and, with `cfg.norm_bias`, a learned bias."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -106,7 +106,7 @@ class LayerNorm(Norm):
 
 
 class RMSNorm(Norm):
-    """`rms_norm` with a learned scale."""
+    """RMS normalisation with a learned scale."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

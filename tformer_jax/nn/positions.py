@@ -11,9 +11,10 @@ from tformer_jax.nn.parameters import named
 
 
 def sinusoid(positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
-    """`sin(p / 10000^(2i/D))` and `cos(p / 10000^(2i/D))` for i = 0..D/2-1: int [...] -> float32 [..., D/2] each.
+    """Computes sines and cosines of positions: int [...] -> float32 [..., D/2] each.
 
-    "Attention Is All You Need" (2017), section 3.5. Defined for every position: PE(p + k) is a rotation of PE(p).
+    They are `sin(p / 10000^(2i/D))` and `cos(p / 10000^(2i/D))` for i = 0..D/2-1 ("Attention Is All You Need", 2017,
+    section 3.5). Defined for every position: PE(p + k) is a rotation of PE(p).
     """
     rates = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
     angles = positions[..., None].astype(jnp.float32) * rates.astype(np.float32)
@@ -27,11 +28,11 @@ def sinusoidal(positions: jax.Array, dim: int) -> jax.Array:
 
 def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
     """Returns positions 0, 1, ... that restart at each new segment of `segments` (int [B, T]): int [B or 1, T]."""
-    places = jnp.arange(length)[None]
+    indices = jnp.arange(length)[None]
     if segments is None:
-        return places
-    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
+        return indices
+    starts = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return indices - jax.lax.cummax(jnp.where(starts, indices, 0), axis=1)
 
 
 class EmbeddingPositions(nn.Module):

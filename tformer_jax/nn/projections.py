@@ -32,20 +32,20 @@ def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
 def fuse(params: Params, names: tuple[str, ...], fused: str) -> Params:
     """Replaces the projections `names` of one layer by one named `fused`, with their heads concatenated."""
-    rest = {name: value for name, value in params.items() if name not in names}
+    others = {name: value for name, value in params.items() if name not in names}
     leaves = params[names[0]].keys()
-    return rest | {fused: {leaf: jnp.concatenate([params[n][leaf] for n in names], axis=-2) for leaf in leaves}}
+    return others | {fused: {leaf: jnp.concatenate([params[n][leaf] for n in names], axis=-2) for leaf in leaves}}
 
 
 def split(params: Params, fused: str, heads: dict[str, int]) -> Params:
     """Inverts `fuse`; `heads` is the number of heads of each projection, in order."""
-    rest = {name: value for name, value in params.items() if name != fused}
+    others = {name: value for name, value in params.items() if name != fused}
     start = 0
     for name, count in heads.items():
         part = slice(start, start + count)
-        rest[name] = {leaf: array[..., part, :] for leaf, array in params[fused].items()}
+        others[name] = {leaf: array[..., part, :] for leaf, array in params[fused].items()}
         start += count
-    return rest
+    return others
 
 
 def _convert(params: Params, cfg: ModelConfig, kind: str, cross: bool) -> Params:

@@ -32,7 +32,7 @@ class Rotation:
     """Whether pairs are (0, 1), (2, 3), ... instead of (0, H/2), (1, H/2 + 1), ..."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, T, N, H] -> [B, T, N, H]."""
+        """Rotates queries or keys: [B, T, N, H] -> [B, T, N, H]."""
         x32 = x.astype(jnp.float32)
         if self.interleaved:
             a, b = x32[..., 0::2], x32[..., 1::2]
@@ -118,8 +118,8 @@ def alibi_slopes(heads: int) -> np.ndarray:
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
-    rest = 2.0 ** (-4 * np.arange(1, 2 * (heads - power), 2) / power)
-    return np.concatenate([slopes, rest])
+    between = 2.0 ** (-4 * np.arange(1, 2 * (heads - power), 2) / power)
+    return np.concatenate([slopes, between])
 
 
 class Alibi(AttentionPositions):

@@ -16,7 +16,10 @@ HIDDEN = jnp.finfo(jnp.float32).min
 
 
 def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring) -> jax.Array:
-    """`softcap(scale * q k^T) + bias`: q [B, T, N, H], k [B, S, K, H], bias [..., N, T, S] -> float32 [B, N, T, S]."""
+    """Computes scores: q [B, T, N, H], k [B, S, K, H], bias [..., N, T, S] -> float32 [B, N, T, S].
+
+    They are `softcap(scale * q k^T) + bias`.
+    """
     B, T, N, H = q.shape
     S, K = k.shape[1:3]
     grouped = (scoring.scale * q).reshape(B, T, K, N // K, H)
