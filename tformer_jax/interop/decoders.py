@@ -248,7 +248,7 @@ def _mixtral_settings(hf: Settings) -> Settings:
         "ffn": "moe",
         "num_experts": hf["num_local_experts"],
         "experts_per_token": k,
-        # theirs is a mean over layers of sums over the k choices, ours a sum over layers of means over them
+        # theirs is the mean over layers of the sum over choices, ours the sum over layers of the mean over choices
         "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
     }
 

@@ -75,7 +75,7 @@ class InputEmbedding(nn.Module):
         *,
         train: bool = False,
     ) -> jax.Array:
-        """Adds positions and types, normalises and drops: vectors [B, T, D] -> [B, T, D].
+        """Adds positions and token types to vectors [B, T, D], then applies the norm and dropout: [B, T, D].
 
         `positions` int [B, T] default to 0, ..., T - 1, `types` int [B, T] to 0.
         """

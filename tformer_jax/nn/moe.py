@@ -134,7 +134,7 @@ def _admits(chosen: jax.Array, real: jax.Array, segments: jax.Array | None, cfg:
 
     tokens = since_first(real.astype(jnp.int32)[..., None])
     spare = jnp.asarray(capacity(cfg, T))[tokens] - since_first(asked)
-    falling = first[..., None] * (2 * T + 1)  # puts the terms of a document below those of the documents before it
+    falling = first[..., None] * (2 * T + 1)  # makes the terms of a document less than those of earlier documents
     least = jax.lax.cummin(spare - falling, axis=1)
     least = jnp.pad(least[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=T)
     return spare >= jnp.minimum(least + falling, 0)
