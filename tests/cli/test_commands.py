@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tformer_jax as tj
-from tformer_jax.cli import classify, common, generate, lines, loading, score, serve, translate
+from tformer_jax.cli import classify, generate, lines, loading, score, serve, translate
 from tformer_jax.config import (
     Config,
     ConfigError,
@@ -336,17 +336,3 @@ def test_standard_input_that_is_not_utf8(runs, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n\xc3\n")))
     with pytest.raises(ConfigError, match="standard input, line 3: not valid UTF-8"):
         translate.main(["--run", str(runs["seq2seq"])])
-
-
-@pytest.mark.parametrize(
-    ("raised", "status", "message"),
-    [(ConfigError("a sentence"), 2, "error: a sentence\n"), (KeyboardInterrupt(), 130, "")],
-)
-def test_how_a_command_ends(raised, status, message, capsys):
-    def main() -> None:
-        raise raised
-
-    with pytest.raises(SystemExit) as ended:
-        common.run_main(main)
-    assert ended.value.code == status
-    assert capsys.readouterr().err == message

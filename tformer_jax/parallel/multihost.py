@@ -27,6 +27,8 @@ T = TypeVar("T")
 FLAGS = "--coordinator HOST:PORT, --processes N and --process I"
 LAUNCHERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
 """Environment variables of Slurm and Open MPI: the number of processes, and the index of this one."""
+NO_CLUSTER = ("coordinator_address", "must be called before any JAX calls")
+"""Parts of JAX's errors if it finds no cluster, or if this process has already used JAX, as in a notebook."""
 MISTAKE = 2
 """Exit status after a user error."""
 BEAT_SECONDS = 1.0
@@ -158,8 +160,8 @@ def start(
                 shutdown_timeout_seconds=cfg.lost_seconds,
             )
     except Exception as error:  # cluster libraries raise various types
-        if not given and isinstance(error, ValueError) and "coordinator_address" in str(error):
-            return SINGLE  # no cluster
+        if not given and any(sign in str(error) for sign in NO_CLUSTER):
+            return SINGLE
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"JAX cannot connect the processes ({reason}); write {FLAGS}, with a port that is free, or --processes 1"
