@@ -20,7 +20,7 @@ VARIANTS = {
     "none, GQA, RMSNorm": {"position": "none", "num_kv_heads": 2, "norm": "rmsnorm"},
 }
 SEEDS = {"sinusoidal": 1, "learned, post-norm": 3, "none, GQA, RMSNorm": 1}
-"""Of parameters that do not give every row the same output."""
+"""Seeds of parameters that do not give every row the same output."""
 
 
 def pad(rows, *, left: bool = False, length: int = 6) -> np.ndarray:

@@ -101,7 +101,7 @@ def test_a_truncated_one_is_set_aside_and_the_one_before_it_used(copied, caplog)
 
 
 def test_changed_bytes_never_pass_unnoticed(original, tmp_path):
-    """Whatever byte of whatever file is flipped, step 3 is restored as it was saved, or else step 2."""
+    """Changes three bytes of a file of step 3: either step 3 is restored exactly, or step 2."""
     draw, outcomes = random.Random(0), set()
     for number in range(12):
         folder = Path(shutil.copytree(original, tmp_path / str(number)))
