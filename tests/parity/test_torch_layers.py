@@ -14,7 +14,7 @@ import torch
 from tests.helpers import assert_close, normal, tiny
 from tformer_jax.nn import norms
 from tformer_jax.nn.attention import Attention
-from tformer_jax.nn.layers import Surroundings, TransformerLayer
+from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.masks import Mask
 
 B, T, S, N, D, F = 3, 5, 7, 4, 16, 24
@@ -182,7 +182,7 @@ def test_encoder_layer(placement, activation):
     torch_layer = randomised(torch.nn.TransformerEncoderLayer(D, N, **options))
     layer = TransformerLayer(cfg)
     compare(
-        lambda params, x: layer.apply({"params": params}, x, Surroundings(masks={"full": Mask(real=REAL)}))[0],
+        lambda params, x: layer.apply({"params": params}, x, LayerContext(masks={"full": Mask(real=REAL)}))[0],
         lambda x: torch_layer(x, src_key_padding_mask=torch.tensor(~REAL)),
         our_layer,
         torch_layer,
@@ -198,7 +198,7 @@ def test_decoder_layer(placement, activation):
     layer = TransformerLayer(cfg, cross=True)
 
     def ours(params, x, memory):
-        around = Surroundings(masks={"full": Mask(causal=True)}, memory=memory, memory_mask=Mask(real=REAL))
+        around = LayerContext(masks={"full": Mask(causal=True)}, memory=memory, memory_mask=Mask(real=REAL))
         return layer.apply({"params": params}, x, around)[0]
 
     def theirs(x, memory):
