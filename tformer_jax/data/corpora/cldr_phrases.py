@@ -1,6 +1,7 @@
 """Phrases that CLDR locales share: dates, times, numbers, currencies, units and names, drawn at random."""
 
 import datetime
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -95,11 +96,11 @@ class PhraseBook:
             lambda locale, day, s=s: dates.format_date(day, s, locale) for s in ("full", "long", "short", "medium")
         ]
         skeletons = [
-            lambda locale, day, s=s: dates.format_skeleton(s, day, locale=locale)
+            lambda locale, day, s=s: dates.format_skeleton(_match("datetime_skeletons", s, locale), day, locale=locale)
             for s in ("MMMMd", "yMMMM", "MMMMEEEEd", "yMd", "yMMMEd")
         ]
         intervals = [
-            lambda locale, pair, s=s: dates.format_interval(pair[0], pair[1], s, locale=locale)
+            lambda locale, pair, s=s: dates.format_interval(*pair, _match("interval_formats", s, locale), locale=locale)
             for s in ("yMMMMd", "MMMMd", "yMMMM")
         ]
         return [(_day, render) for render in styles + skeletons] + [(_days, render) for render in intervals]
@@ -174,6 +175,13 @@ class PhraseBook:
         codes = [code for code in sorted(tables[0]) if wanted(code) and all(code in table for table in tables)]
         names = [tables[0][code] for code in codes]
         return [code for code, name in zip(codes, names, strict=True) if names.count(name) == 1]
+
+
+@functools.cache
+def _match(kind: str, skeleton: str, locale: babel.Locale) -> str:
+    """Returns the skeleton of a locale that Babel would choose for `skeleton`; Babel searches for it in every call."""
+    known = getattr(locale, kind)
+    return skeleton if skeleton in known else dates.match_skeleton(skeleton, known) or skeleton
 
 
 def _compact(locale: babel.Locale, n: int) -> str:
