@@ -100,7 +100,9 @@ class PhraseBook:
             for s in ("MMMMd", "yMMMM", "MMMMEEEEd", "yMd", "yMMMEd")
         ]
         intervals = [
-            lambda locale, pair, s=s: dates.format_interval(*pair, _match("interval_formats", s, locale), locale=locale)
+            lambda locale, pair, s=s: dates.format_interval(
+                pair[0], pair[1], _match("interval_formats", s, locale), locale=locale
+            )
             for s in ("yMMMMd", "MMMMd", "yMMMM")
         ]
         return [(_day, render) for render in styles + skeletons] + [(_days, render) for render in intervals]
