@@ -19,7 +19,7 @@ from tformer_jax import presets
 from tformer_jax.interop import hf
 
 ROOT = Path(__file__).resolve().parents[1]
-SHORT = "--config.train.steps=2 --config.model.dim=16 --config.model.num_heads=2 --config.model.ffn_dim=16 "
+SHORT = "--config.train.steps=2 --config.model.dim=16 --config.model.num_heads=4 --config.model.ffn_dim=16 "
 SHORT += "--config.eval.examples=2 --config.eval.samples=1 --config.decode.max_new_tokens=4"
 RUNS = {
     "runs/translate_cldr_en_de": "configs/translate_cldr.py",
