@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 def shards(text: str) -> int:
     """An argparse type: a number of files, at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of files; write 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of files; write 1 or more")
     return int(text)
 
 
