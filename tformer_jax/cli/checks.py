@@ -64,7 +64,7 @@ def cards() -> list[Card]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (subprocess.SubprocessError, OSError) as error:
         said = getattr(error, "stdout", None) or str(error)
-        raise ConfigError(f"nvidia-smi fails ({said.strip().splitlines()[0]}): repair or reinstall NVIDIA's driver") from error
+        raise ConfigError(f"nvidia-smi fails ({said.strip().splitlines()[0]}): reinstall its driver") from error
     return [Card(*map(str.strip, line.split(","))) for line in done.stdout.splitlines() if line.count(",") == 2]
 
 
