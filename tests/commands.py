@@ -82,7 +82,7 @@ def write_record(path: Path, module: str, **found: Any) -> None:
 
 def records(run: Path) -> list[dict[str, Any]]:
     """Returns the records of metrics.jsonl without the values that depend on the clock."""
-    clock = ("tokens_per_second", "flops_per_second", "data_wait_percent")
+    clock = ("tokens_per_second", "flops_per_second", "data_wait_percent", "seconds", "memory_bytes")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{name: value for name, value in json.loads(line).items() if name not in clock} for line in lines]
 

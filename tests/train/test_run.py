@@ -34,7 +34,7 @@ def run(cfg: Config, folder: Path, data: Path, **options) -> dict | None:
 def records(folder: Path) -> list[dict]:
     """Returns the records of metrics.jsonl without the values that depend on the clock."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    clock = ("tokens_per_second", "flops_per_second", "data_wait_percent")
+    clock = ("tokens_per_second", "flops_per_second", "data_wait_percent", "seconds", "memory_bytes")
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
 
 
@@ -75,7 +75,10 @@ def test_a_run_folder_holds_everything(uninterrupted):
     assert names == {
         "checkpoints",
         "config.json",
+        "events.jsonl",
         "metrics.jsonl",
+        "model.json",
+        "outputs",
         "provenance.json",
         "result.json",
         "tensorboard",
@@ -103,6 +106,24 @@ def test_the_result_names_what_it_depends_on(uninterrupted):
     assert set(result["signatures"]) == {"bleu", "chrf"}
 
 
+def events(folder: Path) -> list[tuple[str, int]]:
+    """Returns the kinds and steps of the events of a run."""
+    found = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [(event["kind"], event["step"]) for event in found]
+
+
+def test_a_run_keeps_the_outputs_of_its_last_evaluations(uninterrupted):
+    found = json.loads((uninterrupted / "outputs" / "test.json").read_text())
+    outputs = found["outputs"]
+    exact = 100 * sum(one["output"] == one["reference"] for one in outputs) / len(outputs)
+    result = json.loads((uninterrupted / "result.json").read_text())
+    assert result["test"]["exact_match"] == exact
+    assert all(one["reference"] == one["source"].upper() for one in outputs)
+    assert (found["step"], found["signatures"]) == (8, result["signatures"])
+    assert sum(json.loads((uninterrupted / "model.json").read_text())["parameters"].values()) == result["parameters"]
+    assert events(uninterrupted) == [("start", 0), ("finished", 8)]
+
+
 def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "stopped"
     advance = loop.Trainer.advance
@@ -118,6 +139,7 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
     monkeypatch.undo()
     assert run(two_shapes(), folder, corpus_folder, resume=True) is not None
     assert_same_run(folder, uninterrupted)
+    assert events(folder) == [("start", 0), ("stopped", 3), ("resume", 3), ("finished", 8)]
 
 
 @pytest.mark.slow

@@ -91,12 +91,13 @@ def differences(old: Config, new: Config) -> list[str]:
 
 def flat(cfg: Config) -> dict[str, Any]:
     """Returns every setting by its full name, such as `model.dim`."""
-    return _flat(to_dict(cfg))
+    return flat_values(to_dict(cfg))
 
 
-def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+def flat_values(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns the values of nested dictionaries by their full names."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = qualified(path, key)
-        flat.update(_flat(value, name) if isinstance(value, dict) else {name: value})
+        flat.update(flat_values(value, name) if isinstance(value, dict) else {name: value})
     return flat

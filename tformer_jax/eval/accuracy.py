@@ -25,16 +25,16 @@ class ClassificationEvaluator:
         examples: Sequence[Example],
         batches: Batches,
     ):
-        self._sampled = examples[: cfg.eval.samples]
+        self._examples = examples
         self._likelihood = Likelihood(model, batches)
         self._classify = LabelClassifier(cfg, model, tokenizers, labels, cut=True)
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns `loss` in nats per text and `accuracy` in percent, with the first texts as samples."""
+        """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels."""
         loss, accuracy = self._likelihood(params)
-        predictions = self._classify(params, [example["text"] for example in self._sampled])
-        samples = [
-            Sample(example["text"], example["label"], label)
-            for example, (label, _) in zip(self._sampled, predictions, strict=True)
+        predictions = self._classify(params, [example["text"] for example in self._examples])
+        outputs = [
+            Sample(example["text"], example["label"], label, probability)
+            for example, (label, probability) in zip(self._examples, predictions, strict=True)
         ]
-        return Evaluation({"loss": loss, "accuracy": accuracy}, samples)
+        return Evaluation({"loss": loss, "accuracy": accuracy}, outputs)

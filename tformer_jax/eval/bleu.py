@@ -48,13 +48,15 @@ class TranslationEvaluator:
     """Translates each source and compares the output with its reference."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
-        self._examples, self._samples, self._bleu = examples, cfg.eval.samples, bleu_metric(cfg)
+        self._examples, self._bleu = examples, bleu_metric(cfg)
         self._translate = Translator(cfg, model, tokenizers, cut=True)
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns `bleu`, `chrf` and `exact_match`, with the first translations as samples."""
+        """Returns `bleu`, `chrf` and `exact_match`, with all translations."""
         sources = [example["source"] for example in self._examples]
         references = [example["target"] for example in self._examples]
-        outputs = self._translate(params, sources)
-        samples = [Sample(*texts) for texts in zip(sources, references, outputs, strict=True)][: self._samples]
-        return dataclasses.replace(translation_metrics(outputs, references, self._bleu), samples=samples)
+        outputs = self._translate.outputs(params, sources)
+        found = translation_metrics([output.text for output in outputs], references, self._bleu)
+        rows = zip(sources, references, outputs, strict=True)
+        samples = [Sample(source, reference, output.text, output.score) for source, reference, output in rows]
+        return dataclasses.replace(found, outputs=samples)

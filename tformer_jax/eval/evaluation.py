@@ -11,14 +11,16 @@ class Sample:
     source: str
     reference: str
     output: str
+    score: float | None = None
+    """Beam score of an output, or probability of a predicted label; None if it is not computed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Metrics by name, with some samples and sacreBLEU's signatures of the metrics that have one."""
+    """Metrics by name, with the outputs that were made and sacreBLEU's signatures of the metrics that have one."""
 
     metrics: dict[str, float]
-    samples: list[Sample] = dataclasses.field(default_factory=list)
+    outputs: list[Sample] = dataclasses.field(default_factory=list)
     signatures: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

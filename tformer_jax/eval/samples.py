@@ -30,7 +30,6 @@ class ContinuationEvaluator:
         self._generate = TextGenerator(cfg, model, tokenizers)
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns samples of prompt, reference continuation and generated continuation, without metrics."""
+        """Returns prompts, reference continuations and generated continuations, without metrics."""
         outputs = self._generate(params, [prompt for prompt, _ in self._texts]) if self._texts else []
-        samples = [Sample(*texts, output) for texts, output in zip(self._texts, outputs, strict=True)]
-        return Evaluation({}, samples)
+        return Evaluation({}, [Sample(*texts, output) for texts, output in zip(self._texts, outputs, strict=True)])

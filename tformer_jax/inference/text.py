@@ -30,9 +30,13 @@ class _Generator:
         Raises:
             ConfigError: as in `stream`, but before anything is decoded.
         """
+        return [output.text for output in self.outputs(params, texts, seed=seed)]
+
+    def outputs(self, params: Any, texts: Sequence[str], *, seed: int = 0) -> list[Output]:
+        """Like `__call__`, with scores where beam search computes them."""
         rest = iter(texts)
         rows = list(map(self._reader(rest), range(len(texts)), rest))
-        return [outputs[0].text for outputs in self._decoder(params)(rows, 0, seed=seed)]
+        return [outputs[0] for outputs in self._decoder(params)(rows, 0, seed=seed)]
 
     def stream(
         self,

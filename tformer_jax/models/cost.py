@@ -47,7 +47,7 @@ def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
     tokens = registry.example_batch(cfg, batch, length)
     example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tokens)
     return Cost(
-        parameters=_by_module(shapes, depth),
+        parameters=by_module(shapes, depth),
         embeddings=sum(leaf.size for path, leaf in _leaves(shapes) if "embedding" in path.rpartition("/")[2]),
         tokens=registry.count_tokens(cfg, tokens),
         forward_flops=forward_flops(cfg, example),
@@ -68,17 +68,18 @@ def forward_flops(cfg: ModelConfig, batch: Any) -> int:
     return _flops(jaxpr.jaxpr)
 
 
-def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield "/".join(str(key.key) for key in path), leaf
-
-
-def _by_module(shapes: Any, depth: int) -> dict[str, int]:
+def by_module(shapes: Any, depth: int = 3) -> dict[str, int]:
+    """Counts parameters by module path, cut to `depth` names; `layers_*` stands for all layers of a stack."""
     sizes: dict[str, int] = {}
     for path, leaf in _leaves(shapes):
         module = "/".join(re.sub(r"layers_\d+", "layers_*", path).split("/")[:-1][:depth])
         sizes[module] = sizes.get(module, 0) + leaf.size
     return sizes
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield "/".join(str(key.key) for key in path), leaf
 
 
 def _bytes(leaves: Any) -> int:

@@ -18,6 +18,23 @@ HUNG = 3
 """Exit status after a hung step."""
 
 
+def is_locked(run: Path) -> bool:
+    """Returns whether a process holds the lock of a run folder: the run is going on."""
+    try:
+        with lock_path(run).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def lock_path(run: Path) -> Path:
+    """Returns the path of the lock of a run folder, beside it."""
+    return run.with_name(f".{run.name}.lock")
+
+
 class FolderLock:
     """An exclusive `flock` for a run folder, released by the operating system when the process ends."""
 
@@ -27,7 +44,7 @@ class FolderLock:
         Raises:
             ConfigError: another process holds the lock, or the file system cannot create it.
         """
-        path = run.with_name(f".{run.name}.lock")
+        path = lock_path(run)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+", encoding="utf-8")

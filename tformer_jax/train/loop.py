@@ -19,6 +19,7 @@ from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.errors import RunError
+from tformer_jax.train.events import EventLog
 from tformer_jax.train.experiment import Experiment
 from tformer_jax.train.guards import SpikeDetector, Watchdog
 from tformer_jax.train.interrupt import GracefulStop
@@ -57,6 +58,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         _lost_process_explained(experiment.group),
         contextlib.closing(experiment),
         contextlib.closing(Trainer(experiment, profile=profile)) as trainer,
+        _failure_recorded(trainer),
     ):
         with GracefulStop(several=experiment.group.count > 1) as stop, trainer.view:
             trainer.announce()
@@ -65,6 +67,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             trainer.save()
             trainer.checkpointer.wait()
         if not trainer.done:
+            trainer.events.write(trainer.step, "stopped", "by a signal")
             trainer.view.say(f"Stopped at step {trainer.step}; the same command with --resume goes on from there.")
             return None
         return trainer.finish()
@@ -83,6 +86,17 @@ def _lost_process_explained(group: ProcessGroup) -> Iterator[None]:
             f"a computation of {group.count} processes failed in process {group.index} ({reason}); if another process "
             "was lost, the same commands with --resume continue from the last checkpoint"
         ) from error
+
+
+@contextlib.contextmanager
+def _failure_recorded(trainer: "Trainer") -> Iterator[None]:
+    """Records the error that ends a run among its events."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        trainer.events.write(trainer.step, "failed", reason)
+        raise
 
 
 class Trainer:
@@ -119,6 +133,7 @@ class Trainer:
         self.evaluated: tuple[int, Values] | None = None
         self.signatures: dict[str, str] = {}
         self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
+        self.events = EventLog(experiment.folder, recording=first)
         self.watchdog = Watchdog(train.hang_seconds)
         self.profiler = Profiler(experiment.folder / "profile", first_step=self.step, wanted=profile and first)
 
@@ -145,8 +160,10 @@ class Trainer:
         return self.step >= self.cfg.train.steps or self.best.exhausted
 
     def announce(self) -> None:
-        """Prints the number of parameters, the devices, the attention backends and the run folder."""
+        """Prints and records the number of parameters, the devices, the attention backends and the run folder."""
         self.view.begin(self.step)
+        if self.experiment.group.first:
+            run_folder.write_json(self.experiment.folder / "model.json", self._model_facts())
         count = self.experiment.group.count
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
@@ -154,6 +171,7 @@ class Trainer:
             f"attention by {', '.join(sorted(set(self._attention_backends().values())))}, "
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
+        self.events.write(self.step, "resume" if self.step else "start", where)
         if warning := hardware.slow_dtype(self.cfg.model.dtype):
             self.view.say(warning)
 
@@ -201,9 +219,12 @@ class Trainer:
             remark = self.spikes.sees(values["loss"])
             if remark:
                 self.view.say(f"step {self.fetched}: {remark}")
+                self.events.write(self.fetched, "spike", remark)
                 self.writer.write(self.fetched, "spike", {"loss": values["loss"]})
             if values["skipped"]:
-                self.view.say(f"step {self.fetched}: skipped, because its loss or gradient is not finite")
+                reason = "skipped, because its loss or gradient is not finite"
+                self.view.say(f"step {self.fetched}: {reason}")
+                self.events.write(self.fetched, "skipped", reason)
             if values["skipped"] >= self.cfg.train.most_skipped:
                 raise self._not_finite(int(values["skipped"]))
 
@@ -224,12 +245,17 @@ class Trainer:
         """Records and shows the metrics of the steps since the last record."""
         self.look_at(self.meter.fetch_all())
         made = self.step - self.meter.skipped_steps
-        metrics = self.meter.read() | {"learning_rate": float(self.schedule(max(made - 1, 0)))}
-        self.writer.write(self.step, "train", metrics)
         devices = list(self.experiment.mesh.devices.flat)
+        memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
+        metrics = self.meter.read() | {
+            "learning_rate": float(self.schedule(max(made - 1, 0))),
+            "tokens": self.meter.tokens,
+            "seconds": self.meter.seconds,
+            "memory_bytes": memory,
+        }
+        self.writer.write(self.step, "train", metrics)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps
         next_evaluation = min(self.step + every - self.step % every, steps) if self.step < steps else None
-        memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
         self.view.update(Figures(self.step, metrics, memory, peak, next_evaluation))
 
     @functools.cached_property
@@ -241,15 +267,17 @@ class Trainer:
         """Runs the evaluators on `params`, and records and shows their metrics and samples."""
         self.look_at(self.meter.fetch_all())
         metrics: dict[str, float] = {}
-        samples: list[Sample] = []
+        outputs: list[Sample] = []
         with self.watchdog.paused():
             for evaluator in evaluators:
                 found = evaluator(params)
                 metrics |= found.metrics
-                samples += found.samples
+                outputs += found.outputs
                 self.signatures |= found.signatures
         self.writer.write(self.step, split, metrics)
-        self.view.evaluation(f"step {self.step} {split}", metrics, samples)
+        if self.experiment.group.first:
+            self._save_outputs(split, outputs)
+        self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
         self.meter.restart()
         return metrics
 
@@ -267,6 +295,20 @@ class Trainer:
         with self.watchdog.paused():
             self.checkpointer.save(self.step, self.state, host, score=score)
 
+    def _save_outputs(self, split: str, outputs: list[Sample]) -> None:
+        """Writes the outputs of an evaluation to the run folder, replacing those of an earlier one."""
+        folder = self.experiment.folder / "outputs"
+        folder.mkdir(exist_ok=True)
+        found = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
+        run_folder.write_json(folder / f"{split}.json", found)
+
+    def _model_facts(self) -> dict[str, Any]:
+        return {
+            "parameters": cost.by_module(self.state.params),
+            "attention_backends": self._attention_backends(),
+            "peak_flops": hardware.peak_flops(list(self.experiment.mesh.devices.flat)),
+        }
+
     def _attention_backends(self) -> dict[str, str]:
         """Returns the attention backends used for the longest rows."""
         with rules.on(self.experiment.mesh):
@@ -275,9 +317,10 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Evaluates the final weights on the whole test split, saves them and writes `result.json`."""
         folder, kind = self.experiment.folder, self.cfg.train.weights
+        reason = ""
         if self.best.exhausted:
-            best = f"{self.best.evaluations_since} evaluations"
-            self.view.say(f"Stopped at step {self.step}: no better {self.cfg.train.metric} in {best}")
+            reason = f"no better {self.cfg.train.metric} in {self.best.evaluations_since} evaluations"
+            self.view.say(f"Stopped at step {self.step}: {reason}")
         params, steps = weights.final_params(self.cfg, self.state, self.checkpointer)
         weights.save(folder, params, kind, steps, self.step, self.experiment.group)
         result = {
@@ -295,6 +338,7 @@ class Trainer:
         path = folder / "result.json"
         if self.experiment.group.first:
             run_folder.write_json(path, result)
+        self.events.write(self.step, "finished", reason)
         self.view.say(f"Trained {self.step} steps in {result['seconds']:.0f} s; result in {path}")
         return result
 

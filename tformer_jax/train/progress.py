@@ -96,8 +96,8 @@ class ProgressView:
         """Prints the metrics and samples of an evaluation."""
         self.say(f"{title}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         for sample in samples:
-            for name, text in dataclasses.asdict(sample).items():
-                self.say(f"    {name:<9} {text}")
+            for name in ("source", "reference", "output"):
+                self.say(f"    {name:<9} {getattr(sample, name)}")
 
     def _remaining(self, step: int) -> datetime.timedelta:
         elapsed = time.perf_counter() - self._started

@@ -1,0 +1,36 @@
+"""Events of a run, such as starts, interruptions and loss spikes, one JSON object per line of `events.jsonl`."""
+
+import contextlib
+import datetime
+import json
+from pathlib import Path
+
+
+def path(run: Path) -> Path:
+    """Returns the path of the events of a run."""
+    return run / "events.jsonl"
+
+
+class EventLog:
+    """Appends to the events of a run. A resumed run keeps all earlier events, unlike its metrics."""
+
+    def __init__(self, run: Path, *, recording: bool = True):
+        """With `recording=False`, nothing is written."""
+        self._path, self._recording = path(run), recording
+
+    def write(self, step: int, kind: str, message: str = "") -> None:
+        """Appends an event.
+
+        It is dropped if the disk is full or not writable, which the metrics report.
+
+        Args:
+            step: last step that was done.
+            kind: "start", "resume", "spike", "skipped", "stopped", "failed" or "finished".
+            message: one line for people.
+        """
+        if not self._recording:
+            return
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        event = {"time": time, "step": step, "kind": kind, "message": message}
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event, ensure_ascii=False) + "\n")
