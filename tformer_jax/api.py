@@ -8,7 +8,7 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config, ConfigError, read_mesh
+from tformer_jax.config import Config, ConfigError, DecodeConfig, read_mesh
 from tformer_jax.data.corpora.corpus import KEYS
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import in_batches, pad_rows
@@ -32,7 +32,7 @@ from tformer_jax.special_tokens import BOS, EOS
 from tformer_jax.train.trained import load_trained
 
 METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "classify"}
-"""The method of `Run` that uses a model, by its family."""
+"""The method of `Run`, and the command, that uses a model, by its family."""
 
 
 def load(path: str | Path, *, mesh: str | None = None) -> "Run":
@@ -56,8 +56,7 @@ def load(path: str | Path, *, mesh: str | None = None) -> "Run":
 class Run:
     """A trained model with its config and tokenizers.
 
-    Methods raise ConfigError for a model of another family, an unknown setting, and a text that the model has no room
-    for.
+    Methods raise ConfigError for a model of another family, an unknown setting, and a text that is too long.
     """
 
     path: Path
@@ -76,11 +75,15 @@ class Run:
             seed: random seed of sampling.
             settings: fields of `DecodeConfig`, such as `beams=4` or `temperature=0.8`; default: the run's own.
         """
-        return self._first_outputs("translate", texts, seed, settings)
+        self.require("translate", "seq2seq")
+        _check_texts(texts)
+        return self.generator(self.decoding(settings))(self.params, texts, seed=seed)
 
     def generate(self, prompts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
         """Continues prompts, in order; a result does not repeat its prompt. Arguments as of `translate`."""
-        return self._first_outputs("generate", prompts, seed, settings)
+        self.require("generate", "decoder_lm")
+        _check_texts(prompts)
+        return self.generator(self.decoding(settings))(self.params, prompts, seed=seed)
 
     def outputs(self, texts: Sequence[str], n: int, *, seed: int = 0, **settings: Any) -> list[list[Output]]:
         """`n` outputs of each text with their scores: the best of beam search, best first, or samples.
@@ -90,28 +93,18 @@ class Run:
             seed, settings: as of `translate`.
         """
         _check_texts(texts)
-        if self.config.model.family == "classifier":
-            raise self._wrong_method("outputs")
-        decode = self.config.decode.changed(settings)
-        if decode.strategy == "greedy":
-            decode = decode.changed({"beams": n} if self.config.model.family == "seq2seq" else {"strategy": "sample"})
-        if decode.strategy == "beam" and decode.beams < n:
-            raise ConfigError(f"{n} outputs need at least as many beams: write beams={n}")
-        return list(self._generator(decode).stream(self.params, texts, seed=seed, outputs=n, scores=True))
+        self.require("outputs", "seq2seq", "decoder_lm")
+        generator = self.generator(self.decoding(settings, outputs=n))
+        return list(generator.stream(self.params, texts, seed=seed, outputs=n, scores=True))
 
     def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """The most probable label of each text, and its probability."""
-        self._require("classify")
-        if self.labels is None:
-            raise ConfigError(f"{self.path} has no labels.json: train the model again")
         _check_texts(texts)
-        return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)(self.params, texts)
+        return self.classifier()(self.params, texts)
 
     def score(self, examples: Sequence[Any]) -> list[Scored]:
         """Log-probabilities of the tokens of each text, or of the target of each (source, target) pair."""
-        if self.config.model.family == "classifier":
-            raise self._wrong_method("score")
-        return list(Scorer(self.config, self.model, self.tokenizers).stream(self.params, map(_parts, examples)))
+        return list(self.scorer().stream(self.params, map(_parts, examples)))
 
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
         """The logits of each text, or of the target of each (source, target) pair.
@@ -132,7 +125,56 @@ class Run:
             return (x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, chosen, strict=True))
 
         longest = [range(max(map(len, row.values()))) for row in rows]
-        return in_batches(longest, run, size=self.config.eval.batch_size, max_length=self.config.model.max_length)
+        cfg = self.config
+        return list(in_batches(longest, run, size=cfg.eval.batch_size, max_length=cfg.model.max_length))
+
+    def decoding(self, settings: Mapping[str, Any], outputs: int = 1, name: Callable[[str], str] = str) -> DecodeConfig:
+        """Returns the run's settings of generation with changes, for a number of outputs per text.
+
+        Several outputs select beam search for a translator, or sampling for a language model, unless the settings
+        select a strategy.
+
+        Args:
+            settings: new values by name.
+            name: formats a setting for error messages, for example as a flag.
+
+        Raises:
+            ConfigError: a setting is invalid, or the strategy does not give that number of outputs.
+        """
+        decode = self.config.decode.changed(settings, name)
+        chosen = "strategy" in settings or settings.get("temperature") == 0
+        if outputs > 1 and decode.strategy == "greedy" and not chosen:
+            decode = decode.changed(
+                {"beams": outputs} if self.config.model.family == "seq2seq" else {"strategy": "sample"}
+            )
+        if outputs > 1 and decode.strategy == "greedy":
+            raise ConfigError(f"greedy decoding has one output, not {outputs}")
+        if decode.strategy == "beam" and outputs > decode.beams:
+            raise ConfigError(f"{outputs} outputs need {name('beams')} of at least {outputs}")
+        return decode
+
+    def generator(self, decode: DecodeConfig) -> Translator | TextGenerator:
+        """The translator or text generator with these settings, for texts of any number."""
+        kind: Callable[..., Any] = Translator if self.config.model.family == "seq2seq" else TextGenerator
+        return kind(dataclasses.replace(self.config, decode=decode), self.model, self.tokenizers)
+
+    def classifier(self) -> LabelClassifier:
+        """The classifier, for texts of any number."""
+        self.require("classify", "classifier")
+        if self.labels is None:
+            raise ConfigError(f"{self.path} has no labels.json: train the model again")
+        return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)
+
+    def scorer(self) -> Scorer:
+        """The scorer, for texts or pairs of any number."""
+        self.require("score", "seq2seq", "decoder_lm")
+        return Scorer(self.config, self.model, self.tokenizers)
+
+    def require(self, use: str, *families: str) -> None:
+        """Raises `ConfigError` if the model is not of one of the families that `use` needs."""
+        family = self.config.model.family
+        if family not in families:
+            raise ConfigError(f"{use}: {self.path} holds a {family} model; use {METHODS[family]}")
 
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         family, max_length = self.config.model.family, self.config.model.max_length
@@ -144,23 +186,6 @@ class Run:
         source = encode_one(self.tokenizers.source, example[0], max_length - 1, names[0])
         target = encode_one(self.tokenizers.target, example[1], max_length - 1, names[1])
         return {"source": [*source, EOS], "target_in": [BOS, *target]}
-
-    def _first_outputs(self, method: str, texts: Sequence[str], seed: int, settings: dict[str, Any]) -> list[str]:
-        self._require(method)
-        _check_texts(texts)
-        return self._generator(self.config.decode.changed(settings))(self.params, texts, seed=seed)
-
-    def _generator(self, decode: Any) -> Translator | TextGenerator:
-        kind: Callable[..., Any] = Translator if self.config.model.family == "seq2seq" else TextGenerator
-        return kind(dataclasses.replace(self.config, decode=decode), self.model, self.tokenizers)
-
-    def _require(self, method: str) -> None:
-        if METHODS[self.config.model.family] != method:
-            raise self._wrong_method(method)
-
-    def _wrong_method(self, method: str) -> ConfigError:
-        family = self.config.model.family
-        return ConfigError(f"{method}: {self.path} holds a {family} model; call {METHODS[family]}")
 
 
 def _check_texts(texts: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.inference.batching import in_chunks
+from tformer_jax.inference.encoding import LongTexts
 
 SECONDS_A_CHUNK = 0.01
 
@@ -33,7 +34,8 @@ def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
     def plain(_: Line, text: str) -> list[str]:
         return [text] * 2
 
-    work = lines.Work({"--field": "text"}, {}, results, plain, lambda _, text: {"out": text}, ("out",), 2)
+    fields, settings, names = {"--field": "text"}, {"command": {}}, ("out",)
+    work = lines.Work(fields, settings, results, plain, lambda _, text: {"out": text}, names, LongTexts(), 2)
     lines.process(options, Source([], source), work)
 
 
@@ -45,7 +47,7 @@ def kill_until_done(source: Path, output: Path, draw: random.Random) -> int:
         if not child:
             echo(source, output, resume=True, sleep=SECONDS_A_CHUNK)
             os._exit(0)
-        time.sleep(draw.uniform(0, 0.08))
+        time.sleep(draw.uniform(0, 0.08 + 0.005 * kills))  # on a busy machine, too, one child will end
         os.kill(child, 9)
         if os.waitpid(child, 0)[1] == 0:
             return kills

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import tformer_jax as tj
-from tformer_jax.cli import classify, generate, lines, loading, score, serve, translate
+from tformer_jax import api
+from tformer_jax.cli import classify, generate, lines, score, serve, translate
 from tformer_jax.config import (
     Config,
     ConfigError,
@@ -67,12 +68,12 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 def loaded_once():
     """Loads each run once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_trained", functools.cache(load_trained))
+        patch.setattr(api, "load_trained", functools.cache(load_trained))
         yield
 
 
 def translated(run: Path, texts: list[str]) -> list[str]:
-    trained = loading.load_trained(run)
+    trained = load_trained(run)
     return Translator(trained.cfg, trained.model, trained.tokenizers)(trained.params, texts)
 
 
@@ -104,7 +105,7 @@ def test_translate_a_file_into_a_file(runs, tmp_path, name):
     translate.main(["--run", str(runs["seq2seq"]), *arguments])
     first, last = translated(runs["seq2seq"], ["abc", "b"])
     assert (tmp_path / "out.txt").read_text(encoding="utf-8") == f"{first}\n\n{last}\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out.txt"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out.txt", "out.txt.provenance.json"])
 
 
 def test_translate_with_several_outputs_and_their_scores(runs, capsys):
@@ -145,7 +146,7 @@ def test_translate_objects_into_objects(runs, tmp_path):
 
 @pytest.mark.parametrize("size", [0, 1, 9, 40, 70])
 def test_translate_goes_on_with_a_file(runs, tmp_path, monkeypatch, size):
-    monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": 3})
+    monkeypatch.setattr(batching, "CHUNK", 3)
     (tmp_path / "in.txt").write_text("abc\n\nb\naabb\nca\n")
     flags = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--scores", "--n-best", "2"]
     command = ["--run", str(runs["seq2seq"]), *flags]
@@ -157,7 +158,7 @@ def test_translate_goes_on_with_a_file(runs, tmp_path, monkeypatch, size):
     partial.write_bytes(whole[:size])
     translate.main([*command, "--resume"])
     assert (tmp_path / "out.txt").read_bytes() == whole
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt", "out.txt.provenance.json"]
     assert len(whole) > 70
 
 
@@ -184,6 +185,42 @@ def test_another_command_does_not_go_on_with_a_file(runs, tmp_path, monkeypatch)
         refused(problem="run.")
     (tmp_path / "in.txt").write_text("abc\nc\n")
     refused(problem="input.beginning: ")
+
+
+def test_a_long_line_stops_a_command_and_its_correction_goes_on(runs, tmp_path):
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    command = ["--run", str(runs["seq2seq"]), "--input", str(source), "--output", str(output)]
+    source.write_text(f"abc\nb\n{'a' * 16}\nca\n")
+    sentence = (
+        "in.txt, line 3: the source has 16 tokens, but the model takes at most 15: shorten it, or add --on-long-line"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        translate.main(command)
+    assert len((tmp_path / "out.txt.partial").read_text().splitlines()) == 2
+    source.write_text("abc\nb\naab\nca\n")
+    translate.main([*command, "--resume"])
+    assert output.read_text().splitlines() == translated(runs["seq2seq"], ["abc", "b", "aab", "ca"])
+
+
+@pytest.mark.parametrize("action", ["cut", "skip"])
+def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
+    def run(command, family: str, text: str, *flags: str) -> dict:
+        (tmp_path / "in.txt").write_text(f"{text}\n")
+        files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
+        command.main(["--run", str(runs[family]), *files, "--on-long-line", action, *flags])
+        assert "1 of the lines, first" in capsys.readouterr().err
+        return json.loads((tmp_path / "out.jsonl").read_text())
+
+    found = run(translate, "seq2seq", "ab" * 10)
+    (expected,) = translated(runs["seq2seq"], [("ab" * 10)[:15]])
+    assert found == {"text": "ab" * 10, "outputs": [expected] if action == "cut" else None, "too_long": action}
+    found = run(classify, "classifier", "ab" * 10)
+    assert (found["label"] in ("x", "y")) == (action == "cut")
+    found = run(score, "decoder_lm", "ab" * 10)
+    assert found["tokens"] == (16 if action == "cut" else None)
+    found = run(score, "seq2seq", f"ab\t{'ab' * 10}")
+    assert found["tokens"] == (15 if action == "cut" else None)
+    assert found["too_long"] == action
 
 
 def test_classify_objects(runs, tmp_path):
@@ -255,7 +292,7 @@ def interrupt_with(error):
 
 def test_score_pairs(runs, capsys, tmp_path):
     run, pairs = runs["seq2seq"], [("abc", "cba"), ("b", "aab"), ("", "c")]
-    trained = loading.load_trained(run)
+    trained = load_trained(run)
     expected = list(Scorer(trained.cfg, trained.model, trained.tokenizers).stream(trained.params, pairs))
     score.main(["--run", str(run), *("\t".join(pair) for pair in pairs)])
     found = capsys.readouterr()
@@ -291,26 +328,31 @@ def test_score_each_token_of_a_text(runs, capsys):
 @pytest.mark.parametrize(
     ("command", "run", "arguments", "sentence"),
     [
-        (translate, "decoder_lm", ["x"], r"holds a decoder_lm model: use scripts/generate.py"),
-        (generate, "seq2seq", ["--prompt", "x"], r"holds a seq2seq model: use scripts/translate.py"),
-        (classify, "seq2seq", ["x"], r"holds a seq2seq model: use scripts/translate.py"),
-        (translate, "seq2seq", ["a" * 16], "the source has 16 tokens, but the model takes at most 15: shorten it"),
+        (translate, "decoder_lm", ["x"], r"translate: .* holds a decoder_lm model; use generate"),
+        (generate, "seq2seq", ["--prompt", "x"], r"holds a seq2seq model; use translate"),
+        (classify, "seq2seq", ["x"], r"holds a seq2seq model; use translate"),
+        (
+            translate,
+            "seq2seq",
+            ["a" * 16],
+            "text 1: the source has 16 tokens, .* at most 15: shorten it, or add --on-long-line cut or skip",
+        ),
         (generate, "decoder_lm", ["--prompt", "a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
         (generate, "decoder_lm", ["--prompt", ""], "the prompt is empty"),
         (generate, "decoder_lm", ["--prompt", "a", "--temperature", "-1"], "decode.temperature=-1.0: must be at least"),
-        (translate, "seq2seq", ["x", "--beams", "2", "--n-best", "3"], "--n-best 3 needs at least as many beams"),
+        (translate, "seq2seq", ["x", "--beams", "2", "--n-best", "3"], "3 outputs need --beams of at least 3"),
         (translate, "seq2seq", ["--input", "nowhere.txt"], "nowhere.txt does not exist"),
         (translate, "seq2seq", ["x", "--output", "nowhere/out.txt"], "folder nowhere does not exist"),
         (translate, "seq2seq", ["x", "--input", "in.txt"], "on the command line or with --input, not both"),
         (translate, "seq2seq", ["x", "--output", "o.txt", "--resume"], "--resume needs --output FILE and --input FILE"),
         (translate, "seq2seq", ["x", "--interactive"], "--interactive does not go together with texts"),
-        (translate, "seq2seq", ["x", "", "a" * 16], "source 3 has 16 tokens"),
+        (translate, "seq2seq", ["x", "", "a" * 16], "text 3: the source has 16 tokens"),
         (score, "seq2seq", ["x"], "text 1: has 1 columns where source<tab>target is expected"),
-        (score, "classifier", ["x"], "holds a classifier model: use scripts/classify.py"),
+        (score, "classifier", ["x"], "holds a classifier model; use classify"),
         (generate, "decoder_lm", ["--prompt", "x", "--input", "in.txt"], "or with --input, not both"),
         (translate, "missing", ["x"], "missing does not exist; name the run folder"),
         (serve, "missing", ["--port", "0"], "missing does not exist; name the run folder"),
-        (serve, "classifier", ["--port", "0"], "holds a classifier model: use scripts/classify.py"),
+        (serve, "classifier", ["--port", "0"], "holds a classifier model; use classify"),
         (serve, "seq2seq", ["--port", "65536"], "--port 65536: must be at most 65535"),
         (serve, "seq2seq", ["--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: Cannot assign requested address"),
     ],

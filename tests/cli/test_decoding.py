@@ -2,22 +2,34 @@
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+import tformer_jax as tj
+from tests.helpers import tiny
 from tformer_jax.cli import decoding
-from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
 from tformer_jax.config.fields import setting
 
+DATA = {
+    "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8,)),
+    "decoder_lm": DataConfig(source="stdlib_text", batching="windows", window=8),
+}
 
-def parse(*flags: str, several: str = "beam") -> argparse.Namespace:
+
+def parse(*flags: str, family: str = "seq2seq") -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    decoding.add_flags(parser, several)
+    decoding.add_flags(parser, family)
     return parser.parse_args(flags)
 
 
-def chosen(*flags: str, saved: DecodeConfig | None = None, several: str = "beam") -> DecodeConfig:
-    return decoding.decode_config(saved or DecodeConfig(), parse(*flags, several=several), several)
+def chosen(*flags: str, saved: DecodeConfig | None = None, family: str = "seq2seq") -> DecodeConfig:
+    """Returns the settings of a run with settings `saved` and these flags."""
+    cfg = Config(model=tiny(family), data=DATA[family], decode=saved or DecodeConfig())
+    run = tj.Run(Path("runs/x"), cfg, None, None, None, None)
+    options = parse(*flags, family=family)
+    return run.decoding(decoding.given(options), options.outputs, decoding.flag)
 
 
 def test_every_setting_has_a_flag_with_its_meaning(capsys, monkeypatch):
@@ -58,20 +70,20 @@ def test_flags_choose_the_strategy(flags, settings):
 
 
 def test_several_samples_are_sampled_unless_beams_are_asked_for():
-    assert chosen("--samples", "3", several="sample").strategy == "sample"
-    assert chosen("--samples", "3", "--beams", "3", several="sample").strategy == "beam"
+    assert chosen("--samples", "3", family="decoder_lm").strategy == "sample"
+    assert chosen("--samples", "3", "--beams", "3", family="decoder_lm").strategy == "beam"
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
         (["--top-k", "3", "--beams", "2"], "--top-k is for sampling and --beams for beam search: write one of them"),
-        (["--n-best", "3", "--beams", "2"], "--n-best 3 needs at least as many beams: write --beams 3"),
+        (["--n-best", "3", "--beams", "2"], "3 outputs need --beams of at least 3"),
         (["--length-penalty", "gnm"], r"decode.length_penalty='gnm': is not a known value; did you mean 'gnmt'"),
         (["--strategy", "greedy", "--top-k", "2"], "--top-k needs --strategy sample, and it is greedy"),
         (["--strategy", "sample", "--beams", "2"], "--beams needs --strategy beam, and it is sample"),
         (["--strategy", "beem"], r"decode.strategy='beem': is not a known value; did you mean 'beam'"),
-        (["--n-best", "2", "--temperature", "0"], "--n-best 2: greedy decoding has one output"),
+        (["--n-best", "2", "--temperature", "0"], "greedy decoding has one output, not 2"),
         (["--temperature", "inf"], r"decode.temperature=inf: must be a finite number"),
         (["--length-alpha", "nan"], r"decode.length_alpha=nan: must be a finite number"),
         (["--top-p", "2"], r"decode.top_p=2.0: must be at most 1"),

@@ -3,6 +3,7 @@
 import argparse
 import io
 import itertools
+import json
 import tracemalloc
 
 import pytest
@@ -13,6 +14,7 @@ from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Source
 from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config import ConfigError
+from tformer_jax.inference.encoding import LongTexts
 
 
 @pytest.fixture
@@ -32,7 +34,8 @@ def test_results_are_written_before_more_is_read(source, capsys):
             yield line.texts[0]
 
     options = argparse.Namespace(input=source, output=None, resume=False, run=source.parent / "run")
-    work = lines.Work({"--field": "text"}, {}, results, lambda _, text: [text + "\r\n" + text], lambda *_: {})
+    doubled = lambda _, text: [text + "\r\n" + text]  # noqa: E731
+    work = lines.Work({"--field": "text"}, {"command": {}}, results, doubled, lambda *_: {}, (), LongTexts())
     assert lines.process(options, Source([], source), work) == 0
     assert [*seen, capsys.readouterr().out] == ["", "a a\n", "b b\n", "c c\n"]
 
@@ -43,6 +46,55 @@ def test_a_bad_line_comes_after_the_outputs_before_it(source, tmp_path):
         echo(source, tmp_path / "out.txt", resume=False, sleep=0)
     found = (tmp_path / "out.txt.partial").read_text().split()
     assert found == [text for text in ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX") for _ in range(2)]
+
+
+def test_the_lines_after_a_bad_one_may_be_corrected(source, tmp_path):
+    output = tmp_path / "out.txt"
+    source.write_bytes(b"one\ntwo\n\xff\nfour\n")
+    with pytest.raises(ConfigError, match="line 3: not valid UTF-8"):
+        echo(source, output, resume=False, sleep=0)
+    source.write_text("one\nTWO\nthree\n")
+    with pytest.raises(ConfigError, match=r"begun by another command \(input.beginning"):
+        echo(source, output, resume=True, sleep=0)
+    source.write_text("one\ntwo\nthree\nfour, and five\n")
+    echo(source, output, resume=True, sleep=0)
+    assert output.read_text().split("\n")[::2] == ["ONE", "TWO", "THREE", "FOUR, AND FIVE", ""]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.jsonl"])
+def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
+    source.write_text("a\nbbb\nc\nddd\n")
+
+    def run(action: str) -> list[str]:
+        long_texts = LongTexts(action)
+
+        def results(found, _):
+            for index, line in enumerate(found):
+                ids = long_texts.fit(index, [*map(ord, line.texts[0])], 2, "text")
+                yield "" if ids is None else "".join(map(chr, ids))
+
+        options = argparse.Namespace(input=source, output=tmp_path / name, resume=False, run=source.parent / "run")
+        fields, settings, names = {"--field": "text"}, {"command": {}}, ("out",)
+        plain, added = (lambda _, text: [text]), (lambda _, text: {"out": text})
+        work = lines.Work(fields, settings, results, plain, added, names, long_texts)
+        lines.process(options, Source([], source), work)
+        return (tmp_path / name).read_text().splitlines()
+
+    plain = {"cut": ["a", "bb", "c", "dd"], "skip": ["a", "", "c", ""]}
+    texts = ["a", "bbb", "c", "ddd"]
+    for action, said in (("cut", "cut"), ("skip", "skipped")):
+        found = run(action)
+        assert f"too long for the model and {said}: 2 of the lines, first {source}, line 2\n" == capsys.readouterr().err
+        if name == "out.txt":
+            assert found == plain[action]
+            continue
+        outs = [None if text == "" else text for text in plain[action]]
+        marks = [{}, {"too_long": action}] * 2
+        expected = [{"text": text, "out": out, **mark} for text, out, mark in zip(texts, outs, marks, strict=True)]
+        assert [json.loads(line) for line in found] == expected
+    sentence = "in.txt, line 2: the text has 3 tokens, but the model takes at most 2: shorten it, or add --on-long-line"
+    with pytest.raises(ConfigError, match=sentence):
+        run("stop")
 
 
 def test_memory_does_not_grow_with_the_input(source, tmp_path):

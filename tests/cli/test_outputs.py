@@ -1,6 +1,5 @@
 """Output files are complete or absent, and output interrupted at any byte is resumed without a difference."""
 
-import argparse
 import errno
 import fcntl
 import gzip
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kill_lines import echo
-from tformer_jax.cli import lines, outputs
+from tformer_jax.cli import outputs
 from tformer_jax.config import ConfigError
 from tformer_jax.train.errors import RunError
 
@@ -28,6 +27,10 @@ def source(tmp_path) -> Path:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     return tmp_path / "in.txt"
+
+
+def identity(_: int | None = None) -> dict[str, int]:
+    return FACTS["input"]
 
 
 def left(folder: Path) -> list[str]:
@@ -50,7 +53,7 @@ def test_interrupted_at_any_byte_and_resumed_is_the_same_file(source, name):
     echo(source, output, resume=False, sleep=0)
     expected = output.read_bytes()
     assert content(output) == whole
-    assert left(source.parent) == [name]
+    assert left(source.parent) == [name, f"{name}.provenance.json"]
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -67,7 +70,7 @@ def test_interrupted_at_any_byte_and_resumed_is_the_same_file(source, name):
         source.with_name(f"{name}.partial.json").write_bytes(facts)
         echo(source, output, resume=True, sleep=0)
         assert output.read_bytes() == expected
-        assert left(source.parent) == [name]
+        assert left(source.parent) == [name, f"{name}.provenance.json"]
 
 
 @pytest.mark.parametrize("name", ["out.txt", "out.jsonl.gz"])
@@ -83,14 +86,15 @@ def test_killed_again_and_again(source, name):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) >= 3
     assert output.read_bytes() == expected
-    assert left(source.parent) == [name]
+    assert left(source.parent) == [name, f"{name}.provenance.json"]
 
 
 def write(path: Path, count: int, *, facts=FACTS, resume=False, lines=2) -> None:
     """Writes lines up to `count` to an output file, then is interrupted."""
+    settings = {topic: values for topic, values in facts.items() if topic != "input"}
     with (
         pytest.raises(KeyboardInterrupt),
-        outputs.opened(path, facts, lines_a_text=lines, resume=resume) as file,
+        outputs.opened(path, settings, lambda _=None: facts["input"], lines_a_text=lines, resume=resume) as file,
     ):
         for number in range(file.done, count):
             file.write([str(number)] * lines)
@@ -109,7 +113,7 @@ def test_an_interrupted_command_leaves_what_it_has_and_the_old_file(tmp_path):
 
 def test_every_line_is_there_before_the_next_is_made(tmp_path):
     path = tmp_path / "out.txt"
-    with outputs.opened(path, FACTS, lines_a_text=1, resume=False) as file:
+    with outputs.opened(path, {}, identity, lines_a_text=1, resume=False) as file:
         for number in range(3):
             file.write([f"{number}"])
             assert (tmp_path / "out.txt.partial").read_text().split() == [str(n) for n in range(number + 1)]
@@ -126,7 +130,7 @@ def test_what_is_not_resumed(tmp_path):
     path = tmp_path / "out.txt"
     partial, facts = tmp_path / "out.txt.partial", tmp_path / "out.txt.partial.json"
     write(path, 2)
-    refused(path, r"out.txt.partial holds 2 results of a command that did not end: add --resume")
+    refused(path, r"out.txt.partial holds 2 results of an interrupted command: add --resume")
     other = {"decode": {"beams": 5, "stop": ("a",)}, "input": {"bytes": 7, "name": "x"}}
     problem = r"begun by another command \(decode.beams: 4 -> 5; input.name: None -> 'x'\)"
     refused(path, problem, facts=other, resume=True)
@@ -176,16 +180,14 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path, monkeypatch):
     path = tmp_path / "out.txt"
     with monkeypatch.context() as patch:
         patch.setattr(outputs.PartialFile, "begin", begun)
-        problem = (
-            r"out.txt cannot be written \(No space left on device\): make room and repeat the command with --resume"
-        )
+        problem = r"out.txt cannot be written \(No space left on device\): free some space and repeat the command with"
         refused(path, problem, error=RunError)
     write(path, 3, resume=True)
     assert (tmp_path / "out.txt.partial").read_text() == "0\n0\n1\n1\n2\n2\n"
 
 
 def test_standard_output_shows_each_text_at_once(capsys):
-    with outputs.opened(None, {}, lines_a_text=1, resume=False) as printed:
+    with outputs.opened(None, {}, identity, lines_a_text=1, resume=False) as printed:
         printed.write(["a", "b"])
         assert capsys.readouterr().out == "a\nb\n"
 
@@ -235,7 +237,7 @@ def test_a_pipe_whose_reader_leaves_is_told(tmp_path):
     reader.start()
     with (
         pytest.raises(RunError, match=r"pipe cannot be written \(Broken pipe\)"),
-        outputs.opened(pipe, FACTS, lines_a_text=1, resume=False) as output,
+        outputs.opened(pipe, {}, identity, lines_a_text=1, resume=False) as output,
     ):
         reader.join(20)
         output.write(["a"])
@@ -243,12 +245,35 @@ def test_a_pipe_whose_reader_leaves_is_told(tmp_path):
 
 def test_a_finished_output_is_not_made_again(source, capsys):
     output = source.with_name("out.txt")
-    options = argparse.Namespace(output=output, input=source, resume=True)
-    assert lines.opened(options, []).is_file
-    output.write_text("whole")
+    echo(source, output, resume=True, sleep=0)
+    made = output.stat().st_mtime_ns
     with pytest.raises(SystemExit) as ended:
-        lines.opened(options, [])
+        echo(source, output, resume=True, sleep=0)
     assert ended.value.code == 0
     assert f"{output} is complete: leave out --resume to write it again" in capsys.readouterr().err
-    source.with_name("out.txt.partial").write_text("")
-    assert lines.opened(options, []).is_file
+    assert output.stat().st_mtime_ns == made
+    echo(source, output, resume=False, sleep=0)
+    assert output.stat().st_mtime_ns > made
+
+
+def test_a_finished_output_of_another_command_is_refused(source):
+    output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
+    echo(source, output, resume=False, sleep=0)
+    source.write_text("one\n")
+    with pytest.raises(
+        ConfigError, match=r"out.txt was written by another command \(input.bytes: .* leave out --resume"
+    ):
+        echo(source, output, resume=True, sleep=0)
+    provenance.unlink()
+    with pytest.raises(ConfigError, match=r"out.txt exists, but not out.txt.provenance.json, .* leave out --resume"):
+        echo(source, output, resume=True, sleep=0)
+
+
+def test_killed_between_the_two_steps_of_the_end(source):
+    output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
+    echo(source, output, resume=False, sleep=0)
+    provenance.rename(source.with_name("out.txt.partial.json"))
+    provenance.write_text("of an older output")
+    with pytest.raises(SystemExit):
+        echo(source, output, resume=True, sleep=0)
+    assert left(source.parent) == ["out.txt", provenance.name]

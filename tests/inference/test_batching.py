@@ -18,7 +18,7 @@ def batches(lengths, *, size: int, max_length: int):
         seen.append((tokens.shape, (tokens != PAD).sum(1).tolist()))
         return [(int(place), int(row.sum())) for place, row in zip(places, tokens, strict=True)]
 
-    found = in_batches([[5] * n for n in lengths], run, size=size, max_length=max_length)
+    found = list(in_batches([[5] * n for n in lengths], run, size=size, max_length=max_length))
     assert found == [(place, 5 * n) for place, n in enumerate(lengths)]
     return seen
 
@@ -40,6 +40,20 @@ def test_all_batches_have_the_same_number_of_rows(count, rows):
 def test_many_lengths_have_few_shapes():
     shapes = [shape for shape, _ in batches(range(101), size=4, max_length=100 + 1)]
     assert sorted(set(shapes)) == [(4, 16), (4, 32), (4, 64), (4, 101)]
+
+
+def test_results_come_before_later_batches_run():
+    ran = []
+
+    def run(tokens, places):
+        ran.append(places.tolist())
+        return places
+
+    found = in_batches([[5], [5] * 20, [5], [5] * 9], run, size=2, max_length=32)
+    assert next(found) == 0
+    assert ran == [[0, 2]]
+    assert list(found) == [1, 2, 3]
+    assert ran == [[0, 2], [3, 1]]
 
 
 def test_nothing_to_do():
@@ -68,6 +82,19 @@ def test_chunks_give_every_result_in_order(count):
     found, chunks = squares(range(count))
     assert list(found) == [n**2 for n in range(count)]
     assert chunks == [(start, list(range(count))[start : start + 3]) for start in range(0, count, 3)]
+
+
+def test_results_come_before_the_rest_of_their_chunk():
+    made = []
+
+    def run(rows, _):
+        for row in rows:
+            made.append(row)
+            yield row
+
+    found = in_chunks(range(6), lambda _, item: item, run, size=3)
+    for n in range(6):
+        assert (next(found), made) == (n, [*range(n + 1)])
 
 
 def test_no_more_than_a_chunk_is_read():

@@ -104,16 +104,16 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
         values = log_softmax(np.asarray(logits[0, 0], np.float64))
         steps.append(values[token])
         assert token == 2 + values[2:].argmax()  # neither PAD nor BOS is generated
-    found = score.log_probabilities(model, params, [score.pair_row(source[0].tolist(), ids)], 1)[0]
+    (found,) = score.log_probabilities(model, params, [score.pair_row(source[0].tolist(), ids)], 1)
     assert_close(found, steps, 1e-5)
 
 
 @pytest.mark.parametrize(
     ("family", "examples", "problem"),
     [
-        ("seq2seq", [("a", "b"), ("a" * 16, "b")], "source 2 has 16 tokens, but the model takes at most 15"),
-        ("seq2seq", [("a", "b" * 16)], "target 1 has 16 tokens, but the model takes at most 15"),
-        ("decoder_lm", [("a" * 18,)], "text 1 has 18 tokens, but the model takes at most 17"),
+        ("seq2seq", [("a", "b"), ("a" * 16, "b")], "text 2: the source has 16 tokens, but the model takes at most 15"),
+        ("seq2seq", [("a", "b" * 16)], "text 1: the target has 16 tokens, but the model takes at most 15"),
+        ("decoder_lm", [("a" * 18,)], "text 1: the text has 18 tokens, but the model takes at most 17"),
     ],
 )
 def test_what_does_not_fit(family, examples, problem):

@@ -13,6 +13,8 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import batching
 from tformer_jax.inference.batching import pad_rows
+from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.inference.engine import Engine
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, UNK
@@ -107,10 +109,15 @@ def test_samples_differ_by_seed_and_by_place_but_not_by_batch(language_model):
 @pytest.mark.parametrize(
     ("family", "kind", "texts", "sentence"),
     [
-        ("seq2seq", Translator, ["a" * 16], "the source has 16 tokens, but the model takes at most 15: shorten it"),
-        ("seq2seq", Translator, ["a", "a" * 16], "source 2 has 16 tokens, but the model takes at most 15"),
+        (
+            "seq2seq",
+            Translator,
+            ["a" * 16],
+            "text 1: the source has 16 tokens, but the model takes at most 15: shorten it",
+        ),
+        ("seq2seq", Translator, ["a", "a" * 16], "text 2: the source has 16 tokens, but the model takes at most 15"),
         ("decoder_lm", TextGenerator, ["a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
-        ("decoder_lm", TextGenerator, ["a", ""], "prompt 2 is empty: write at least one character"),
+        ("decoder_lm", TextGenerator, ["a", ""], "text 2: the prompt is empty: write at least one character"),
     ],
 )
 def test_what_does_not_fit(family, kind, texts, sentence):
@@ -122,8 +129,8 @@ def test_what_does_not_fit(family, kind, texts, sentence):
 def test_evaluation_cuts_what_does_not_fit():
     cfg = setup("classifier")
     model, params = build(cfg.model)
-    classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"], cut=True)
-    assert classify(params, ["ab" * 20]) == classify(params, ["ab" * 8])
+    classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])
+    assert classify(params, ["ab" * 20], long_texts=LongTexts("cut")) == classify(params, ["ab" * 8])
 
 
 def streamed(generator, params, texts, **options) -> list[list]:
@@ -132,7 +139,7 @@ def streamed(generator, params, texts, **options) -> list[list]:
 
 @pytest.mark.parametrize("chunk", [2, 1024])
 def test_a_stream_gives_what_a_call_gives(translations, language_model, monkeypatch, chunk):
-    monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": chunk})
+    monkeypatch.setattr(batching, "CHUNK", chunk)
     model, params, expected = translations
     found = streamed(Translator(setup("seq2seq"), model, TOKENIZERS), params, TEXTS)
     assert [output.text for (output,) in found] == expected
@@ -168,8 +175,46 @@ def test_samples_of_a_stream_depend_on_their_place_alone(language_model, monkeyp
     called = continue_text(params, ["abc", "abc", "a", "a", "abc", "abc"], seed=3)
     assert [output.text for outputs in found for output in outputs] == called
     assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3, skip=1) == found[1:]
-    monkeypatch.setattr(batching.in_chunks, "__kwdefaults__", {"skip": 0, "size": 2})
+    monkeypatch.setattr(batching, "CHUNK", 2)
     assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3) == found
+
+
+def test_outputs_come_as_soon_as_all_earlier_ones_are_known(translations, monkeypatch):
+    model, params, expected = translations
+    steps = []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: steps.append(1) or step(engine))
+    monkeypatch.setattr("tformer_jax.inference.text.WINDOW", 1)
+    found, counts = [], []
+    for (output,) in Translator(setup("seq2seq"), model, TOKENIZERS).stream(params, iter([*TEXTS, *TEXTS])):
+        found.append(output.text)
+        counts.append(len(steps))
+    assert found == [*expected, *expected]
+    assert counts[0] < counts[len(TEXTS)] < len(steps)
+
+
+def test_a_stream_that_goes_on_gives_the_same_scores_bit_for_bit(translations, monkeypatch):
+    model, params, _ = translations
+    monkeypatch.setattr(batching, "CHUNK", 3)
+    translate = Translator(setup("seq2seq", 4), model, TOKENIZERS)
+    texts = ["abcdefgabcdefg", "", "", *TEXTS[:4]]
+    expected = streamed(translate, params, texts, scores=True)
+    for skip in (4, 6):
+        assert streamed(translate, params, texts, scores=True, skip=skip) == expected[skip:]
+
+
+def test_long_texts_are_cut_or_left_out(translations, language_model):
+    model, params, expected = translations
+    translate = Translator(setup("seq2seq"), model, TOKENIZERS)
+    long, texts = "abcdefg" * 3, ["abc", "abcdefg" * 3, "g"]
+    cut, skip = LongTexts("cut"), LongTexts("skip")
+    assert translate(params, texts, long_texts=cut) == [expected[0], *translate(params, [long[:15]]), expected[1]]
+    assert translate(params, texts, long_texts=skip) == [expected[0], "", expected[1]]
+    for long_texts in (cut, skip):
+        assert [long_texts.pop(index) for index in (0, 1, 1, 2)] == [False, True, False, False]
+    model, params = language_model
+    continue_text = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
+    assert continue_text(params, [long], long_texts=LongTexts("cut")) == continue_text(params, [long[-(16 - 5) :]])
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample"])
@@ -200,11 +245,11 @@ def test_scores_of_a_stream_are_those_of_the_formulas(family, strategy):
 @pytest.mark.parametrize(
     ("family", "texts", "sentence"),
     [
-        ("seq2seq", ["a", "", "a" * 16, "b"], "source 3 has 16 tokens, but the model takes at most 15"),
-        ("seq2seq", ["a" * 16, "b"], "source 1 has 16 tokens"),
+        ("seq2seq", ["a", "", "a" * 16, "b"], "text 3: the source has 16 tokens, but the model takes at most 15"),
+        ("seq2seq", ["a" * 16, "b"], "text 1: the source has 16 tokens"),
         ("seq2seq", ["a" * 16], "the source has 16 tokens"),
-        ("decoder_lm", ["a", "b", "", "b"], "prompt 3 is empty: write at least one character"),
-        ("decoder_lm", ["a", "b", "a" * 16], "prompt 3 has 16 tokens"),
+        ("decoder_lm", ["a", "b", "", "b"], "text 3: the prompt is empty: write at least one character"),
+        ("decoder_lm", ["a", "b", "a" * 16], "text 3: the prompt has 16 tokens"),
         ("decoder_lm", [""], "the prompt is empty"),
     ],
 )

@@ -54,7 +54,7 @@ class Ours:
         decode = DecodeConfig(strategy=strategy, beams=beams, max_new_tokens=self._length)
         cfg = dataclasses.replace(self._cfg, decode=decode)
         decoder = RowDecoder(cfg, self._model, self._params, Tokenizers(NumberTokenizer(), NumberTokenizer()))
-        return lambda: decoder(rows, 0)
+        return lambda: decoder(rows)
 
     def tokens(self, output: list[list[Output]]) -> np.ndarray:
         return pad_rows([NumberTokenizer().encode(best.text) for best, *_ in output], len(output), self._length)
@@ -79,7 +79,7 @@ class JittedLoop:
             return np.asarray(outputs)
 
         longest = self._model.cfg.max_length
-        return lambda: in_batches(rows, run, size=self._batch, max_length=longest)
+        return lambda: list(in_batches(rows, run, size=self._batch, max_length=longest))
 
     def tokens(self, output: list[np.ndarray]) -> np.ndarray:
         return np.stack(output)

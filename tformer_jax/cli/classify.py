@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tformer_jax as tj
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Line
-from tformer_jax.config import ConfigError
+from tformer_jax.inference.encoding import LongTexts
 
 Found = tuple[str, float]
 NAMES = ("label", "probability")
@@ -18,19 +19,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.add_field(parser)
     options = parser.parse_args(argv)
     source = lines.opened(options, options.text)
-    from tformer_jax.cli import loading
-    from tformer_jax.inference.text import LabelClassifier
-
-    trained = loading.load(options.run, "classifier", mesh=options.mesh)
-    if trained.labels is None:
-        raise ConfigError(f"{options.run} has lost its labels.json: train the model again")
-    classify = LabelClassifier(trained.cfg, trained.model, trained.tokenizers, trained.labels)
+    run = tj.load(options.run, mesh=options.mesh)
+    classifier, long_texts = run.classifier(), LongTexts(options.on_long_line)
 
     def results(found: Iterator[Line], skip: int) -> Iterator[Found]:
-        return classify.stream(trained.params, (line.texts[0] for line in found), skip=skip)
+        texts = (line.texts[0] for line in found)
+        return classifier.stream(run.params, texts, skip=skip, long_texts=long_texts)
 
     settings = {"command": {"field": options.field}}
-    lines.process(options, source, lines.Work({"--field": options.field}, settings, results, plain, added, NAMES))
+    work = lines.Work({"--field": options.field}, settings, results, plain, added, NAMES, long_texts)
+    lines.process(options, source, work)
 
 
 def plain(line: Line, found: Found) -> list[str]:

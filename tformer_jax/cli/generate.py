@@ -19,11 +19,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = lines.opened(options, texts)
     from tformer_jax.cli import generation
 
-    continuation = generation.load(options, "decoder_lm")
+    continuation = generation.load(options, "generate", "decoder_lm")
     if options.interactive:
         continuation.answer()
     elif texts and not options.output:
-        (outputs,) = continuation.outputs(texts)
+        (outputs,) = continuation.outputs(iter(texts))
         shown = (continuation.with_score(output, f"{options.prompt}{output.text}\n") for output in outputs)
         print(SEPARATOR.join(shown), end="")
     else:

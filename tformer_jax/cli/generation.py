@@ -2,17 +2,16 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tformer_jax.cli import decoding, interactive, interrupt, lines, loading
+import tformer_jax as tj
+from tformer_jax.cli import decoding, interactive, interrupt, lines
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.text import TextGenerator, Translator
-
-KINDS: dict[str, Callable[..., Translator | TextGenerator]] = {"seq2seq": Translator, "decoder_lm": TextGenerator}
-"""Classes that generate outputs, by model family."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +22,23 @@ class Generation:
     params: Any
     decode: DecodeConfig
     model: Translator | TextGenerator
+    long_texts: LongTexts
 
-    def outputs(self, texts: Iterable[str], skip: int = 0) -> Iterator[list[Output]]:
+    def outputs(self, texts: Iterator[str], skip: int = 0) -> Iterator[list[Output]]:
         """Yields the outputs of each text, in order, without those of the first `skip` texts."""
         options = self.options
         wanted = {"seed": options.seed, "outputs": options.outputs, "scores": options.scores}
-        return self.model.stream(self.params, texts, **wanted, skip=skip)
+        return self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=self.long_texts)
 
     def answer(self) -> None:
         """Answers texts at an interactive prompt, each with a different seed."""
+
+        def pieces(text: str, count: int) -> Iterator[str]:
+            seed = self.options.seed + count
+            return self.model.stream_pieces(self.params, text, seed=seed, long_texts=self.long_texts)
+
         with interrupt.raised():
-            interactive.ask(lambda text, n: self.model.stream_pieces(self.params, text, seed=self.options.seed + n))
+            interactive.ask(pieces)
 
     def process(self, source: Source, shown: Callable[[str, Output], str]) -> None:
         """Writes the outputs of each line; `shown` formats an input and an output as plain text."""
@@ -51,22 +56,24 @@ class Generation:
         options = self.options
         command = {name: getattr(options, name) for name in ("field", "seed", "outputs", "scores")}
         settings = {"command": command, "decode": dataclasses.asdict(self.decode)}
-        fields = {"--field": options.field}
         names = ("outputs", "scores") if options.scores else ("outputs",)
-        lines.process(options, source, lines.Work(fields, settings, results, plain, added, names, options.outputs))
+        work = lines.Work(
+            {"--field": options.field}, settings, results, plain, added, names, self.long_texts, options.outputs
+        )
+        lines.process(options, source, work)
 
     def with_score(self, output: Output, text: str) -> str:
         """Returns `text` after the output's score, if scores are requested and the output has one."""
         return f"{output.score:.4f}\t{text}" if self.options.scores and output.score is not None else text
 
 
-def load(options: argparse.Namespace, family: str) -> Generation:
-    """Loads the model of the run, with the settings of the command line.
+def load(options: argparse.Namespace, command: str, family: str) -> Generation:
+    """Loads the run for a command that needs a model of a family, with the settings of the command line.
 
     Raises:
         ConfigError: the folder is not a run folder, its model is of another family, or a setting is invalid.
     """
-    trained = loading.load(options.run, family, mesh=options.mesh)
-    decode = decoding.decode_config(trained.cfg.decode, options, decoding.STRATEGIES[family])
-    cfg = dataclasses.replace(trained.cfg, decode=decode)
-    return Generation(options, trained.params, decode, KINDS[family](cfg, trained.model, trained.tokenizers))
+    run = tj.load(options.run, mesh=options.mesh)
+    run.require(command, family)
+    decode = run.decoding(decoding.given(options), options.outputs, decoding.flag)
+    return Generation(options, run.params, decode, run.generator(decode), LongTexts(options.on_long_line))

@@ -1,6 +1,7 @@
 """Input texts of a command: the command line, standard input, or a file of lines or JSON objects."""
 
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -64,16 +65,25 @@ class Source:
         """Number of bytes of the file that have been read."""
         return 0 if self._file is None else getattr(self._file, "fileobj", self._file).tell()
 
-    def identity(self) -> dict[str, Any]:
-        """Returns what identifies a file; empty if the input is not a file."""
+    def identity(self, lines: int | None = None) -> dict[str, Any]:
+        """Returns what identifies a file, or its first `lines` lines; empty if the input is not a file."""
         if self._path is None or not self.is_file:
             return {}
+        found = hashlib.sha256()
+        if lines is not None:
+            for _, text in itertools.islice(self._numbered(), lines):
+                found.update(f"{text}\n".encode())
+            return {"name": self._path.name, "lines": lines, "beginning": found.hexdigest()}
         try:
             with self._path.open("rb") as file:
-                beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+                found.update(file.read(BEGINNING))
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read: {error.strerror}") from error
-        return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": beginning}
+        return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": found.hexdigest()}
+
+    def place(self, index: int) -> str:
+        """Returns the name of line `index`, from 0, for messages."""
+        return f"text {index + 1}" if self._texts else f"{self._name}, line {index + 1}"
 
     def lines(self, fields: Fields, reserved: Collection[str] = ()) -> Iterator[Line]:
         """Yields the lines: texts, JSON objects, or tab-separated texts if there are several `fields`.
@@ -92,8 +102,7 @@ class Source:
                     raise ValueError(f"has a field {taken[0]!r}, which the output adds: rename it")
                 yield line
             except ValueError as error:
-                place = f"text {number}" if self._texts else f"{self._name}, line {number}"
-                raise ConfigError(f"{place}: {error}") from None
+                raise ConfigError(f"{self.place(number - 1)}: {error}") from None
 
     @property
     def _name(self) -> str:
@@ -138,14 +147,14 @@ def record_of(text: str, fields: Fields) -> Line:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not valid JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(record, dict):
-        raise ValueError("is no object with named fields")
+        raise ValueError("is not a JSON object")
     return Line(tuple(_text_in(record, flag, field) for flag, field in fields.items()), record)
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number of 64 bits")
+        raise ValueError(f"{text} is not a finite 64-bit number")
     return number
 
 
@@ -156,7 +165,7 @@ def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"field {field!r} is {type(text).__name__}, not text")
     if not is_unicode(text):
-        raise ValueError(f"field {field!r} holds half of a surrogate pair, which is no character")
+        raise ValueError(f"field {field!r} has half of a surrogate pair, which is not a character")
     return text
 
 

@@ -14,9 +14,13 @@ from tformer_jax.cli.common import run_parser
 from tformer_jax.cli.inputs import Fields, Line, Source
 from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config import ConfigError
+from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
 from tformer_jax.train import run_folder
 
 Result = TypeVar("Result")
+
+TOO_LONG = "too_long"
+"""Field of records of lines that are too long for the model: what was done with them."""
 
 
 class Work(NamedTuple, Generic[Result]):
@@ -31,10 +35,14 @@ class Work(NamedTuple, Generic[Result]):
     """Returns the lines to write for a result, always the same number."""
     added: Callable[[Line, Result], dict[str, Any]]
     """Returns the fields to add to the line's record if the output is .jsonl."""
-    names: Sequence[str] = ()
-    """Fields that `added` may return."""
+    names: Sequence[str]
+    """Fields that `added` returns."""
+    long_texts: LongTexts
+    """Texts that `results` cuts or leaves out because they are too long for the model."""
     lines_a_text: int = 1
     """Number of lines that `plain` returns."""
+    as_json: bool = False
+    """Write records also to an output that is not .jsonl."""
 
 
 def parser(prog: str, description: str, *, texts: bool = True) -> argparse.ArgumentParser:
@@ -47,6 +55,13 @@ def parser(prog: str, description: str, *, texts: bool = True) -> argparse.Argum
         "--output", type=Path, metavar="FILE", help="text or .jsonl, plain or .gz (default: standard output)"
     )
     result.add_argument("--resume", action="store_true", help="continue an interrupted --output, if any")
+    result.add_argument(
+        "--on-long-line",
+        choices=ON_LONG,
+        default="stop",
+        help="what to do with a line that is too long for the model: stop with an error, cut the line, or skip it "
+        "with a blank output (default: stop)",
+    )
     return result
 
 
@@ -57,7 +72,7 @@ def add_field(parser: argparse.ArgumentParser, name: str = "text") -> None:
 
 
 def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
-    """Opens the input and checks the output, before a model is loaded; exits with 0 if `--resume` has nothing to do.
+    """Opens the input and checks the output, before a model is loaded.
 
     Raises:
         ConfigError: the input or the output does not fit the flags.
@@ -66,14 +81,14 @@ def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
     outputs.check(options.output, options.input)
     if options.resume and not (options.output and source.is_file and not outputs.is_stream(options.output)):
         raise ConfigError("--resume needs --output FILE and --input FILE, which is read again")
-    if options.resume and options.output.exists() and not outputs.partial_of(options.output.resolve()).exists():
-        print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
-        sys.exit(0)
     return source
 
 
 def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> int:
     """Writes the output of each line, in order, as soon as it is available; keeps no line that is written.
+
+    Exits with 0 if `--resume` has nothing to do. After an error in a line, the following lines of the input may be
+    changed before the command is resumed.
 
     Returns:
         The number of lines whose outputs had been written by the command that is resumed.
@@ -82,26 +97,71 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
         ConfigError: raised by the input, the output or the results; the outputs of all earlier lines are written.
         RunError: writing the output fails.
     """
-    as_json = outputs.is_json(options.output)
+    settings = {**work.settings, "run": run_identity(options.run)}
+    settings["command"] = {**settings["command"], "on_long_line": work.long_texts.action}
+    if options.resume and outputs.is_complete(options.output, settings, source.identity):
+        print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
+        sys.exit(0)
+    as_json = work.as_json or outputs.is_json(options.output)
     lines_a_text = 1 if as_json else work.lines_a_text
-    facts = {**work.settings, "input": source.identity(), "run": run_identity(options.run)}
     shown = bool(options.output) or sys.stdout is None or not sys.stdout.isatty()
-    with (
-        outputs.opened(options.output, facts, lines_a_text=lines_a_text, resume=options.resume) as output,
-        LinesProgress(source, done=output.done, shown=shown) as progress,
-    ):
+    opened = outputs.opened(options.output, settings, source.identity, lines_a_text=lines_a_text, resume=options.resume)
+    long = LongLines(source, work.long_texts)
+    with opened as output, LinesProgress(source, done=output.done, shown=shown) as progress:
         before = output.done
-        waiting: collections.deque[Line] = collections.deque()
-        found = source.lines(work.fields, work.names if as_json else ())
-        results = work.results(_kept(found, waiting, before), before)
-        for result in results:
-            line = waiting.popleft()
-            if as_json:
-                output.write([outputs.as_json({**line.record, **work.added(line, result)})])
-            else:
-                output.write([outputs.as_line(text) for text in work.plain(line, result)])
+        for index, (line, result) in enumerate(_results(source, work, as_json, before), start=before):
+            action = long.action(index)
+            output.write([_record(work, line, result, action)] if as_json else _lines(work, line, result, action))
             progress.advance()
+    long.report()
     return before
+
+
+class LongLines:
+    """Counts the lines that were too long for the model."""
+
+    def __init__(self, source: Source, texts: LongTexts):
+        self._source, self._texts = source, texts
+        self._count, self._first = 0, 0
+
+    def action(self, index: int) -> str | None:
+        """Returns what was done with line `index` if it was too long; None if it was not."""
+        if not self._texts.pop(index):
+            return None
+        self._first = self._first if self._count else index
+        self._count += 1
+        return self._texts.action
+
+    def report(self) -> None:
+        """Prints the number of lines to stderr, if there are any."""
+        if self._count:
+            done = {"cut": "cut", "skip": "skipped"}[self._texts.action]
+            first = self._source.place(self._first)
+            print(f"too long for the model and {done}: {self._count:,} of the lines, first {first}", file=sys.stderr)
+
+
+def _results(source: Source, work: Work[Result], as_json: bool, skip: int) -> Iterator[tuple[Line, Result]]:
+    """Yields each line after the first `skip` ones with its result."""
+    waiting: collections.deque[Line] = collections.deque()
+    found = source.lines(work.fields, (*work.names, TOO_LONG) if as_json else ())
+    try:
+        for result in work.results(_kept(found, waiting, skip), skip):
+            yield waiting.popleft(), result
+    except TextError as error:
+        hint = ", or add --on-long-line cut or skip" if isinstance(error, LongTextError) else ""
+        raise ConfigError(f"{source.place(error.index)}: {error.problem}{hint}") from None
+
+
+def _record(work: Work[Result], line: Line, result: Result, action: str | None) -> str:
+    """Returns the record of a line; `action` is what was done with it because it is too long."""
+    added = dict.fromkeys(work.names) if action == "skip" else work.added(line, result)
+    return outputs.as_json({**line.record, **added, **({TOO_LONG: action} if action else {})})
+
+
+def _lines(work: Work[Result], line: Line, result: Result, action: str | None) -> list[str]:
+    if action == "skip":
+        return [""] * work.lines_a_text
+    return [outputs.as_line(text) for text in work.plain(line, result)]
 
 
 def run_identity(run: Path) -> dict[str, Any]:

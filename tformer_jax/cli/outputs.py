@@ -18,6 +18,13 @@ Facts = dict[str, dict[str, Any]]
 """Everything that determines the lines of a file, by topic; compatible with JSON."""
 
 
+class Identity(Protocol):
+    """Identifies an input, or its first lines."""
+
+    def __call__(self, lines: int | None = None) -> dict[str, Any]:
+        """Returns what identifies the whole input, or its first `lines` lines."""
+
+
 class Output(Protocol):
     """Receives the lines of one text after another."""
 
@@ -35,7 +42,7 @@ def check(path: Path | None, source: Path | None = None) -> None:
     if source is not None and path.exists() and path.samefile(source):
         raise ConfigError(f"{path} is both --input and --output: name another --output")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"folder {path.parent} does not exist: make it, or name another --output")
+        raise ConfigError(f"folder {path.parent} does not exist: create it, or name another --output")
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: name a file with --output")
     if path.suffix == ".zst":
@@ -63,8 +70,14 @@ def as_json(record: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def opened(path: Path | None, facts: Facts, *, lines_a_text: int, resume: bool) -> Iterator[Output]:
+def opened(
+    path: Path | None, settings: Facts, identity: Identity, *, lines_a_text: int, resume: bool
+) -> Iterator[Output]:
     """Opens standard output or a file; a regular file is created or replaced only if the block succeeds.
+
+    Args:
+        settings: everything that determines the lines, except the input.
+        identity: identifies the input.
 
     Raises:
         ConfigError: the file cannot be created, is being written by another process, or was started by another
@@ -81,8 +94,12 @@ def opened(path: Path | None, facts: Facts, *, lines_a_text: int, resume: bool) 
         except OSError as error:
             raise RunError(f"{path} cannot be written ({error.strerror})") from error
         return
-    with open_partial(path.resolve(), facts, lines_a_text, resume) as file:
-        yield file
+    with open_partial(path.resolve(), settings, identity, lines_a_text, resume) as file:
+        try:
+            yield file
+        except ConfigError:
+            file.save_input(identity)
+            raise
         file.finish()
 
 
@@ -111,7 +128,33 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
-def open_partial(path: Path, facts: Facts, lines_a_text: int, resume: bool) -> "PartialFile":
+def provenance_of(path: Path) -> Path:
+    """Returns the path of the settings and the input that a complete file was made with."""
+    return path.with_name(f"{path.name}.provenance.json")
+
+
+def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
+    """Returns whether `path` is the complete output of a command; False if it does not exist or is not complete.
+
+    Raises:
+        ConfigError: it is the output of another command, or of an unknown one.
+    """
+    path = path.resolve()
+    partial, provenance = partial_of(path), provenance_of(path)
+    if not path.exists() or partial.exists():
+        return False
+    if facts_of(partial).exists():  # killed between the two steps of `finish`
+        facts_of(partial).replace(provenance)
+    again = "leave out --resume to write it again"
+    saved = read_facts(provenance)
+    if saved is None:
+        raise ConfigError(f"{path} exists, but not {provenance.name}, which tells how it was made: {again}")
+    if changed := differences(saved, {**settings, "input": identity()}):
+        raise ConfigError(f"{path} was written by another command ({'; '.join(changed[:3])}): {again}")
+    return True
+
+
+def open_partial(path: Path, settings: Facts, identity: Identity, lines_a_text: int, resume: bool) -> "PartialFile":
     """Opens the partial file of `path`, and with `resume` keeps its complete texts; raises as `opened` does."""
     partial = partial_of(path)
     try:
@@ -127,7 +170,7 @@ def open_partial(path: Path, facts: Facts, lines_a_text: int, resume: bool) -> "
         ) from None
     result = PartialFile(path, partial, file, lines_a_text)
     try:
-        result.begin(facts, resume)
+        result.begin(settings, identity, resume)
     except BaseException:
         file.close()
         raise
@@ -143,22 +186,27 @@ class PartialFile:
 
     def __init__(self, path: Path, partial: Path, file: Any, lines_a_text: int):
         self._path, self._partial, self._file, self._lines_a_text = path, partial, file, lines_a_text
-        self._facts = path.with_name(f"{partial.name}.json")
+        self._facts = facts_of(partial)
         self.done = 0
 
-    def begin(self, facts: Facts, resume: bool) -> None:
+    def begin(self, settings: Facts, identity: Identity, resume: bool) -> None:
         """Empties the file, or continues after its last complete text; raises as `opened` does."""
         self.done, whole_bytes = self._whole_texts()
         if self.done and not resume:
             raise ConfigError(
-                f"{self._partial} holds {self.done:,} results of a command that did not end: add --resume to go on, "
+                f"{self._partial} holds {self.done:,} results of an interrupted command: add --resume to continue, "
                 f"or delete it to start again"
             )
         if self.done:
-            self._check_same(facts)
+            self._check_same(settings, identity)
         self._file.truncate(whole_bytes)
-        if not self.done:
-            write_facts(self._facts, facts)
+        write_facts(self._facts, {**settings, "input": identity()})
+
+    def save_input(self, identity: Identity) -> None:
+        """Allows the input to change after the lines whose outputs have been written, so that it can be corrected."""
+        saved = read_facts(self._facts)
+        if self.done and saved is not None:
+            write_facts(self._facts, {**saved, "input": identity(self.done)})
 
     def write(self, lines: Sequence[str]) -> None:
         """Passes the lines of the next text to the operating system."""
@@ -178,7 +226,7 @@ class PartialFile:
                 self._partial.unlink()
             else:
                 self._partial.replace(self._path)
-            self._facts.unlink()
+            self._facts.replace(provenance_of(self._path))
         except OSError as error:
             raise self._error(error) from error
 
@@ -189,8 +237,8 @@ class PartialFile:
         with contextlib.suppress(OSError):  # a full disk has been reported before
             self._file.close()
         if not self.done:
-            self._partial.unlink(missing_ok=True)
             self._facts.unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
 
     def _whole_texts(self) -> tuple[int, int]:
         """Returns the number of texts with all their lines, and the size of these lines in bytes."""
@@ -203,15 +251,14 @@ class PartialFile:
                 whole_bytes = position
         return lines // self._lines_a_text, whole_bytes
 
-    def _check_same(self, facts: Facts) -> None:
-        try:
-            saved = json.loads(self._facts.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+    def _check_same(self, settings: Facts, identity: Identity) -> None:
+        saved = read_facts(self._facts)
+        if saved is None:
             raise ConfigError(
                 f"{self._partial} cannot be resumed without {self._facts}, which says what it holds: delete it to "
                 "start again"
-            ) from None
-        changed = differences(saved, json.loads(json.dumps(facts)))
+            )
+        changed = differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
         if changed:
             raise ConfigError(
                 f"{self._partial} was begun by another command ({'; '.join(changed[:3])}): repeat that one, or delete "
@@ -220,7 +267,23 @@ class PartialFile:
 
     def _error(self, error: OSError) -> RunError:
         reason = error.strerror or error
-        return RunError(f"{self._path} cannot be written ({reason}): make room and repeat the command with --resume")
+        return RunError(
+            f"{self._path} cannot be written ({reason}): free some space and repeat the command with --resume"
+        )
+
+
+def facts_of(partial: Path) -> Path:
+    """Returns the path of the facts of a partial file."""
+    return partial.with_name(f"{partial.name}.json")
+
+
+def read_facts(path: Path) -> Facts | None:
+    """Reads facts; None if the file is missing or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found["input"], dict) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def write_facts(path: Path, facts: Facts) -> None:
@@ -245,6 +308,7 @@ def compress(plain: Path, packed: Path) -> None:
 
 def differences(old: Facts, new: Facts) -> list[str]:
     """Returns the differences between two facts, such as `decode.beams: 4 -> 5`."""
+    old, new = (json.loads(json.dumps(facts)) for facts in (old, new))
     return [
         f"{topic}.{name}: {old.get(topic, {}).get(name)!r} -> {new.get(topic, {}).get(name)!r}"
         for topic in {**old, **new}

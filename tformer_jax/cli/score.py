@@ -7,14 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import tformer_jax as tj
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Fields, Line
-from tformer_jax.cli.outputs import as_json
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from tformer_jax.inference.score import Scored
+
+
+NAMES = ("log_probability", "tokens", "log_probabilities")
+"""Fields that are added to a record, the last one only with --per-token."""
 
 
 @dataclasses.dataclass
@@ -40,30 +45,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints log-probability, number of scored tokens and text, tab-separated, per text; the perplexity to stderr."""
     options = parser().parse_args(argv)
     source = lines.opened(options, options.text)
-    from tformer_jax.cli import loading
-    from tformer_jax.inference.score import Scorer
-
-    trained = loading.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
-    score = Scorer(trained.cfg, trained.model, trained.tokenizers)
-    totals = Totals()
+    run = tj.load(options.run, mesh=options.mesh)
+    scorer, long_texts, totals = run.scorer(), LongTexts(options.on_long_line), Totals()
 
     def results(found: Iterator[Line], skip: int) -> "Iterator[Scored]":
-        for result in score.stream(trained.params, (line.texts for line in found), skip=skip):
-            totals.add(result)
-            yield result
+        return scorer.stream(run.params, (line.texts for line in found), skip=skip, long_texts=long_texts)
 
     def added(_: Line, result: "Scored") -> dict[str, Any]:
-        return record(result, trained.tokenizers.target, per_token=options.per_token)
+        totals.add(result)
+        return record(result, run.tokenizers.target, per_token=options.per_token)
 
     def plain(line: Line, result: "Scored") -> list[str]:
-        if options.per_token:
-            return [as_json({**line.record, **added(line, result)})]
+        totals.add(result)
         return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[-1]}"]
 
-    fields = fields_of(options, trained.cfg.model.family)
-    names = ("log_probability", "tokens", "log_probabilities")
+    fields = fields_of(options, run.config.model.family)
     settings = {"command": {"per_token": options.per_token, **fields}}
-    before = lines.process(options, source, lines.Work(fields, settings, results, plain, added, names))
+    names = NAMES if options.per_token else NAMES[:2]
+    work = lines.Work(fields, settings, results, plain, added, names, long_texts, as_json=options.per_token)
+    before = lines.process(options, source, work)
     print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
 
 

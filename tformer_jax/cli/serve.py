@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import tformer_jax as tj
 from tformer_jax.cli import common
 from tformer_jax.config import ConfigError
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
     from tformer_jax.serving.app import Served
-    from tformer_jax.train.trained import Trained
 
 MIB = 2**20
 
@@ -26,21 +26,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
     check_installed()
-    from tformer_jax.cli import loading
     from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH, Engine
     from tformer_jax.serving import server
     from tformer_jax.serving.app import Served
 
     with server.listen(options.host, options.port) as bound:
-        trained = loading.load(options.run, "seq2seq", "decoder_lm", mesh=options.mesh)
-        family = trained.cfg.model.family
-        parts = trained.cfg, trained.model, trained.params, trained.tokenizers
+        run = tj.load(options.run, mesh=options.mesh)
+        run.require("serve", "seq2seq", "decoder_lm")
+        parts = run.config, run.model, run.params, run.tokenizers
         pages = None if options.cache_tokens is None else -(-options.cache_tokens // PAGE_SIZE)
         engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH, few_shapes=True)
         if options.warm_up:
             print("Compiling; --no-warm-up leaves it to the first requests", flush=True)
-            engine.warm_up(trained.cfg.decode)
-        served = Served(trained.cfg.name, family, trained.cfg.decode, functools.partial(prompt_tokens, trained))
+            engine.warm_up(run.config.decode)
+        cfg = run.config
+        served = Served(cfg.name, cfg.model.family, cfg.decode, functools.partial(prompt_tokens, run))
         serve(engine, served, bound, options)
 
 
@@ -67,11 +67,11 @@ def serve(engine: "Engine", served: "Served", bound: socket.socket, options: arg
         os._exit(0)
 
 
-def prompt_tokens(trained: "Trained", text: str) -> int:
+def prompt_tokens(run: "tj.Run", text: str) -> int:
     """Returns the number of tokens that the model reads for a text."""
-    if trained.cfg.model.family == "seq2seq":
-        return len(trained.tokenizers.source.encode(text)) + 1
-    return len(trained.tokenizers.target.encode(text))
+    if run.config.model.family == "seq2seq":
+        return len(run.tokenizers.source.encode(text)) + 1
+    return len(run.tokenizers.target.encode(text))
 
 
 def check_installed() -> None:

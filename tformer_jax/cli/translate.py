@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = lines.opened(options, options.text)
     from tformer_jax.cli import generation
 
-    translation = generation.load(options, "seq2seq")
+    translation = generation.load(options, "translate", "seq2seq")
     if options.interactive:
         translation.answer()
     else:

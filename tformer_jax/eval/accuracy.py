@@ -10,6 +10,7 @@ from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.evaluation import Evaluation, Sample
 from tformer_jax.eval.likelihood import Batches, Likelihood
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.text import LabelClassifier
 
 
@@ -27,12 +28,13 @@ class ClassificationEvaluator:
     ):
         self._examples = examples
         self._likelihood = Likelihood(model, batches)
-        self._classify = LabelClassifier(cfg, model, tokenizers, labels, cut=True)
+        self._classify = LabelClassifier(cfg, model, tokenizers, labels)
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels."""
         loss, accuracy = self._likelihood(params)
-        predictions = self._classify(params, [example["text"] for example in self._examples])
+        texts = [example["text"] for example in self._examples]
+        predictions = self._classify(params, texts, long_texts=LongTexts("cut"))
         outputs = [
             Sample(example["text"], example["label"], label, probability)
             for example, (label, probability) in zip(self._examples, predictions, strict=True)

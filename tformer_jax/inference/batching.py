@@ -15,7 +15,13 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 CHUNK = 1024
-"""Number of rows of a stream that are in memory at once, and from which batches are formed."""
+"""Number of rows of a stream that are in memory at once. A resumed command computes a chunk from its beginning."""
+
+WINDOW = 4
+"""Number of batches of consecutive texts that are ordered by length, so that texts of similar length are read together.
+
+Larger windows are faster; smaller ones yield the first outputs earlier.
+"""
 
 SHORTEST = 16
 """Minimum length of a batch in tokens: shorter ones would be compiled separately for little gain."""
@@ -28,8 +34,8 @@ def in_batches(
     size: int,
     max_length: int,
     pad_left: bool = False,
-) -> list[Result]:
-    """Calls `run` on batches of rows of similar length, and returns its results in the order of `rows`.
+) -> Iterator[Result]:
+    """Calls `run` on batches of rows of similar length; yields its results in the order of `rows`, as soon as known.
 
     Args:
         rows: token ids, at most `max_length` per row; a row may be empty.
@@ -39,42 +45,47 @@ def in_batches(
         pad_left: whether to pad on the left.
     """
     results: dict[int, Result] = {}
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     size = min(size, power_of_two(len(rows)))
+    done = 0
     for start in range(0, len(order), size):
-        places = order[start : start + size]
-        longest = max(len(rows[places[-1]]), SHORTEST)
-        tokens = pad_rows([rows[place] for place in places], size, min(power_of_two(longest), max_length), pad_left)
-        found = run(tokens, np.resize(np.array(places, np.int32), size))
-        results.update(zip(places, found, strict=False))
-    return [results[place] for place in range(len(rows))]
+        indices = order[start : start + size]
+        longest = max(len(rows[indices[-1]]), SHORTEST)
+        tokens = pad_rows([rows[index] for index in indices], size, min(power_of_two(longest), max_length), pad_left)
+        found = run(tokens, np.resize(np.array(indices, np.int32), size))
+        results.update(zip(indices, found, strict=False))
+        while done in results:
+            yield results.pop(done)
+            done += 1
 
 
 def in_chunks(
     items: Iterable[Item],
     read: Callable[[int, Item], Row],
-    run: Callable[[list[Row], int], Sequence[Result]],
+    run: Callable[[list[Row], int], Iterable[Result]],
     *,
     skip: int = 0,
-    size: int = CHUNK,
+    size: int | None = None,
 ) -> Iterator[Result]:
     """Yields the results of any number of items, in order, with at most `size` items in memory.
 
     Args:
         read: maps the index of an item, from 0, and the item to a row.
-        run: maps rows, and the index of the first one, to one result per row.
-        skip: number of first results to omit; the others are bit-identical to those without `skip`.
+        run: maps rows, and the index of the first one, to one result per row; each is yielded as soon as `run` does.
+        skip: number of first results to omit; the others are bit-identical to those without `skip` if the results of
+            a chunk do not depend on other chunks.
+        size: default: `CHUNK`.
 
     Raises:
         ConfigError: raised by `items` or `read`; the results of all earlier items are yielded first.
     """
-    items = iter(items)
+    items, size = iter(items), size or CHUNK
     start = skip - skip % size
     collections.deque(itertools.islice(items, start), maxlen=0)
     rows = map(read, itertools.count(start), items)
     while True:
         chunk, error = _take(rows, size)
-        yield from run(chunk, start)[max(skip - start, 0) :] if chunk else ()
+        yield from itertools.islice(run(chunk, start), max(skip - start, 0), None) if chunk else ()
         if error is not None:
             raise error
         if len(chunk) < size:

@@ -1,63 +1,66 @@
 """Encodes texts as token ids that fit the model's maximum length."""
 
-from collections.abc import Callable, Iterator, Sequence
-
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.special_tokens import EOS
 
-WRITE = "write at least one character"
+ON_LONG = ("stop", "cut", "skip")
+"""What can be done with a text that is too long for the model."""
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], limit: int, what: str, *, cut: bool = False) -> list[list[int]]:
-    """Returns the token ids of each text, at most `limit`; `cut` truncates longer texts.
+class TextError(ConfigError):
+    """The model cannot process one of several texts.
 
-    Raises:
-        ConfigError: a text has more tokens, and `cut` is False.
+    Args:
+        index: position of the text among the inputs, from 0.
+        problem: what is wrong with it, without its position.
     """
-    rest = iter(texts)
-    return list(map(reader(tokenizer, rest, limit, what, cut=cut), range(len(texts)), rest))
+
+    def __init__(self, index: int, problem: str):
+        super().__init__(f"text {index + 1}: {problem}")
+        self.index, self.problem = index, problem
 
 
-def reader(
-    tokenizer: Tokenizer, texts: Iterator[str], limit: int, what: str, *, cut: bool = False
-) -> Callable[[int, str], list[int]]:
-    """Returns a function that maps the index of a text, from 0, and the text to token ids; errors name the index."""
-
-    def read(place: int, text: str) -> list[int]:
-        ids = tokenizer.encode(text)
-        if len(ids) > limit and not cut:
-            alone = place == 0 and next(texts, None) is None
-            raise too_long(f"the {what}" if alone else f"{what} {place + 1}", len(ids), limit)
-        return ids[:limit]
-
-    return read
+class LongTextError(TextError):
+    """A text has more tokens than the model takes."""
 
 
-def source_reader(
-    tokenizer: Tokenizer, sources: Iterator[str], max_length: int, *, cut: bool = False
-) -> Callable[[int, str], list[int]]:
-    """Returns a `reader` of sources that appends EOS, and maps a blank source to []."""
-    encode_source = reader(tokenizer, sources, max_length - 1, "source", cut=cut)
+class LongTexts:
+    """Handles texts that are too long for the model, and remembers which ones were.
 
-    def read(place: int, source: str) -> list[int]:
-        return [*encode_source(place, source), EOS] if source.strip() else []
+    Args:
+        action: "stop": raise an error; "cut": truncate the text; "skip": leave the text out.
+    """
 
-    return read
+    def __init__(self, action: str = "stop"):
+        assert action in ON_LONG
+        self.action = action
+        self._indices: set[int] = set()
 
+    def fit(self, index: int, ids: list[int], limit: int, name: str, *, last: int | None = None) -> list[int] | None:
+        """Returns the token ids of text `index`, truncated if they exceed the limit; None if the text is left out.
 
-def prompt_reader(tokenizer: Tokenizer, prompts: Iterator[str], max_length: int) -> Callable[[int, str], list[int]]:
-    """Returns a `reader` of prompts that leaves room for one token, and raises an error for an empty prompt."""
-    encode_prompt = reader(tokenizer, prompts, max_length - 1, "prompt")
+        Args:
+            limit: maximum number of tokens.
+            name: what the text is to the model, such as "source"; for errors.
+            last: truncate to this number of last tokens; None: to the first `limit` tokens.
 
-    def read(place: int, prompt: str) -> list[int]:
-        row = encode_prompt(place, prompt)
-        if not row:
-            alone = place == 0 and next(prompts, None) is None
-            raise ConfigError(f"{'the prompt' if alone else f'prompt {place + 1}'} is empty: {WRITE}")
-        return row
+        Raises:
+            LongTextError: there are too many tokens, and the action is "stop".
+        """
+        if len(ids) <= limit:
+            return ids
+        if self.action == "stop":
+            raise LongTextError(index, too_long(f"the {name}", len(ids), limit))
+        self._indices.add(index)
+        if self.action == "skip":
+            return None
+        return ids[:limit] if last is None else ids[-last:]
 
-    return read
+    def pop(self, index: int) -> bool:
+        """Returns whether text `index` was too long, and forgets it."""
+        found = index in self._indices
+        self._indices.discard(index)
+        return found
 
 
 def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[int]:
@@ -68,10 +71,10 @@ def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[i
     """
     ids = tokenizer.encode(text)
     if len(ids) > limit:
-        raise too_long(name, len(ids), limit)
+        raise ConfigError(too_long(name, len(ids), limit))
     return ids
 
 
-def too_long(name: str, tokens: int, limit: int) -> ConfigError:
-    """Returns the error for a text that is too long for the model."""
-    return ConfigError(f"{name} has {tokens} tokens, but the model takes at most {limit}: shorten it")
+def too_long(name: str, tokens: int, limit: int) -> str:
+    """Returns the error message for a text that is too long for the model."""
+    return f"{name} has {tokens} tokens, but the model takes at most {limit}: shorten it"

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import power_of_two
+from tformer_jax.inference.batching import CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request
 
 
@@ -26,47 +26,59 @@ class RowDecoder:
 
     def __init__(self, cfg: Config, model: nn.Module, params: Any, tokenizers: Tokenizers):
         self._cfg, self._parts = cfg, (model, params, tokenizers)
-        self._engine: Engine | None = None
 
     def __call__(
-        self, rows: Sequence[Sequence[int]], place: int, *, seed: int = 0, outputs: int = 1, scores: bool = False
+        self, rows: Sequence[Sequence[int]], *, seed: int = 0, outputs: int = 1, scores: bool = False
     ) -> list[list[Output]]:
-        """Returns `outputs` outputs of each row, best first for beam search; those of an empty row are empty.
+        """Returns `outputs` outputs of each row, best first for beam search; those of an empty row are empty."""
+        return list(self.stream(rows, 0, seed=seed, outputs=outputs, scores=scores, window=max(len(rows), 1)))
 
-        `place` is the index of the first row among all inputs: samples depend on it, but not on batching. Longer rows
-        are submitted first, so that rows of similar length are read together and short rows fill the last free slots.
+    def stream(
+        self, rows: Sequence[Sequence[int]], first: int, *, seed: int, outputs: int, scores: bool, window: int
+    ) -> Iterator[list[Output]]:
+        """Yields the outputs of each row, in order, as soon as those of all earlier rows are known.
+
+        They depend only on the arguments, bit for bit: each call has an engine of its own.
+
+        Args:
+            first: index of the first row among all inputs, a multiple of `CHUNK`; samples depend on it.
+            window: of this number of consecutive rows, longer ones are submitted first, so that rows of similar length
+                are read together. Larger windows are faster; smaller ones yield the first outputs earlier.
         """
-        order = sorted((number for number, row in enumerate(rows) if row), key=lambda n: len(rows[n]), reverse=True)
-        engine = self._fitting(len(order), outputs, math.inf)
+        engine = self._engine(CHUNK if first else len(rows), outputs, math.inf)
+        starts = range(0, len(rows), window)
+        order = [n for start in starts for n in by_length(rows, start, min(start + window, len(rows)))]
         requests = {}
         for n in order:
-            at = (place + n) * outputs
+            at = (first + n) * outputs
             request = Request(tuple(rows[n]), self._cfg.decode, seed, at, outputs, pieces=False, scored=scores)
             requests[engine.submit(request)] = n
         texts: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
-        found: list[list[Output]] = [[Output("", None)] * outputs for _ in rows]
-        while not engine.idle:
-            for event in engine.step():
-                key = requests[event.request], event.sample
-                texts[key].append(event.text)
-                if event.finish:
-                    found[key[0]][key[1]] = Output("".join(texts.pop(key)), event.score)
-        return found
+        known: dict[int, dict[int, Output]] = collections.defaultdict(dict)
+        for n, row in enumerate(rows):
+            while row and len(known[n]) < outputs:
+                for event in engine.step():
+                    key = requests[event.request], event.sample
+                    texts[key].append(event.text)
+                    if event.finish:
+                        known[key[0]][key[1]] = Output("".join(texts.pop(key)), event.score)
+            found = known.pop(n, {})
+            yield [found[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
 
     def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[str]:
         """Yields the output of one row in pieces; decodes only as far as the pieces are consumed."""
-        engine = self._fitting(1, 1)
-        number = engine.submit(Request(tuple(row), self._cfg.decode, seed))
-        try:
-            while not engine.idle:
-                yield from (event.text for event in engine.step() if event.text)
-        finally:
-            engine.cancel(number)
+        engine = self._engine(1, 1, 0.0)
+        engine.submit(Request(tuple(row), self._cfg.decode, seed))
+        while not engine.idle:
+            yield from (event.text for event in engine.step() if event.text)
 
-    def _fitting(self, rows: int, outputs: int, seconds: float = 0.0) -> Engine:
-        """Returns the engine; the first call creates it, with at most `eval.batch_size` or `outputs` slots."""
-        if self._engine is None:
-            needed = rows if self._cfg.decode.strategy == "beam" else rows * outputs
-            slots = max(min(self._cfg.eval.batch_size, power_of_two(needed)), outputs)
-            self._engine = Engine(self._cfg, *self._parts, slots=slots, seconds=seconds)
-        return self._engine
+    def _engine(self, rows: int, outputs: int, seconds: float) -> Engine:
+        """Returns an engine for a number of rows, with at most `eval.batch_size` or `outputs` slots."""
+        needed = rows if self._cfg.decode.strategy == "beam" else rows * outputs
+        slots = max(min(self._cfg.eval.batch_size, power_of_two(needed)), outputs)
+        return Engine(self._cfg, *self._parts, slots=slots, seconds=seconds)
+
+
+def by_length(rows: Sequence[Sequence[int]], start: int, stop: int) -> list[int]:
+    """Returns the indices of the rows from `start` to `stop` that are not empty, longer rows first."""
+    return sorted((n for n in range(start, stop) if rows[n]), key=lambda n: len(rows[n]), reverse=True)

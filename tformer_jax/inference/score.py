@@ -11,10 +11,9 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config
-from tformer_jax.data.corpora.corpus import KEYS
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows
-from tformer_jax.inference.encoding import encode_one
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import whole
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
@@ -57,29 +56,42 @@ class Scorer:
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
         self.cfg, self.model, self.tokenizers = cfg, model, tokenizers
 
-    def stream(self, params: Any, examples: Iterable[Sequence[str]], *, skip: int = 0) -> Iterator[Scored]:
-        """Yields the scores of (source, target) or (text,) examples, in order; `skip` is as in `in_chunks`.
+    def stream(
+        self,
+        params: Any,
+        examples: Iterable[Sequence[str]],
+        *,
+        skip: int = 0,
+        long_texts: LongTexts | None = None,
+    ) -> Iterator[Scored]:
+        """Yields the scores of (source, target) or (text,) examples, in order.
+
+        Args:
+            skip, long_texts: as in `Translator.stream`; an example that is left out has no scored tokens.
 
         Raises:
-            ConfigError: a text is too long for the model; the scores of all earlier examples are yielded first.
+            TextError: a text is too long for the model; the scores of all earlier examples are yielded first.
         """
 
-        def run(rows: list[Row], _: int) -> list[Scored]:
+        def run(rows: list[Row], _: int) -> Iterator[Scored]:
             labels = [[label for label in row.labels if label != IGNORED] for row in rows]
             found = log_probabilities(self.model, params, rows, self.cfg.eval.batch_size)
-            return [Scored(tokens, values) for tokens, values in zip(labels, found, strict=True)]
+            return (Scored(tokens, values) for tokens, values in zip(labels, found, strict=True))
 
-        return in_chunks(examples, self._read, run, skip=skip)
+        encode = functools.partial(self._encode, long_texts or LongTexts())
+        return in_chunks(examples, encode, run, skip=skip, size=WINDOW * self.cfg.eval.batch_size)
 
-    def _read(self, place: int, example: Sequence[str]) -> Row:
+    def _encode(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         family, max_length = self.cfg.model.family, self.cfg.model.max_length
-        names = [f"{key} {place + 1}" for key in KEYS[family]]
         if family == "decoder_lm":
-            ids = encode_one(self.tokenizers.target, example[0], max_length + 1, names[0])
-            return text_row(ids)
-        source = encode_one(self.tokenizers.source, example[0], max_length - 1, names[0])
-        target = encode_one(self.tokenizers.target, example[1], max_length - 1, names[1])
-        return pair_row([*source, EOS], [*target, EOS])
+            ids = long_texts.fit(index, self.tokenizers.target.encode(example[0]), max_length + 1, "text")
+            return text_row(ids or [])
+        source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), max_length - 1, "source")
+        whole = self.tokenizers.target.encode(example[1])
+        target = long_texts.fit(index, whole, max_length - 1, "target")
+        if source is None or target is None:
+            return pair_row([EOS], [])
+        return pair_row([*source, EOS], [*target, EOS] if len(target) == len(whole) else target)
 
 
 def pair_row(source: list[int], target: list[int]) -> Row:
@@ -92,8 +104,8 @@ def text_row(ids: list[int], given: int = 1) -> Row:
     return Row({"tokens": ids[:-1]}, [IGNORED] * (given - 1) + ids[given:])
 
 
-def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: int) -> list[list[float]]:
-    """Returns the log-probabilities of the labels of each row, except IGNORED ones."""
+def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: int) -> Iterator[list[float]]:
+    """Yields the log-probabilities of the labels of each row, except IGNORED ones."""
 
     mesh = mesh_of(params)
 

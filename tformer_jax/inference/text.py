@@ -10,33 +10,37 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import in_batches, in_chunks
-from tformer_jax.inference.encoding import encode, prompt_reader, reader, source_reader
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
+from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.nn.sharding import whole
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
-from tformer_jax.special_tokens import PAD
+from tformer_jax.special_tokens import EOS, PAD
 
 
 class _Generator:
     """Base of `Translator` and `TextGenerator`: decodes texts with a continuous-batching engine."""
 
-    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, cut: bool = False):
-        self.cfg, self.model, self.tokenizers, self.cut = cfg, model, tokenizers, cut
+    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
+        self.cfg, self.model, self.tokenizers = cfg, model, tokenizers
 
-    def __call__(self, params: Any, texts: Sequence[str], *, seed: int = 0) -> list[str]:
+    def __call__(
+        self, params: Any, texts: Sequence[str], *, seed: int = 0, long_texts: LongTexts | None = None
+    ) -> list[str]:
         """Returns the output of each text, in order.
 
         Raises:
-            ConfigError: as in `stream`, but before anything is decoded.
+            TextError: as in `stream`, but before anything is decoded.
         """
-        return [output.text for output in self.outputs(params, texts, seed=seed)]
+        return [output.text for output in self.outputs(params, texts, seed=seed, long_texts=long_texts)]
 
-    def outputs(self, params: Any, texts: Sequence[str], *, seed: int = 0) -> list[Output]:
+    def outputs(
+        self, params: Any, texts: Sequence[str], *, seed: int = 0, long_texts: LongTexts | None = None
+    ) -> list[Output]:
         """Like `__call__`, with scores where beam search computes them."""
-        rest = iter(texts)
-        rows = list(map(self._reader(rest), range(len(texts)), rest))
-        return [outputs[0] for outputs in self._decoder(params)(rows, 0, seed=seed)]
+        encode = self._encoder(long_texts)
+        rows = [encode(index, text) for index, text in enumerate(texts)]
+        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed)]
 
     def stream(
         self,
@@ -47,85 +51,109 @@ class _Generator:
         outputs: int = 1,
         scores: bool = False,
         skip: int = 0,
+        long_texts: LongTexts | None = None,
     ) -> Iterator[list[Output]]:
-        """Yields `outputs` outputs of each text, in order, for any number of texts.
+        """Yields `outputs` outputs of each text, in order, for any number of texts, as soon as they are known.
 
         Args:
             texts: read as needed.
             outputs: number of outputs per text: the best ones of beam search, at most `cfg.decode.beams`, or samples.
             scores: also score the outputs of greedy decoding and sampling, at the cost of a pass over the logits.
             skip: number of first texts to omit; the outputs of the others are bit-identical to those without `skip`.
+            long_texts: what to do with texts that are too long; default: raise an error. The outputs of texts that
+                are left out are empty.
 
         Raises:
-            ConfigError: raised by `texts`, or because a text does not fit the model; the outputs of all earlier texts
-                are yielded first.
+            ConfigError: raised by `texts`; the outputs of all earlier texts are yielded first.
+            TextError: a text does not fit the model; as above.
         """
-        texts, decode = iter(texts), self._decoder(params)
-        run = functools.partial(decode, seed=seed, outputs=outputs, scores=scores)
-        return in_chunks(texts, self._reader(texts), run, skip=skip)
+        decode = self._decoder(params)
+        window = WINDOW * self.cfg.eval.batch_size
+        run = functools.partial(decode.stream, seed=seed, outputs=outputs, scores=scores, window=window)
+        return in_chunks(texts, self._encoder(long_texts), run, skip=skip)
 
-    def stream_pieces(self, params: Any, text: str, *, seed: int = 0) -> Iterator[str]:
+    def stream_pieces(
+        self, params: Any, text: str, *, seed: int = 0, long_texts: LongTexts | None = None
+    ) -> Iterator[str]:
         """Yields the output of one text in pieces."""
-        row = self._reader(iter(()))(0, text)
+        row = self._encoder(long_texts)(0, text)
         return self._decoder(params).pieces(row, seed=seed) if row else iter(())
 
     def _decoder(self, params: Any) -> RowDecoder:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)
 
-    def _reader(self, texts: Iterator[str]) -> Callable[[int, str], list[int]]:
-        """Returns a function that maps the index of a text, from 0, and the text to token ids, or [] for no output."""
+    def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
+        """Returns a function that maps the index of a text, and the text to token ids, or [] for no output."""
+        return functools.partial(self._encode, long_texts or LongTexts())
+
+    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
         raise NotImplementedError
 
 
 class Translator(_Generator):
-    """Translates texts with a `Seq2Seq` model; `cut` truncates texts that are too long instead of raising an error.
+    """Translates texts with a `Seq2Seq` model; the translation of a blank text is empty."""
 
-    The translation of a blank text is empty.
-    """
-
-    def _reader(self, texts: Iterator[str]) -> Callable[[int, str], list[int]]:
-        return source_reader(self.tokenizers.source, texts, self.cfg.model.max_length, cut=self.cut)
+    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+        if not text.strip():
+            return []
+        ids = long_texts.fit(index, self.tokenizers.source.encode(text), self.cfg.model.max_length - 1, "source")
+        return [] if ids is None else [*ids, EOS]
 
 
 class TextGenerator(_Generator):
-    """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt, which must not be empty."""
+    """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt, which must not be empty.
 
-    def _reader(self, texts: Iterator[str]) -> Callable[[int, str], list[int]]:
-        return prompt_reader(self.tokenizers.target, texts, self.cfg.model.max_length)
+    A truncated prompt keeps its last tokens, and leaves room for `decode.max_new_tokens` new ones if possible.
+    """
+
+    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+        max_length, ids = self.cfg.model.max_length, self.tokenizers.target.encode(text)
+        if not ids:
+            raise TextError(index, "the prompt is empty: write at least one character")
+        last = max(max_length - self.cfg.decode.max_new_tokens, 1)
+        return long_texts.fit(index, ids, max_length - 1, "prompt", last=last) or []
 
 
 class LabelClassifier:
-    """Predicts the most probable label of texts with a `Classifier` model; `cut` truncates texts that are too long."""
+    """Predicts the most probable label of texts with a `Classifier` model."""
 
-    def __init__(
-        self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, labels: Sequence[str], *, cut: bool = False
-    ):
-        self.cfg, self.model, self.tokenizers, self.labels, self.cut = cfg, model, tokenizers, labels, cut
+    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, labels: Sequence[str]):
+        self.cfg, self.model, self.tokenizers, self.labels = cfg, model, tokenizers, labels
 
-    def __call__(self, params: Any, texts: Sequence[str]) -> list[tuple[str, float]]:
+    def __call__(
+        self, params: Any, texts: Sequence[str], *, long_texts: LongTexts | None = None
+    ) -> list[tuple[str, float]]:
         """Returns the label of each text, and its probability.
 
         Raises:
-            ConfigError: a text is too long for the model, and `cut` is False.
+            TextError: as in `stream`, but before anything is computed.
         """
-        rows = encode(self.tokenizers.target, texts, self.cfg.model.max_length, "text", cut=self.cut)
-        return self._classify(params, rows)
+        encode = self._encoder(long_texts)
+        return list(self._classify(params, [encode(index, text) for index, text in enumerate(texts)]))
 
-    def stream(self, params: Any, texts: Iterable[str], *, skip: int = 0) -> Iterator[tuple[str, float]]:
-        """Like `__call__`, for any number of texts, in order; `texts` and `skip` are as in `Translator.stream`.
+    def stream(
+        self, params: Any, texts: Iterable[str], *, skip: int = 0, long_texts: LongTexts | None = None
+    ) -> Iterator[tuple[str, float]]:
+        """Like `__call__`, for any number of texts, in order; arguments and errors are as in `Translator.stream`.
 
-        Raises:
-            ConfigError: raised by `texts`, or because a text is too long for the model; the labels of all earlier
-                texts are yielded first.
+        A text that is left out has the label of an empty one.
         """
-        texts = iter(texts)
-        read = reader(self.tokenizers.target, texts, self.cfg.model.max_length, "text", cut=self.cut)
-        return in_chunks(texts, read, lambda rows, _: self._classify(params, rows), skip=skip)
+        size = WINDOW * self.cfg.eval.batch_size
+        run = functools.partial(self._classify, params)
+        return in_chunks(texts, self._encoder(long_texts), run, skip=skip, size=size)
 
-    def _classify(self, params: Any, rows: Sequence[list[int]]) -> list[tuple[str, float]]:
+    def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
+        long_texts = long_texts or LongTexts()
+
+        def encode(index: int, text: str) -> list[int]:
+            return long_texts.fit(index, self.tokenizers.target.encode(text), self.cfg.model.max_length, "text") or []
+
+        return encode
+
+    def _classify(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[tuple[str, float]]:
         mesh = mesh_of(params)
 
-        def run(tokens: np.ndarray, places: np.ndarray) -> list[tuple[str, float]]:
+        def run(tokens: np.ndarray, _: np.ndarray) -> list[tuple[str, float]]:
             with everywhere(mesh):
                 found = np.asarray(label_probabilities(self.model, params, **shard_batch(mesh, {"tokens": tokens})))
             return [(self.labels[int(row.argmax())], float(row.max())) for row in found]
