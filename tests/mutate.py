@@ -1,177 +1,171 @@
-"""Mutation tests of `tformer_jax/nn`: changes one constant or sign at a time and reports which tests fail.
+"""Mutation tests: changes one operator or constant of the package at a time and reports which tests fail.
 
-    python -m tests.mutate --mutants 120 --seed 0 --workers 2 --report tests/mutations.json
+    python -m tests.mutate --record tests/mutations.json
 
-Each mutant is a copy of the tree with one change; the file's own tests run on it, then those of `OTHERS`, until the
-first failure. A mutant that no test detects is a survivor: either a test is missing, or `REASONS` explains why it
-cannot be detected.
+The mutants are a seeded sample of all folders in `changes.PACKAGES`, in proportion to the changes possible in each.
+First, each test file runs once under `coverage` (the extra `mutation`), which tells the tests that execute a line and
+their CPU times; later, only test files that changed run again. Then the tests that execute the changed line run on each
+mutant, the fastest first, up to `--seconds` of CPU time, until one fails. A mutant that no test detects is a survivor:
+a test is missing, or the `reason` that was added to its result in the record says why the change has no effect.
+
+The record is continued: a result holds as long as its line is in its file and the test that failed exists, so that only
+mutants new to the sample run. `--again` also runs the survivors without a reason. Left out by rule, because they change
+no result: messages (`raise`, `assert`, f-strings, `changes.MESSAGES`), annotations, paths and `changes.NEUTRAL`.
 """
 
 import argparse
-import ast
+import itertools
 import json
-import os
-import random
-import shutil
-import subprocess
-import sys
+import re
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-OTHERS = (
-    "models/test_models.py",
-    "models/test_cache.py",
-    "nn",
-    "models/test_properties.py",
-    "models/test_packing.py",
-    "test_presets.py",
-)
-OWN = {
-    "attention_ops": "attention_ops",
-    "layouts": "stacks",
-    "projections": "attention",
-    "activations": "ffn",
-    "dropout": "ffn",
-}
-"""The test file of a module or folder, if it has another name."""
-TIMEOUT = 900
-SAME = "the result is the same: "
-REASONS = {
-    "tformer_jax/nn/linear.py:41: True -> False": SAME + "strict only guards zip against lengths that cannot differ",
-    "tformer_jax/nn/attention_ops/core.py:30: True -> False": SAME + "frozen only guards a dataclass nobody assigns to",
-    "tformer_jax/nn/attention_ops/blocks.py:107: 1 -> 2": SAME + "a row that sees nothing is 0 / 2 as well as 0 / 1",
-    "tformer_jax/nn/relative.py:78: 0 -> 1": SAME + "the base is never None where it is used",
-}
-"""Why a survivor does not change any observable result, by `file: change`."""
+import hypothesis
+import pytest
 
-OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
-COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+from tests.mutation import changes, forks
+from tests.mutation.changes import Mutant
+from tests.mutation.covering import Covering, measure
+
+RECORD = forks.ROOT / "tests" / "mutations.json"
+FLAGS = ("-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--durations=0")
+FIRST = 20
+Result = dict[str, Any]
 
 
-def mutate(node: ast.AST) -> bool:
-    """Changes one node in place; returns False if nodes of its kind are not changed."""
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        node.op = OPERATORS[type(node.op)]()
-    elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-        node.ops[0] = COMPARISONS[type(node.ops[0])]()
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not | ast.Invert):
-        node.op = ast.UAdd() if isinstance(node.op, ast.USub) else node.op
-        if not isinstance(node.op, ast.UAdd):
-            node.operand = ast.UnaryOp(type(node.op)(), node.operand)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        node.value = not node.value
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        node.value = node.value + 1
-    else:
-        return False
-    return True
+class _Outcome:
+    """A pytest plugin: runs tests in the given order and writes the one that runs, then the first that fails."""
+
+    def __init__(self, order: list[str], path: Path):
+        self.order, self.path = {test: number for number, test in enumerate(order)}, path
+
+    def pytest_collection(self) -> None:
+        phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+        hypothesis.settings.register_profile("the first failure", deadline=None, phases=phases)
+        hypothesis.settings.load_profile("the first failure")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self.order), key=lambda one: self.order[one.nodeid])
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.path.write_text(f"{report.nodeid} (import)")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.path.write_text(f"{nodeid} (crash or time limit)")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.path.write_text(report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self.path.read_text() != nodeid:
+            self.path.unlink()
 
 
-def mutable_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Returns the nodes that `mutate` can change, in order, outside of error messages and annotations."""
-    skipped = {
-        id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.JoinedStr) for part in ast.walk(node)
-    }
-    skipped |= {
-        id(part)
-        for node in ast.walk(tree)
-        for field in ("annotation", "returns")
-        if isinstance(getattr(node, field, None), ast.AST)
-        for part in ast.walk(getattr(node, field))
-    }
-    for node in ast.walk(tree):
-        probe = type(node)(**{name: getattr(node, name) for name in node._fields if hasattr(node, name)})
-        if isinstance(probe, ast.Compare):
-            probe.ops = list(probe.ops)
-        if id(node) not in skipped and mutate(probe):
-            yield node
+def detect(mutant: Mutant, tree: Path, covering: Covering, seconds: float) -> Result:
+    """Runs the tests of one mutant in a copy of the repository, which is left as it was.
 
-
-def mutants() -> list[tuple[Path, int]]:
-    """Returns all possible mutations: a file, and the index of the node in it."""
-    found = []
-    for path in sorted((ROOT / "tformer_jax" / "nn").rglob("*.py")):
-        found += [(path, number) for number, _ in enumerate(mutable_nodes(ast.parse(path.read_text("utf-8"))))]
-    return found
-
-
-def change(path: Path, number: int) -> tuple[str, str]:
-    """Returns the mutated source, and the change as `file:line: before -> after`."""
-    tree = ast.parse(path.read_text("utf-8"))
-    node: Any = list(mutable_nodes(tree))[number]
-    before, line = ast.unparse(node), node.lineno
-    mutate(node)
-    return ast.unparse(tree), f"{path.relative_to(ROOT)}:{line}: {before} -> {ast.unparse(node)}"
-
-
-def run(mutant: tuple[Path, int]) -> dict[str, Any]:
-    """Runs the tests on one mutant."""
-    path, number = mutant
-    source, described = change(path, number)
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        for part in ("tformer_jax", "tests", "pyproject.toml", "README.md"):
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-            copy(ROOT / part, tree / part)
-        (tree / path.relative_to(ROOT)).write_text(source, encoding="utf-8")
-        folder_or_file = path.parent.name if path.parent.name in OWN else path.stem
-        own = tree / "tests" / "nn" / f"test_{OWN.get(folder_or_file, folder_or_file)}.py"
-        others = [tree / "tests" / name for name in OTHERS]
-        caught = (first_failure(tree, [own]) if own.exists() else None) or first_failure(tree, others)
-    result = {"mutant": described, "caught_by": caught}
-    print(f"{'caught  ' if caught else 'SURVIVED'} {described}  {caught or ''}", flush=True)
-    return result
-
-
-def first_failure(tree: Path, tests: list[Path]) -> str | None:
-    """Returns the first test that fails in the copy at `tree`; None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *map(str, tests)]
-    environment = os.environ | {"PYTHONPATH": str(tree), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree)}
+    The first tests run before the files of all others are imported.
+    """
+    path, outcome = tree / mutant.file, forks.CACHE / "outcome"
+    source = path.read_text("utf-8")
+    changed, line = changes.mutated(mutant, source)
+    tests = affordable(covering, covering.tests(mutant.file, line), seconds)
+    outcome.unlink(missing_ok=True)
+    used = 0.0
+    path.write_text(changed, "utf-8")
     try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "the time limit"
-    failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (failed or ["the import"])[0].split(" ", 1)[-1] if done.returncode else None
+        for part in (tests[:FIRST], tests[FIRST:]):
+            if part and not outcome.exists():
+                used += forks.forked(lambda _, part=part: _run(part, outcome), tree, 3 * seconds + 60)
+    finally:
+        path.write_text(source, "utf-8")
+    detected = outcome.read_text() if outcome.exists() else None
+    return {"detected_by": detected, "tests": len(tests), "seconds": round(used, 1)}
+
+
+def affordable(covering: Covering, tests: list[str], seconds: float) -> list[str]:
+    """Returns the first tests, as many as take `seconds` together, and at least one."""
+    total = itertools.accumulate(covering.seconds[test] for test in tests)
+    return [
+        test for number, (test, until) in enumerate(zip(tests, total, strict=True)) if until <= seconds or not number
+    ]
+
+
+def _run(tests: list[str], outcome: Path) -> None:
+    pytest.main([*FLAGS, *tests], plugins=[_Outcome(tests, outcome)])
+
+
+def exists(test: str, root: Path = forks.ROOT) -> bool:
+    """Returns whether the function of a test, given as a node id, is in its file."""
+    file, _, name = re.sub(r"[\[ ].*", "", test, flags=re.DOTALL).partition("::")
+    path = root / file
+    return path.exists() and f"def {name.split('::')[-1]}(" in path.read_text("utf-8") if name else path.exists()
+
+
+def read(path: Path) -> dict[Mutant, Result]:
+    """Reads the results of a record."""
+    if not path.exists():
+        return {}
+    names = ("file", "line", "change", "nth")
+    results = json.loads(path.read_text("utf-8"))["results"]
+    return {Mutant(*(one.pop(name) for name in names)): one for one in results}
+
+
+def write(path: Path, seed: int, results: dict[Mutant, Result]) -> None:
+    """Writes a record: the share of detected mutants by folder, the survivors, and each result."""
+    folders: dict[str, list[int]] = {}
+    for mutant, result in results.items():
+        counts = folders.setdefault(mutant.file.split("/")[1], [0, 0])
+        counts[0] += result["detected_by"] is not None
+        counts[1] += 1
+    ordered = sorted(results, key=lambda mutant: (mutant.file, mutant.line, mutant.change, mutant.nth))
+    record = {
+        "seed": seed,
+        "mutants": len(results),
+        "detected": sum(detected for detected, _ in folders.values()),
+        "detected_of": folders,
+        "results": [{**vars(mutant), **results[mutant]} for mutant in ordered],
+    }
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def main() -> None:
+    """Runs the mutants that the record lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mutants", type=int, default=120)
+    parser.add_argument("--mutants", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--report", type=Path, default=ROOT / "tests" / "mutations.json")
+    parser.add_argument("--seconds", type=float, default=40, help="measured time of the tests that run on one mutant")
+    parser.add_argument("--again", action="store_true", help="also run survivors without a reason")
+    parser.add_argument("--at-most", type=int, default=None, help="end after this number of mutants")
+    parser.add_argument("--record", type=Path, default=RECORD)
     options = parser.parse_args()
-    chosen = random.Random(options.seed).sample(mutants(), options.mutants)
-    known = json.loads(options.report.read_text("utf-8"))["results"] if options.report.exists() else []
-    results = {result["mutant"]: result for result in known}
-    left = [mutant for mutant in chosen if change(*mutant)[1] not in results]
-    with ThreadPoolExecutor(options.workers) as pool:
-        for result in pool.map(run, left):
-            results[result["mutant"]] = result
-            write(options.report, options.seed, results)
-    report = write(options.report, options.seed, results)
-    print(f"{report['caught']} of {report['mutants']} caught; report in {options.report}")
+    forks.CACHE.mkdir(parents=True, exist_ok=True)
+    forks.preload()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "copy"
+        forks.copy_tree(tree)
+        measure(tree)
+        covering = Covering(tree)
+        known = read(options.record)
+        chosen = changes.sample(tree, options.mutants, options.seed)
+        results = {mutant: known[mutant] for mutant in chosen if _holds(known.get(mutant), again=options.again)}
+        left = [mutant for mutant in chosen if mutant not in results]
+        print(f"{len(left)} of {len(chosen)} mutants to run", flush=True)
+        for mutant in sorted(left, key=lambda one: one.rank(options.seed))[: options.at_most]:
+            results[mutant] = detect(mutant, tree, covering, options.seconds)
+            write(options.record, options.seed, results)
+            print(f"{results[mutant]['detected_by'] or 'SURVIVED'}  {mutant}", flush=True)
+    write(options.record, options.seed, results)
 
 
-def write(path: Path, seed: int, results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Writes the report so far, from which an interrupted run continues, and returns it."""
-    survivors = sorted(name for name, result in results.items() if not result["caught_by"])
-    report = {
-        "seed": seed,
-        "mutants": len(results),
-        "caught": len(results) - len(survivors),
-        "survivors": {name: REASONS.get(name, "a test is missing") for name in survivors},
-        "results": [results[name] for name in sorted(results)],
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return report
+def _holds(result: Result | None, *, again: bool) -> bool:
+    """Returns whether a result of the record need not be found anew."""
+    if result is None:
+        return False
+    return exists(result["detected_by"]) if result["detected_by"] else "reason" in result or not again
 
 
 if __name__ == "__main__":

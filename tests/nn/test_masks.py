@@ -109,6 +109,32 @@ def test_blocks_are_parts_of_the_whole_and_skipped_ones_hide_everything(data):
                 assert not part.any()
 
 
+SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3], [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 3]])
+PLACES = jnp.array([[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
+SINGLE_RULES = {
+    "none": Mask(),
+    "causal": Mask(causal=True),
+    "prefix": Mask(causal=True, prefix=jnp.array([7, 2])),
+    "window": Mask(window=2),
+    "causal window": Mask(causal=True, window=3),
+    "padding before": Mask(real=jnp.arange(12) >= jnp.array([[9], [6]])),
+    "padding after": Mask(real=jnp.arange(12) < jnp.array([[3], [5]])),
+    "segments": Mask(segments=(SEGMENTS[:, :8], SEGMENTS)),
+    "segments of other keys": Mask(segments=(SEGMENTS[:, 4:], SEGMENTS[:, ::-1])),
+    "positions": Mask(positions=(PLACES[:, :8], PLACES[:, ::-1]), causal=True, window=4),
+    "empty slots": Mask(positions=(PLACES[:, :8], jnp.where(jnp.arange(12) < 5, PLACES, -1))),
+    "the first slot only": Mask(positions=(PLACES[:, :8], jnp.where(jnp.arange(12) < 1, 0, -1)[None])),
+}
+
+
+@pytest.mark.parametrize("mask", SINGLE_RULES.values(), ids=SINGLE_RULES)
+def test_every_block_that_one_rule_hides_is_skipped(mask):
+    whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
+    for t, s in np.ndindex(6, 9):
+        visible = whole[..., t : t + 3, s : s + 4].any()
+        assert bool(mask.hides_block(t, 3, s, 4)) is not bool(visible), (t, s)
+
+
 def test_blocks_beyond_the_prefix_are_skipped_from_their_first_key_on():
     mask = Mask(causal=True, prefix=jnp.array([4, 2]))
     assert [bool(mask.hides_block(0, 4, s, 4)) for s in (0, 4, 8)] == [False, True, True]

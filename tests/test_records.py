@@ -1,0 +1,20 @@
+"""The record of mutation tests describes the code and the tests as they are."""
+
+from tests import mutate
+from tests.mutation import changes, forks
+
+CHANGED = 0.25
+"""Largest share of recorded mutants whose line may have changed since."""
+
+
+def test_the_recorded_mutants_exist():
+    recorded = set(mutate.read(mutate.RECORD))
+    found = {mutant for file in {one.file for one in recorded} for mutant in changes.of_file(forks.ROOT, file)}
+    gone = recorded - found
+    assert len(gone) <= CHANGED * len(recorded), f"{len(gone)} of {len(recorded)} are gone; run python -m tests.mutate"
+
+
+def test_the_tests_that_detected_a_mutant_exist():
+    tests = {result["detected_by"] for result in mutate.read(mutate.RECORD).values()} - {None}
+    gone = {test for test in tests if not mutate.exists(test)}
+    assert len(gone) <= CHANGED * len(tests), f"{sorted(gone)} are gone; run python -m tests.mutate"
