@@ -1,6 +1,7 @@
 """The corpora of the shipped configs, in the folder TFORMER_DATA."""
 
 import dataclasses
+import gzip
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from tformer_jax.benchmarks.data import count_positions
 from tformer_jax.cli.train import read_config
 from tformer_jax.data.corpora import DataError, load_corpus, tfds
 from tformer_jax.data.pipeline import train_batches
-from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers import normalizer, train_tokenizers
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -83,3 +84,13 @@ def test_buckets_of_multi30k_waste_little():
     batches = train_batches(cfg, corpus, train_tokenizers(cfg.data, corpus.train))
     real, positions = np.sum([count_positions(cfg, next(batches)) for _ in range(300)], axis=0)
     assert 1 - real / positions < 0.1
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_normalization_gives_the_published_references(language):
+    folder = Path(os.environ["TFORMER_DATA"]) / "multi30k"
+    with gzip.open(folder / f"test_2016_flickr.{language}.gz", "rt", encoding="utf-8") as file:
+        raw = file.read().splitlines()
+    published = (folder / f"test_2016_flickr.lc.norm.tok.{language}").read_text(encoding="utf-8").splitlines()
+    normalize = normalizer(("lowercase", "punctuation", "moses"), language)
+    assert [normalize(text) for text in raw] == published

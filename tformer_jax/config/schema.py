@@ -28,6 +28,8 @@ EXAMPLES = {
     "tfds": "'train'",
     "prepared": "the folder that scripts/prepare_data.py wrote",
 }
+TOKENIZERS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file")
+NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BATCHINGS = {"seq2seq": ("buckets", "packed"), "decoder_lm": ("windows", "packed"), "classifier": ("buckets",)}
 """Values of `data.batching` by model family."""
 
@@ -69,11 +71,15 @@ class DataConfig(Section):
         "stop", "malformed lines: stop, or skip, count and report them", choices=("stop", "skip")
     )
 
-    tokenizer: str = setting(
-        "bpe",
-        "kind of tokenizer; file: load tokenizer_file",
-        choices=("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file"),
+    normalize: tuple[str, ...] = setting(
+        (),
+        "steps that change texts before tokenization, in order: Unicode NFKC, lowercase, punctuation and moses (Moses' "
+        "scripts, by language), simplified (Chinese characters); models then write normalized text",
+        choices=NORMALIZATIONS,
     )
+    tokenizer: str = setting("bpe", "kind of tokenizer; file: load tokenizer_file", choices=TOKENIZERS)
+    source_tokenizer: str | None = setting(None, "kind of the source's tokenizer; None: tokenizer", choices=TOKENIZERS)
+    target_tokenizer: str | None = setting(None, "kind of the target's tokenizer; None: tokenizer", choices=TOKENIZERS)
     tokenizer_file: str | None = setting(
         None, "file: tokenizer.json, SentencePiece .model or .tiktoken ranks, below the data folder"
     )
@@ -127,10 +133,13 @@ class DataConfig(Section):
             raise self.error("weights", "must be larger than 0; leave out the entry of data.train instead")
 
     def _check_tokenizer(self) -> None:
-        if self.tokenizer == "file" and self.tokenizer_file is None:
+        kinds = self.tokenizer_kinds
+        if "file" in kinds and self.tokenizer_file is None:
             raise self.error("tokenizer_file", "must name the file for data.tokenizer='file'")
-        if self.bpe_dropout and self.tokenizer != "bpe":
-            raise self.error("bpe_dropout", f"needs data.tokenizer='bpe', not {self.tokenizer!r}; write 0.0")
+        if self.bpe_dropout and "bpe" not in kinds:
+            raise self.error("bpe_dropout", f"needs data.tokenizer='bpe', not {kinds[0]!r}; write 0.0")
+        if self.shared_vocab and len(set(kinds)) > 1:
+            raise self.error("shared_vocab", "must be False for tokenizers of different kinds")
 
     def _check_batching(self) -> None:
         if self.workers and self.source == "prepared" and self.batching != "windows" and not self.bpe_dropout:
@@ -143,6 +152,11 @@ class DataConfig(Section):
                 "batch_tokens",
                 f"must be at least {needed}: data.batch_multiple={self.batch_multiple} examples of the longest bucket",
             )
+
+    @property
+    def tokenizer_kinds(self) -> tuple[str, str]:
+        """The kinds of the source's and the target's tokenizer."""
+        return self.source_tokenizer or self.tokenizer, self.target_tokenizer or self.tokenizer
 
     @property
     def longest(self) -> int:
@@ -255,6 +269,9 @@ class EvalConfig(Section):
         "13a; flores200 is downloaded at its first use",
         choices=("13a", "intl", "zh", "ja-mecab", "ko-mecab", "flores200", "char", "none"),
     )
+    references: str = setting(
+        "raw", "references of translation metrics: raw, or normalized by data.normalize", choices=("raw", "normalized")
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,6 +306,8 @@ class Config(Section):
             raise self.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
         if self.data.batching == "packed" and self.model.prefix_lm:
             raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
+        if self.eval.references == "normalized" and not self.data.normalize:
+            raise self.eval.error("references", "must be 'raw' without data.normalize")
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
             raise self.data.error(
                 "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"

@@ -10,7 +10,7 @@ import numpy as np
 from tformer_jax.config import Config
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
-from tformer_jax.data.tokenizers import BpeDropout, Tokenizers
+from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, is_bpe
 from tformer_jax.special_tokens import BOS, EOS
 
 
@@ -58,7 +58,7 @@ def tokenise(
             block[key] = Column.of([[labels.index(value)] for value in values])
             continue
         tokenizer = tokenizers.source if key == "source" else tokenizers.target
-        if dropout and rng is not None:
+        if dropout and rng is not None and is_bpe(tokenizer):
             block[key] = Column.of(BpeDropout(tokenizer, dropout).encode_batch(values, rng))
         else:
             block[key] = Column.of(tokenizer.encode_batch(values))

@@ -1,8 +1,20 @@
 """Tokenizers: conversion between text and token ids."""
 
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary
-from tformer_jax.data.tokenizers.dropout import BpeDropout
+from tformer_jax.data.tokenizers.dropout import BpeDropout, is_bpe
+from tformer_jax.data.tokenizers.normalization import normalizer, signature
 from tformer_jax.data.tokenizers.pair import Tokenizers, from_json
 from tformer_jax.data.tokenizers.training import train_tokenizers
 
-__all__ = ["FIRST", "BpeDropout", "Tokenizer", "Tokenizers", "from_json", "ordinary", "train_tokenizers"]
+__all__ = [
+    "FIRST",
+    "BpeDropout",
+    "Tokenizer",
+    "Tokenizers",
+    "from_json",
+    "is_bpe",
+    "normalizer",
+    "ordinary",
+    "signature",
+    "train_tokenizers",
+]

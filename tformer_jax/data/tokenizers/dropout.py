@@ -2,12 +2,19 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tokenizers as hf
 
 from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
+
+
+def is_bpe(tokenizer: Tokenizer) -> bool:
+    """Returns whether a tokenizer is a BPE, below a normalization."""
+    inner = tokenizer.tokenizer if isinstance(tokenizer, NormalizedTokenizer) else tokenizer
+    return getattr(inner, "kind", None) == "bpe"
 
 
 class BpeDropout:
@@ -18,6 +25,9 @@ class BpeDropout:
     """
 
     def __init__(self, tokenizer: Tokenizer, p: float):
+        self._normalize: Callable[[str], str] = str
+        if isinstance(tokenizer, NormalizedTokenizer):
+            self._normalize, tokenizer = tokenizer.normalize, tokenizer.tokenizer
         model = tokenizer.to_json()["model"]
         self._p = p
         self._words = hf.Tokenizer.from_str(json.dumps(model)).pre_tokenizer
@@ -27,7 +37,7 @@ class BpeDropout:
 
     def encode_batch(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
         """Encodes each text with a random segmentation."""
-        words = ((word for word, _ in self._words.pre_tokenize_str(text)) for text in texts)
+        words = ((word for word, _ in self._words.pre_tokenize_str(self._normalize(text))) for text in texts)
         return [[self._ids[piece] for word in row for piece in self._merge(list(word), rng)] for row in words]
 
     def _merge(self, pieces: list[str], rng: np.random.Generator) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
@@ -55,6 +56,8 @@ class Tokenizers:
 
 def from_json(values: dict[str, Any]) -> Tokenizer:
     """Restores a tokenizer from its `to_json`."""
+    if values["kind"] == NormalizedTokenizer.kind:
+        return NormalizedTokenizer(from_json(values["tokenizer"]), values["steps"], values["language"])
     tokenizer: Tokenizer = KINDS.get(values["kind"], SubwordTokenizer).from_json(values)
     return tokenizer
 

@@ -13,14 +13,18 @@ from tformer_jax import user_cache
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora.cldr import Phrases
 from tformer_jax.data.corpora.corpus import Example
-from tformer_jax.data.tokenizers import simple, subword
+from tformer_jax.data.tokenizers import normalization, simple, subword
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.imported import load_tokenizer
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer, normalizer
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
-SETTINGS = ("tokenizer", "vocab_size", "tokenizer_examples", "split_digits", "shared_vocab")
+SETTINGS = (
+    *("tokenizer", "source_tokenizer", "target_tokenizer", "vocab_size", "tokenizer_examples"),
+    *("split_digits", "shared_vocab", "normalize", "source_language", "target_language"),
+)
 """Settings that determine a trained tokenizer; part of the cache key."""
 
 
@@ -36,38 +40,45 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
     Raises:
         ConfigError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
     """
-    if cfg.tokenizer == "file":
-        assert cfg.tokenizer_file is not None
-        tokenizer = load_tokenizer(Path(root or "") / cfg.tokenizer_file)
-        return Tokenizers(tokenizer, tokenizer)
-    if not isinstance(train, Phrases):
-        return _train_sides(cfg, train)
+    if not isinstance(train, Phrases) or "file" in cfg.tokenizer_kinds:
+        return _train_sides(cfg, train, root)
     key = {
         "examples": train.origin(),
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
         "tokenizers": hf.__version__,
-        "code": user_cache.source_digest(sys.modules[__name__], simple, subword),
+        "code": user_cache.source_digest(sys.modules[__name__], normalization, simple, subword),
     }
-    return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train).to_json()))
+    return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
 
 
-def _train_sides(cfg: DataConfig, train: Iterable[Example]) -> Tokenizers:
-    keys = next(iter(train)).keys()
-    sides = [key for key in keys if key != "label"]
+def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
+    sides = [key for key in next(iter(train)) if key != "label"]
+    languages = (cfg.source_language, cfg.target_language) if len(sides) == 2 else (cfg.source_language,)
+    normalizers = {side: normalizer(cfg.normalize, language) for side, language in zip(sides, languages, strict=True)}
+
+    def trained(kind: str, sides: Sequence[str]) -> Tokenizer:
+        if kind == "file":
+            assert cfg.tokenizer_file is not None
+            return load_tokenizer(Path(root or "") / cfg.tokenizer_file)
+        examples = _subsample(train, cfg.tokenizer_examples)
+        return _train(cfg, kind, (normalizers[side](example[side]) for example in examples for side in sides))
+
     if cfg.shared_vocab or len(sides) == 1:
-        shared = _train(cfg, train, sides)
-        return Tokenizers(shared, shared)
-    return Tokenizers(*(_train(cfg, train, [side]) for side in sides))
+        found = [trained(cfg.tokenizer_kinds[0], sides)] * len(sides)
+    else:
+        found = [trained(kind, [side]) for kind, side in zip(cfg.tokenizer_kinds, sides, strict=True)]
+    if cfg.normalize:
+        pairs = zip(found, languages, strict=True)
+        found = [NormalizedTokenizer(tokenizer, cfg.normalize, language) for tokenizer, language in pairs]
+    return Tokenizers(found[0], found[-1])
 
 
-def _train(cfg: DataConfig, train: Iterable[Example], sides: Sequence[str]) -> Tokenizer:
-    if cfg.tokenizer == "bytes":
+def _train(cfg: DataConfig, kind: str, texts: Iterator[str]) -> Tokenizer:
+    if kind == "bytes":
         return ByteTokenizer()
-    texts = (example[side] for example in _subsample(train, cfg.tokenizer_examples) for side in sides)
-    if cfg.tokenizer in ("characters", "words"):
-        kind = CharacterTokenizer if cfg.tokenizer == "characters" else WordTokenizer
-        return kind.train(texts, cfg.vocab_size)
-    return SubwordTokenizer.train(cfg.tokenizer, texts, cfg.vocab_size, split_digits=cfg.split_digits)
+    if kind in ("characters", "words"):
+        return (CharacterTokenizer if kind == "characters" else WordTokenizer).train(texts, cfg.vocab_size)
+    return SubwordTokenizer.train(kind, texts, cfg.vocab_size, split_digits=cfg.split_digits)
 
 
 def _subsample(train: Iterable[Example], limit: int) -> Iterator[Example]:

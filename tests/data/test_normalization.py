@@ -1,0 +1,95 @@
+"""Normalization of texts before tokenization, and tokenizers of different kinds for source and target."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.helpers import build, tiny
+from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
+from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.eval.bleu import TranslationEvaluator
+
+STEPS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
+PAIRS = [{"source": "The MAN's hat, „old“.", "target": "漢字: Ein Mann"}] * 3
+
+
+@pytest.mark.parametrize(
+    ("step", "text", "normalized"),
+    [
+        ("nfkc", "ﬁne ２", "fine 2"),
+        ("lowercase", "ÄPFEL", "äpfel"),
+        ("punctuation", "„Ja“ – nein…", '"Ja" - nein...'),
+        ("moses", "The man's hat, red.", "The man &apos;s hat , red ."),
+        ("moses", "fish &amp; chips", "fish &amp; chips"),
+        ("simplified", "漢字 Ein", "汉字 Ein"),
+    ],
+)
+def test_one_step(step, text, normalized):
+    assert normalizer((step,), "en")(text) == normalized
+
+
+def trained(**changes) -> Tokenizers:
+    return train_tokenizers(DataConfig(vocab_size=300, **changes), PAIRS)
+
+
+def test_texts_are_normalized_in_training_and_encoding_and_after_a_round_trip():
+    tokenizers = trained(normalize=STEPS, tokenizer="characters", shared_vocab=False)
+    restored = Tokenizers.from_json(json.loads(json.dumps(tokenizers.to_json())))
+    for found in (tokenizers, restored):
+        assert found.source.decode(found.source.encode("The MAN's hat.")) == "the man &apos;s hat ."
+        assert found.target.decode(found.target.encode_batch(["漢字"])[0]) == "汉 字"  # Moses separates them
+    assert not {"T", "„", "漢"} & {*tokenizers.source.tokenizer.pieces, *tokenizers.target.tokenizer.pieces}
+
+
+def test_source_and_target_have_tokenizers_of_their_own_kinds():
+    tokenizers = trained(source_tokenizer="bpe", target_tokenizer="characters", shared_vocab=False)
+    assert tokenizers.source.kind == "bpe"
+    assert isinstance(tokenizers.target, CharacterTokenizer)
+    assert tokenizers.target.pieces == sorted(set(PAIRS[0]["target"]))
+
+
+@pytest.mark.parametrize(("p", "pieces"), [(0.0, "encoded"), (1.0, "letters")])
+def test_bpe_dropout_reads_normalized_text(p, pieces):
+    tokenizer = trained(normalize=("lowercase",)).source
+    text = "The MAN"
+    expected = tokenizer.encode(text)
+    if pieces == "letters":
+        vocabulary = tokenizer.tokenizer.to_json()["model"]["model"]["vocab"]
+        expected = [vocabulary[letter] for letter in "theĠman"]
+    assert BpeDropout(tokenizer, p).encode_batch([text], np.random.default_rng(0)) == [expected]
+
+
+@pytest.mark.parametrize(("references", "matches"), [("raw", 0.0), ("normalized", 100.0)])
+def test_references_are_compared_as_the_setting_says(references, matches):
+    tokenizers = trained(normalize=("lowercase",), tokenizer="characters")
+    model, params = build(tiny("seq2seq", vocab_size=tokenizers.target.vocab_size))
+    cfg = Config(
+        model=model.cfg,
+        data=DataConfig(normalize=("lowercase",), bucket_lengths=(16,)),
+        eval=EvalConfig(references=references),
+    )
+    evaluate = TranslationEvaluator(cfg, model, tokenizers, [{"source": "A", "target": "B C"}])
+    evaluate._translate.outputs = lambda params, sources, **_: [type("Output", (), {"text": "b c", "score": 0.0})]
+    found = evaluate(params)
+    assert found.metrics["exact_match"] == matches
+    assert found.signatures["references"] == ("lowercase" if references == "normalized" else "raw")
+
+
+def test_refused_settings():
+    with pytest.raises(ConfigError, match="shared_vocab=True: must be False for tokenizers of different kinds"):
+        DataConfig(target_tokenizer="characters")
+    with pytest.raises(ConfigError, match="bpe_dropout=0.1: needs"):
+        DataConfig(source_tokenizer="words", target_tokenizer="words", bpe_dropout=0.1)
+    with pytest.raises(ConfigError, match="normalize.*lowercase"):
+        DataConfig(normalize=("lowercaes",))
+    with pytest.raises(ConfigError, match="must be 'raw' without data.normalize"):
+        Config(eval=EvalConfig(references="normalized"))
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(ConfigError, match=r'needs the package sacremoses: pip install "tformer_jax\[tokenizers\]"'):
+        normalizer(("moses",), "en")

@@ -1,0 +1,107 @@
+"""Normalization of texts before tokenization."""
+
+import functools
+import html
+import importlib
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers.base import Tokenizer
+
+Step = Callable[[str], str]
+
+
+def normalizer(steps: Sequence[str], language: str) -> Step:
+    """Returns a function that applies steps to a text, in order.
+
+    Args:
+        steps: names in `STEPS`.
+        language: ISO 639-1 code, for Moses' rules.
+
+    Raises:
+        ConfigError: the library of a step is not installed.
+    """
+    functions = [STEPS[step](language) for step in steps]
+    return lambda text: functools.reduce(lambda result, function: function(result), functions, text)
+
+
+class NormalizedTokenizer:
+    """Normalizes each text by `steps`, in order, before `tokenizer` encodes it; decodes as `tokenizer` does."""
+
+    kind = "normalized"
+
+    def __init__(self, tokenizer: Tokenizer, steps: Sequence[str], language: str):
+        """Arguments and exceptions are those of `normalizer`."""
+        self.tokenizer, self.steps, self.language = tokenizer, tuple(steps), language
+        self.vocab_size, self.fallback_bytes = tokenizer.vocab_size, tokenizer.fallback_bytes
+        self.normalize = normalizer(steps, language)
+        """Applies the steps to a text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes the normalized text."""
+        return self.tokenizer.encode(self.normalize(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text as `encode` does."""
+        return self.tokenizer.encode_batch(list(map(self.normalize, texts)))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the normalized text of the ids."""
+        return self.tokenizer.decode(ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the kind, the steps, the language, and the JSON of the inner tokenizer."""
+        return {
+            "kind": self.kind,
+            "steps": list(self.steps),
+            "language": self.language,
+            "tokenizer": self.tokenizer.to_json(),
+        }
+
+
+def signature(steps: Sequence[str]) -> str:
+    """Returns the steps and the versions of their libraries, for records of results; "raw" without steps."""
+    libraries = {step: f":{LIBRARIES[step]}-{metadata.version(LIBRARIES[step])}" for step in steps if step in LIBRARIES}
+    return "|".join(step + libraries.get(step, "") for step in steps) or "raw"
+
+
+def _moses(language: str) -> Step:
+    """Moses' tokenizer.perl, which writes some characters as XML entities; those of the input are resolved first."""
+    moses = _library("moses", "sacremoses").MosesTokenizer(language)
+    return lambda text: moses.tokenize(html.unescape(text), return_str=True)
+
+
+def _punctuation(language: str) -> Step:
+    """Moses' normalize-punctuation.perl."""
+    normalize: Step = _library("punctuation", "sacremoses").MosesPunctNormalizer(language).normalize
+    return normalize
+
+
+def _simplified(language: str) -> Step:
+    """OpenCC's conversion of traditional Chinese characters; texts in other scripts stay as they are."""
+    convert: Step = _library("simplified", "opencc").OpenCC("t2s").convert
+    return convert
+
+
+def _library(step: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(
+            f'data.normalize={step!r} needs the package {name}: pip install "tformer_jax[tokenizers]"'
+        ) from None
+
+
+STEPS: dict[str, Callable[[str], Step]] = {
+    "nfkc": lambda language: functools.partial(unicodedata.normalize, "NFKC"),
+    "lowercase": lambda language: str.lower,
+    "punctuation": _punctuation,
+    "moses": _moses,
+    "simplified": _simplified,
+}
+"""Functions that build a step for a language, by the names of `data.normalize`."""
+LIBRARIES = {"punctuation": "sacremoses", "moses": "sacremoses", "simplified": "opencc"}
+"""The distribution that implements a step."""
