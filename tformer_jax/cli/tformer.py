@@ -15,6 +15,8 @@ COMMANDS = {
     "classify": "label texts",
     "score": "print log-probabilities of given texts",
     "serve": "serve a run over HTTP",
+    "report": "show runs in one HTML file",
+    "compare": "compare two runs",
     "sweep": "train a config for each combination of settings",
     "prepare_data": "tokenize a corpus once",
     "describe": "show what a model costs before it runs",

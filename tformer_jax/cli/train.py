@@ -18,20 +18,28 @@ DATA_VARIABLE = "TFORMER_DATA"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains a config, and copies the result to `--record`; exits with 130 if interrupted."""
+    """Trains a config, copies the result to `--record` and writes the report; exits with 130 if interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
     from tformer_jax.parallel import multihost
     from tformer_jax.train import experiment, loop, run_folder
 
     folder = options.run or Path("runs") / cfg.name
+    from tformer_jax.cli import report
+
+    if cfg.train.report:
+        report.html.check_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
     if options.record:
         group.run(lambda: check_writable(options.record) if group.first else None)
     built = experiment.build(
         cfg, folder, data_root=options.data, resume=options.resume, overwrite=options.overwrite, group=group
     )
-    result = loop.run(built, profile=options.profile)
+    try:
+        result = loop.run(built, profile=options.profile)
+    finally:
+        if cfg.train.report and group.first:
+            report.write([folder], folder / report.NAME)
     if result is not None and options.record and group.first:
         run_folder.write_json(options.record, result)
     if result is None:

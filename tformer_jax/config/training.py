@@ -117,6 +117,7 @@ class TrainConfig(Section):
     hang_seconds: int = setting(1800, "a longer step ends the run with the stacks of its threads; 0 disables it", low=0)
     layer_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
     noise_scale: bool = setting(False, "log the gradient noise scale (McCandlish et al., 2018); needs accumulate")
+    report: bool = setting(False, "write the report of the run, report.html, at the end")
     wandb: str | None = setting(None, "project of Weights & Biases to log the metrics to as well")
 
     def check(self) -> None:

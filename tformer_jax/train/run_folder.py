@@ -37,6 +37,7 @@ CHANGEABLE = (
     "most_skipped",
     "hang_seconds",
     "layer_norms",
+    "report",
     "wandb",
 )
 """Settings of train that may change when a run is resumed, besides all of eval, decode and parallel."""

@@ -1,0 +1,316 @@
+"""Reads reports as a user would, in a headless Chromium, at desktop and phone width, in light and dark.
+
+python -m tests.report.page --record tests/report.json
+
+Requires `pip install playwright` and a Chromium: Debian's (apt install chromium), or the one named by --chromium.
+"""
+
+import argparse
+import csv
+import io
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests import commands
+from tests.report.folders import cut, lock, write_run
+from tformer_jax.report import html
+from tformer_jax.report.run import load_all
+
+STEPS = 10_000
+MEGABYTES, SECONDS = 6, 2
+"""Largest file, and longest time to open it."""
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
+SECTIONS = ("curves", "evaluation", "outputs", "events", "config", "environment", "parameters", "files")
+CONTRAST = """() => {
+  const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return { r, g, b, a }; };
+  const mix = (top, under, c) => top.a * top[c] + (1 - top.a) * under[c];
+  const over = (top, under) => Object.fromEntries(["r", "g", "b"].map((c) => [c, mix(top, under, c)]));
+  const light = (color) => ["r", "g", "b"].map((c) => color[c] / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, index) => sum + v * [0.2126, 0.7152, 0.0722][index], 0);
+  const behind = (node) => {
+    if (!node) return { r: 255, g: 255, b: 255 };
+    return over(parse(getComputedStyle(node).backgroundColor), behind(node.parentElement));
+  };
+  const found = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+    if (!own || !node.checkVisibility() || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(node.tagName)) continue;
+    const style = getComputedStyle(node);
+    const under = behind(node);
+    const front = over(parse(node instanceof SVGElement ? style.fill : style.color), under);
+    const [high, low] = [light(front), light(under)].sort((a, b) => b - a);
+    found.push([(high + 0.05) / (low + 0.05), node.tagName, node.textContent.trim().slice(0, 30)]);
+  }
+  return found.sort((a, b) => a[0] - b[0])[0];
+}"""
+"""Returns the lowest contrast of a text with what is behind it (WCAG 2), and the text."""
+
+
+def all_parts_are_there(page: Any) -> None:
+    for name in SECTIONS:
+        assert page.locator(f"section#{name} h2").is_visible(), name
+    for text in ("BLEU", "spike", "encoder/layers_*/ffn", "AMD EPYC"):
+        assert page.get_by_text(text, exact=True).first.is_visible(), text
+    for group in ("Worst", "Random", "Best"):
+        assert page.locator("summary", has_text=group).is_visible(), group
+    assert page.locator("mark.missing").count() > 5 < page.locator("mark.extra").count()
+
+
+def every_chart_is_drawn_when_it_is_seen(page: Any) -> None:
+    plots = page.locator(".plot")
+    assert plots.count() >= 8
+    for plot in plots.all():
+        plot.scroll_into_view_if_needed()
+        plot.locator(".scatterlayer .trace").first.wait_for(state="attached", timeout=20_000)
+    empty = page.evaluate("charts.filter((c) => !at(`chart-${c.key}`).querySelector('.trace path')).map((c) => c.key)")
+    assert empty == []
+
+
+def the_page_fits_its_width(page: Any) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def texts_have_contrast(page: Any) -> None:
+    for details in page.locator("details").all():
+        details.evaluate("(one) => { one.open = true; }")
+    for plot in page.locator(".plot").all():
+        plot.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    ratio, *where = page.evaluate(CONTRAST)
+    assert ratio >= 4.5, (ratio, where)
+
+
+def every_control_is_reached_by_keyboard(page: Any) -> None:
+    wanted = page.evaluate(
+        """[...document.querySelectorAll("a[href], button, input, summary, [tabindex='0']")]
+        .filter((one) => one.checkVisibility() && !(one.type === "radio" && !one.checked)).length"""
+    )
+    page.locator("body").press("Home")
+    seen = set()
+    for _ in range(wanted):
+        page.keyboard.press("Tab")
+        place, outlined = page.evaluate(
+            """() => {
+              const one = document.activeElement;
+              const shown = one.type === "radio" ? one.nextElementSibling : one;
+              const place = [...document.querySelectorAll("*")].indexOf(one);
+              return [place, getComputedStyle(shown).outlineStyle !== "none"];
+            }"""
+        )
+        assert outlined, page.evaluate("document.activeElement.outerHTML.slice(0, 80)")
+        seen.add(place)
+    assert len(seen) == wanted
+
+
+def keys_zoom_all_curves(page: Any) -> None:
+    shown = "charts.filter((c) => drawn.has(c.key) && c.kind === 'lines')"
+    ranges = f"{shown}.map((c) => at(`chart-${{c.key}}`).layout.xaxis.range)"
+    whole = page.evaluate(ranges)
+    page.locator("#chart-loss").press("+")
+    closer = page.evaluate(ranges)
+    assert all(near[0] > far[0] and near[1] < far[1] for near, far in zip(closer, whole, strict=True))
+    page.locator("#chart-loss").press("ArrowRight")
+    assert page.evaluate(ranges)[0][0] > closer[0][0]
+    page.locator("#chart-loss").press("0")
+    assert page.evaluate(ranges) == whole
+
+
+def a_drag_zooms(page: Any) -> None:
+    plot = page.locator("#chart-loss")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 62, steps=4)
+    page.mouse.up()
+    page.wait_for_function("view.range !== null")
+    low, high = page.evaluate("at('chart-learning_rate').layout.xaxis.range")
+    assert STEPS * 0.2 < low < high < STEPS * 0.8
+
+
+def axes_and_smoothing_are_right(page: Any) -> None:
+    first = "at('chart-loss').data[0]"
+    assert page.evaluate(f"{first}.x.at(-1)") == STEPS
+    page.get_by_text("Tokens", exact=True).click()
+    page.wait_for_function(f"{first}.x.at(-1) === {900 * STEPS}")
+    page.get_by_text("Time", exact=True).click()
+    page.wait_for_function(f"Math.abs({first}.x.at(-1) - {STEPS / 4 / 60}) < 1e-6")
+    assert page.evaluate("smooth([4, null, 8, 0], 0.5)") == [4, None, (0.5 * 2 + 0.5 * 8) / 0.75, 2.5 / 0.875]
+    before = page.evaluate("at('chart-loss').data.length")
+    page.locator("#smoothing").press("End")
+    page.wait_for_function(f"at('chart-loss').data.length === {before + 1}")
+
+
+def the_theme_switches(page: Any) -> None:
+    color = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(color)
+    page.locator("#theme").press("Enter")
+    assert page.evaluate(color) != before
+    page.locator("#theme").press("Enter")
+    assert page.evaluate(color) == before
+
+
+def downloads_hold_all_records(page: Any) -> None:
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Train metrics").press("Enter")
+    rows = list(csv.DictReader(io.StringIO(Path(waiting.value.path()).read_text(encoding="utf-8"))))
+    assert waiting.value.suggested_filename == "run_train.csv"
+    assert len(rows) == STEPS
+    assert [int(row["step"]) for row in rows] == list(range(1, STEPS + 1))
+
+
+def paper_is_light_and_open(page: Any) -> None:
+    page.emulate_media(media="print")
+    page.wait_for_function("root.dataset.printing === 'yes'")
+    page.wait_for_function("drawn.size === charts.length")
+    assert not page.locator(".controls").is_visible() and not page.locator("nav.page").is_visible()
+    assert page.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.emulate_media(media="screen")
+    page.wait_for_function("root.dataset.printing === 'no'")
+    assert page.locator(".controls").is_visible()
+
+
+CHECKS: tuple[Callable[[Any], None], ...] = (
+    all_parts_are_there,
+    every_chart_is_drawn_when_it_is_seen,
+    the_page_fits_its_width,
+    texts_have_contrast,
+    every_control_is_reached_by_keyboard,
+    keys_zoom_all_curves,
+    a_drag_zooms,
+    axes_and_smoothing_are_right,
+    the_theme_switches,
+    downloads_hold_all_records,
+    paper_is_light_and_open,
+)
+QUICK = (every_chart_is_drawn_when_it_is_seen, the_page_fits_its_width, texts_have_contrast)
+"""Checks of the other reports."""
+
+
+def main() -> None:
+    """Prints and records the checks; exits with 1 if one fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="default: the one on the PATH")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="where pictures of the reports go")
+    options = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        reports = write_reports(Path(folder))
+        found: dict[str, Any] = {name: check(name, path, browser, options.pictures) for name, path in reports.items()}
+        found["opening"] = opening(reports["long"], browser)
+        if options.record:
+            commands.write_record(options.record, "tests.report.page", chromium=browser.version, **found)
+        browser.close()
+    print(json.dumps(found["opening"], indent=2))
+    raise SystemExit(any(result not in ("passed", True) for result in _results(found)))
+
+
+def write_reports(folder: Path) -> dict[str, Path]:
+    """Writes the reports that are read, and returns their paths by name."""
+    events = [
+        (3000, "spike", "loss 5.1000 is far above the 2.1000 of the steps before"),
+        (4200, "stopped", "by a signal"),
+    ]
+    events += [(4200, "resume", "1 x cpu"), (6000, "skipped", "skipped, because its loss is not finite")]
+    lost = range(6000, 6400)
+    runs = {
+        "long": [write_run(folder / "run", steps=STEPS, examples=500, evaluations=10, events=events, lost=lost)],
+        "killed": [write_run(folder / "killed", tested=False)],
+        "failed": [
+            write_run(folder / "failed", tested=False, lost=range(30, 41), events=[(40, "failed", "not finite")])
+        ],
+        "running": [write_run(folder / "running", tested=False, steps=20)],
+        "several": [
+            write_run(folder / "translation"),
+            write_run(folder / "wider", level=0.15),
+            write_run(folder / "labels", family="classifier"),
+            write_run(folder / "text", family="decoder_lm", extra={"grad_norm/decoder/layers_0": 2.0}),
+        ],
+    }
+    cut(runs["killed"][0] / "metrics.jsonl")
+    with lock(runs["running"][0]):
+        for name, folders in runs.items():
+            html.write(load_all(folders), folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in runs}
+
+
+def opened(path: Path, browser: Any, size: tuple[int, int], scheme: str) -> tuple[Any, list[str], float]:
+    """Opens a report; returns the page, the list that collects its mistakes and requests, and the time in seconds."""
+    width, height = size
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    mistakes: list[str] = []
+    page.on("pageerror", lambda error: mistakes.append(str(error)))
+    page.on("console", lambda message: mistakes.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("request", lambda request: mistakes.append(request.url) if request.url != path.as_uri() else None)
+    page.on("dialog", lambda dialog: mistakes.append(dialog.message))
+    began = time.perf_counter()
+    page.goto(path.as_uri())
+    page.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+    return page, mistakes, time.perf_counter() - began
+
+
+def check(name: str, path: Path, browser: Any, pictures: Path | None) -> dict[str, dict[str, str]]:
+    """Returns the outcome of each check at each width and in each color scheme."""
+    found: dict[str, dict[str, str]] = {}
+    for width, size in WIDTHS.items():
+        for scheme in ("light", "dark"):
+            outcome = found[f"{width}, {scheme}"] = {}
+            for one in CHECKS if name == "long" else QUICK:
+                page, mistakes, _ = opened(path, browser, size, scheme)
+                try:
+                    one(page)
+                    unexpected = [mistake for mistake in mistakes if not mistake.startswith("blob:")]
+                    assert not unexpected, unexpected
+                    outcome[one.__name__] = "passed"
+                except Exception as error:
+                    outcome[one.__name__] = f"{type(error).__name__}: {error}"
+                print(
+                    f"{name}, {width}, {scheme}: {one.__name__.replace('_', ' ')}: {outcome[one.__name__]}", flush=True
+                )
+                if pictures and one is every_chart_is_drawn_when_it_is_seen:
+                    page.screenshot(path=pictures / f"{name}_{width}_{scheme}.png", full_page=True)
+                page.close()
+    return found
+
+
+def opening(path: Path, browser: Any, rounds: int = 5) -> dict[str, Any]:
+    """Returns the size of a report and the time until its first charts are drawn, and whether both are small enough."""
+    times = []
+    for _ in range(rounds):
+        page, _, seconds = opened(path, browser, WIDTHS["desktop"], "light")
+        times.append(seconds)
+        page.close()
+    megabytes, median = path.stat().st_size / 1e6, statistics.median(times)
+    return {
+        "steps": STEPS,
+        "megabytes": round(megabytes, 2),
+        "seconds": [round(seconds, 2) for seconds in times],
+        "file_small_enough": megabytes < MEGABYTES,
+        "opened_soon_enough": median < SECONDS,
+    }
+
+
+def _results(found: dict[str, Any]) -> list[Any]:
+    outcomes = [
+        one
+        for name, widths in found.items()
+        if name != "opening"
+        for checks in widths.values()
+        for one in checks.values()
+    ]
+    return [*outcomes, found["opening"]["file_small_enough"], found["opening"]["opened_soon_enough"]]
+
+
+if __name__ == "__main__":
+    main()

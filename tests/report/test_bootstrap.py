@@ -1,0 +1,87 @@
+"""Intervals and paired tests: equal to sacreBLEU's own classes, and to resamples counted by hand."""
+
+import numpy as np
+import pytest
+import sacrebleu
+from sacrebleu.metrics.base import Metric, Score, Signature
+from sacrebleu.significance import PairedTest
+
+from tests.report.folders import SIGNATURES, write_run
+from tformer_jax.report.bootstrap import bleu_of, estimates, share
+from tformer_jax.report.run import load_all
+
+
+class Share(Metric):
+    """The percentage of outputs that equal their reference, as a metric of sacreBLEU."""
+
+    _SIGNATURE_TYPE = Signature
+
+    def _check_sentence_score_args(self, hyp, refs):
+        """Accepts everything."""
+
+    def _aggregate_and_compute(self, stats):
+        return self._compute_score_from_stats(np.array(stats).sum(0))
+
+    def _compute_score_from_stats(self, stats):
+        return Score("share", 100 * stats[0] / stats[1])
+
+    def _preprocess_segment(self, sent):
+        return sent
+
+    def _extract_reference_info(self, refs):
+        return {"refs": refs}
+
+    def _compute_segment_statistics(self, hypothesis, ref_kwargs):
+        return [float(hypothesis in ref_kwargs["refs"]), 1.0]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    runs = load_all([write_run(folder / name, level=level) for name, level in (("a", 0.0), ("b", 0.15))])
+    return [run.outputs["test"] for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"), [("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF()), ("exact_match", Share())]
+)
+def test_equal_to_sacrebleu(outputs, name, metric):
+    a, b = outputs
+    named = [("a", a.texts), ("b", b.texts)]
+    scores = PairedTest(named, {"it": metric}, [a.references], test_type="bs", n_samples=200)()[1]
+    (expected,) = (found for label, found in scores.items() if label != "System")
+    for mine, theirs in zip(estimates(outputs, "seq2seq", resamples=200)[name], expected, strict=True):
+        assert (mine.score, mine.mean, mine.half) == pytest.approx((theirs.score, theirs.mean, theirs.ci), rel=1e-5)
+        assert mine.p_value == theirs.p_value
+    assert expected[1].p_value < 0.5
+
+
+def test_the_resamples_of_accuracy_by_hand():
+    better, worse = np.array([True] * 6 + [False] * 2), np.array([True] * 3 + [False] * 5)
+    first, second = share([worse, better], resamples=100)
+    drawn = np.random.default_rng(12345).choice(8, size=(100, 8), replace=True)
+    sampled = np.sort([100 * sum(worse[at] for at in row) / 8 for row in drawn])
+    assert (first.score, second.score) == (37.5, 75.0)
+    assert (first.low + first.high) / 2 == pytest.approx(sampled.mean())
+    assert first.high - first.low == pytest.approx(sampled[97] - sampled[2])
+    gaps = [abs(100 * sum(int(better[at]) - int(worse[at]) for at in row) / 8) for row in drawn]
+    assert second.p_value == (sum(gap - np.mean(gaps) > 37.5 for gap in gaps) + 1) / 101
+    assert first.p_value is None
+
+
+def test_a_system_does_not_differ_from_itself(outputs):
+    found = estimates([outputs[0], outputs[0]], "seq2seq", resamples=100)
+    assert list(found) == ["bleu", "chrf", "exact_match"]
+    assert all(second.score == first.score for first, second in found.values())
+    assert {second.p_value for _, second in found.values()} == {1 / 101}, "sacreBLEU's p of no difference at all"
+
+
+def test_which_metrics_a_family_has(outputs):
+    assert list(estimates(outputs[:1], "classifier", resamples=10)) == ["accuracy"]
+    assert estimates(outputs[:1], "decoder_lm", resamples=10) == {}
+
+
+def test_the_tokenizer_is_that_of_the_signature():
+    assert bleu_of(SIGNATURES).tokenizer.signature() == "13a"
+    assert bleu_of({"bleu": "nrefs:1|tok:zh|smooth:exp"}).tokenizer.signature() == "zh"
+    assert bleu_of({}) is None

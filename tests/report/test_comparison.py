@@ -1,0 +1,98 @@
+"""The comparison of two runs against hand arithmetic, and as text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.report.folders import write_run
+from tformer_jax.cli import compare as command
+from tformer_jax.report.comparison import compare
+from tformer_jax.report.run import load_all
+
+
+def pair(tmp_path: Path, **other):
+    return load_all([write_run(tmp_path / "a"), write_run(tmp_path / "b", **{"level": 0.15, **other})])
+
+
+def with_metrics(run: Path, records: list[dict]) -> None:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def records(losses: dict[int, float | None], tokens: int, seconds: float) -> list[dict]:
+    return [
+        {"step": step, "group": "train", "loss": loss, "tokens": tokens * step, "seconds": seconds * step}
+        for step, loss in losses.items()
+    ]
+
+
+def test_losses_at_equal_cost_by_hand(tmp_path):
+    """`b` takes twice the tokens and four times the time for a step."""
+    folders = [write_run(tmp_path / name, examples=0, tested=False, evaluations=0) for name in "ab"]
+    with_metrics(folders[0], records({2: 4.0, 4: 2.0, 8: 0.0}, tokens=100, seconds=1.0))
+    validation = {"step": 4, "group": "validation", "loss": 1.5}
+    with_metrics(folders[1], [*records({2: 3.0, 4: None, 6: 1.0}, tokens=200, seconds=4.0), validation])
+    found = {(row.axis, row.at): row for row in compare(*load_all(folders)).losses}
+    assert found["step", 6.0].train == (1.0, 1.0)
+    assert found["step", 3.0].train == (3.0, 2.5)
+    assert found["step", 1.5].train == (None, None)
+    assert found["tokens", 800.0].train == (0.0, 2.0)
+    assert found["tokens", 400.0].train == (2.0, 3.0)
+    assert found["seconds", 8.0].train == (0.0, 3.0)
+    assert all(row.validation[0] is None for row in found.values())
+    assert [row.axis for row in found.values()] == ["step"] * 4 + ["tokens"] * 4 + ["seconds"] * 4
+
+
+def test_runs_of_equal_outputs_do_not_differ(tmp_path):
+    a, b = pair(tmp_path, level=0.0)
+    found = compare(a, b, resamples=100)
+    assert (found.split, found.equal, found.examples) == ("test", 40, 40)
+    assert (found.gained, found.lost) == ([], [])
+    assert all(first.score == second.score for first, second in found.metrics.values())
+    assert found.settings == {"name": ("a", "b")}
+
+
+def test_what_changed_most_comes_first(tmp_path):
+    a, b = pair(tmp_path, label_smoothing=0.1)
+    found = compare(a, b, resamples=100)
+    assert found.settings == {"name": ("a", "b"), "train.label_smoothing": (0.0, 0.1)}
+    before, after = a.outputs["test"], b.outputs["test"]
+    gains = {source: new - old for source, old, new in zip(before.sources, before.chrf, after.chrf, strict=True)}
+    assert [change.gain for change in found.lost] == pytest.approx(sorted(gains.values())[: len(found.lost)])
+    assert all(change.gain == pytest.approx(gains[change.source]) for change in [*found.gained, *found.lost])
+    assert {change.texts for change in found.lost} <= set(zip(before.texts, after.texts, strict=True))
+
+
+def test_other_examples_are_not_paired(tmp_path):
+    a, b = pair(tmp_path, examples=39)
+    found = compare(a, b)
+    assert (found.split, found.metrics, found.gained) == (None, {}, [])
+
+
+def test_validation_where_one_run_was_not_tested(tmp_path):
+    a, b = pair(tmp_path, tested=False)
+    assert compare(a, b, resamples=100).split == "validation"
+
+
+def test_labels_that_changed(tmp_path):
+    folders = [write_run(tmp_path / name, family="classifier", level=level) for name, level in (("a", 0), ("b", 0.2))]
+    found = compare(*load_all(folders), resamples=100)
+    assert list(found.metrics) == ["accuracy"]
+    a, b = (run.outputs["test"] for run in (found.a, found.b))
+    worse = {source for source, old, new in zip(a.sources, a.hits, b.hits, strict=True) if old and not new}
+    assert {change.source for change in found.lost} <= worse
+
+
+def test_as_text(tmp_path, capsys):
+    folders = [str(run.folder) for run in pair(tmp_path, label_smoothing=0.1)]
+    path = tmp_path / "both.html"
+    command.main([*folders, "--resamples", "100", "--sentences", "1", "--report", str(path)])
+    lines = capsys.readouterr().out.splitlines()
+    (bleu,) = (line.split() for line in lines if line.startswith("BLEU"))
+    a, b = (json.loads(Path(folder, "result.json").read_text())["test"]["bleu"] for folder in folders)
+    assert (bleu[1], bleu[5]) == (f"{a:.2f}", f"{b:.2f}")
+    assert bleu[-2] == f"{b - a:+.2f}".replace("-", "−")
+    for text in ("40 examples", "exact match", "train.label_smoothing  0.0", "lost most: ", "validation A"):
+        assert any(text.lower() in line.lower() for line in lines), text
+    assert sum(line.startswith("lost most") for line in lines) == 1
+    assert "Comparison" in path.read_text()

@@ -1,0 +1,248 @@
+"""Reports of runs that finished, are going on, were killed, failed, or differ in their metrics."""
+
+import html.parser
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.report.folders import cut, lock, write_run
+from tformer_jax.cli import report
+from tformer_jax.config import ConfigError
+from tformer_jax.report import html as page
+from tformer_jax.report import sections
+from tformer_jax.report.run import load_all
+
+ROOT = Path(__file__).resolve().parents[2]
+FAILED = (38, "failed", "5 steps in a row had a loss or gradient that is not finite")
+
+
+class Elements(html.parser.HTMLParser):
+    """Collects the text and the addresses of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.text, self.addresses, self._skipped = "", [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self._skipped = tag in ("script", "style")
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "action", "poster")]
+
+    def handle_endtag(self, tag):
+        self._skipped = False
+
+    def handle_data(self, data):
+        self.text += "" if self._skipped else data
+
+
+def shown(*folders: Path) -> Elements:
+    return Elements(page.render(load_all(folders)))
+
+
+def drawn(*folders: Path) -> dict[str, dict]:
+    """Returns the data of the charts by key."""
+    text = page.render(load_all(folders))
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    return {chart["key"]: chart for chart in json.loads(data)["charts"]}
+
+
+def test_a_finished_run(tmp_path):
+    run = write_run(tmp_path / "run", examples=30, events=[(7, "spike", "loss 9 is far above")], label_smoothing=0.1)
+    (one,) = load_all([run])
+    assert one.status == "finished"
+    found = shown(run)
+    for text in (
+        "Finished",
+        "40 of 40",
+        "36 k",
+        "Curves",
+        "Evaluation",
+        "BLEU",
+        "tok:13a",
+        "Worst",
+        "Random",
+        "Best",
+        "loss 9 is far above",
+        "train.label_smoothing",
+        "AMD EPYC",
+        "957a3daed28a",
+        "encoder/layers_*/ffn",
+        "131,712",
+        "python scripts/train.py --config configs/run.py",
+    ):
+        assert text in found.text, text
+    result = one.result["test"]
+    assert f"{result['bleu']:.2f}" in found.text
+    assert all(address.startswith(("#", "data:")) for address in found.addresses)
+
+
+def test_the_charts_hold_the_records(tmp_path):
+    charts = drawn(write_run(tmp_path / "run"))
+    training, validation = charts["loss"]["traces"]
+    assert training["step"] == list(range(1, 41))
+    assert training["tokens"] == [900 * step for step in range(1, 41)]
+    assert training["seconds"] == [step / 4 for step in range(1, 41)]
+    assert validation["step"] == [10, 20, 30, 40]
+    assert validation["tokens"] == [9000, 18000, 27000, 36000]
+    assert charts["utilisation"]["traces"][0]["y"][0] == pytest.approx(40, rel=0.2)
+    assert charts["memory"]["traces"][0]["y"][0] == pytest.approx(1.5e9 / 2**30, rel=1e-5)
+    assert "skipped_steps" not in charts and "flops_per_second" not in charts
+
+
+def test_nothing_of_a_run_becomes_markup(tmp_path):
+    run = write_run(tmp_path / "run", events=[(3, "spike", "</script><img src=x onerror=alert(1)>")])
+    path = run / "outputs" / "test.json"
+    found = json.loads(path.read_text())
+    found["outputs"][0] |= {"source": "</script><script>alert(1)</script>", "output": "<img src=y>"}
+    path.write_text(json.dumps(found))
+    text = page.render(load_all([run]))
+    assert "<img" not in text
+    assert "<script>alert(1)" not in text
+
+
+def test_a_run_killed_within_a_record(tmp_path):
+    run = write_run(tmp_path / "run", tested=False)
+    cut(run / "metrics.jsonl")
+    cut(run / "events.jsonl", share=0)
+    cut(run / "outputs" / "validation.json")
+    (one,) = load_all([run])
+    assert one.status == "ended early"
+    assert 15 < one.step < 25
+    found = shown(run)
+    assert f"it neither finished nor reported an error after step {one.step}" in found.text
+    assert "Worst" not in found.text
+
+
+@pytest.mark.parametrize(
+    "missing", ["metrics.jsonl", "events.jsonl", "outputs/test.json", "model.json", "provenance.json"]
+)
+def test_a_missing_file_leaves_its_part_out(tmp_path, missing):
+    run = write_run(tmp_path / "run")
+    (run / missing).unlink()
+    assert "Finished" in shown(run).text
+
+
+def test_a_run_with_nans(tmp_path):
+    run = write_run(tmp_path / "run", tested=False, lost=range(30, 41), events=[(30, "skipped", "not finite"), FAILED])
+    assert load_all([run])[0].status == "failed"
+    loss = drawn(run)["loss"]
+    assert loss["traces"][0]["y"][29:] == [None] * 11
+    assert [mark["kind"] for mark in loss["marks"]] == ["skipped", "failed"]
+    assert drawn(run)["skipped_steps"]["traces"][0]["y"][28:30] == [0, 1]
+    assert FAILED[2] in shown(run).text
+
+
+def test_a_run_that_goes_on(tmp_path):
+    run = write_run(tmp_path / "run", tested=False, steps=20)
+    with lock(run):
+        (one,) = load_all([run])
+        assert one.status == "running"
+        assert "Running" in shown(run).text
+    assert load_all([run])[0].status == "ended early"
+
+
+def test_a_run_that_has_only_begun(tmp_path):
+    run = write_run(tmp_path / "run", tested=False, examples=0)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        (run / name).write_text("")
+    assert "Nothing is recorded yet." in shown(run).text
+
+
+def test_a_resumed_run_repeats_no_spike(tmp_path):
+    events = [(7, "spike", "first"), (8, "stopped", "by a signal"), (5, "resume", ""), (7, "spike", "second")]
+    (one,) = load_all([write_run(tmp_path / "run", events=events)])
+    kinds = [(event["kind"], event["message"]) for event in one.events]
+    assert kinds[1:] == [("stopped", "by a signal"), ("resume", ""), ("spike", "second"), ("finished", "")]
+
+
+def test_runs_with_different_metrics(tmp_path):
+    folders = [
+        write_run(tmp_path / "translation"),
+        write_run(tmp_path / "labels", family="classifier", extra={"noise_scale": 5.0, "my_own": 1.0}),
+        write_run(tmp_path / "text", family="decoder_lm", extra={"grad_norm/decoder/layers_0": 2.0}),
+    ]
+    charts = drawn(*folders)
+    assert [trace["run"] for trace in charts["loss"]["traces"]] == [0, 1, 2, 0, 1, 2]
+    assert [trace["run"] for trace in charts["validation_accuracy"]["traces"]] == [1]
+    assert charts["grad_norm_2"]["traces"][0]["name"] == "decoder/layers_0"
+    assert {"noise_scale", "my_own", "validation_bleu", "sentence_chrf"} <= charts.keys()
+    found = shown(*folders).text
+    for text in ("Accuracy", "BLEU", "right", "wrong", "Samples", "model.family", "cannot be paired"):
+        assert text in found, text
+
+
+def test_intervals_stand_beside_the_results_that_they_belong_to(tmp_path):
+    run = write_run(tmp_path / "run")
+    path = run / "outputs" / "validation.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "step": 30}))
+    row = sections.metric_rows(load_all([run]))["BLEU"][0]
+    assert row.intervals.keys() == {"test"}
+    assert row.intervals["test"].low < row.test < row.intervals["test"].high
+    assert (row.best, row.best_step, row.validation) == (30.0, 40, 30.0)
+
+
+def test_runs_are_named_by_what_differs(tmp_path):
+    folders = [write_run(tmp_path / name / "run", examples=0) for name in "ab"]
+    assert [run.name for run in load_all(folders)] == ["a/run", "b/run"]
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        load_all([tmp_path])
+    with pytest.raises(ConfigError, match="given twice"):
+        load_all([folders[0], folders[0]])
+
+
+def test_numbers_are_readable():
+    assert [sections.compact(number) for number in (950, 12_345, 4_353_393, 1.2e9)] == [
+        "950",
+        "12.3 k",
+        "4.35 M",
+        "1.2 G",
+    ]
+    assert [sections.duration(number) for number in (65, 3725, 90_061)] == ["1:05", "1:02:05", "1 d 1:01:01"]
+    assert (sections.signed(-0.25, 2), sections.metric(None, "loss"), sections.metric(1.5, "bleu")) == (
+        "−0.25",
+        "–",
+        "1.50",
+    )
+
+
+def test_the_command_needs_no_jax(tmp_path):
+    run = write_run(tmp_path / "run")
+    command = "import sys; from tformer_jax.cli.report import main; main(sys.argv[1:]); print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", command, run], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(run / "report.html"), "False"]
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_watching_ends_with_the_run(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", tested=False, steps=20)
+    held, path = lock(run), tmp_path / "watched.html"
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        assert "Running" in path.read_text()
+        if len(waits) == 2:
+            held.close()
+
+    monkeypatch.setattr(report.time, "sleep", sleep)
+    report.main([str(run), "--watch", "7", "--output", str(path), "--refresh", "9"])
+    assert waits == [7, 7]
+    assert "Ended early" in path.read_text()
+    assert '<meta http-equiv="refresh" content="9">' in path.read_text()
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
+    run = write_run(tmp_path / "run", examples=0)
+    with pytest.raises(ConfigError, match="cannot be written .* name another with --output"):
+        report.main([str(run), "--output", str(tmp_path / "missing" / "report.html")])
+
+
+def test_without_jinja_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigError, match=r'needs the package jinja2: pip install -e "\.\[report\]"'):
+        page.check_installed("this command")

@@ -1,0 +1,115 @@
+"""`scripts/compare.py`: shows what differs between two runs."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tformer_jax.cli import report
+from tformer_jax.report import html, run
+from tformer_jax.report.charts import TITLES
+from tformer_jax.report.comparison import Change, Comparison, compare
+from tformer_jax.report.sections import ABSENT, compact, duration, metric, shown_value, signed
+
+AXES = {"step": "steps", "tokens": "tokens", "seconds": "time"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the comparison; with `--report`, also writes the report of both runs."""
+    options = parser().parse_args(argv)
+    if options.report:
+        html.check_installed("--report")
+    folders = [options.baseline, options.run]
+    a, b = run.load_all(folders)
+    console = Console(highlight=False)
+    for part in shown(compare(a, b, options.resamples), options.sentences):
+        console.print(part, end="\n\n")
+    if options.report:
+        report.write(folders, options.report)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser."""
+    result = argparse.ArgumentParser(
+        prog="compare.py",
+        description="Compares two runs: metrics with a paired bootstrap test, losses at equal steps, tokens and time, "
+        "settings, and the outputs that changed most.",
+        allow_abbrev=False,
+    )
+    result.add_argument("baseline", type=Path, metavar="RUN_A", help="run folder of the baseline")
+    result.add_argument("run", type=Path, metavar="RUN_B", help="run folder to compare with it")
+    result.add_argument(
+        "--resamples", type=report.whole(100), default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
+    )
+    result.add_argument(
+        "--sentences",
+        type=report.whole(0),
+        default=3,
+        metavar="N",
+        help="outputs to show that changed most (default: 3)",
+    )
+    result.add_argument("--report", type=Path, metavar="FILE", help="also write the HTML report of both runs")
+    return result
+
+
+def shown(found: Comparison, sentences: int) -> list[Table | str]:
+    """Returns the parts of a comparison, ready to print."""
+    parts: list[Table | str] = [f"A  {escape(found.a.name)}\nB  {escape(found.b.name)}"]
+    if found.metrics:
+        parts.append(_metrics(found))
+    elif found.a.family != "decoder_lm":
+        parts.append("The runs were not evaluated on the same examples, so their metrics cannot be paired.")
+    if found.losses:
+        parts.append(_losses(found))
+    parts.append(_settings(found) if found.settings else "All settings are equal.")
+    for title, changes in (("gained most", found.gained), ("lost most", found.lost)):
+        parts += [_change(title, change) for change in changes[:sentences]]
+    return parts
+
+
+def _metrics(found: Comparison) -> Table:
+    table = _table(
+        f"{found.split}: {found.examples:,} examples, {found.equal:,} outputs equal; 95 % intervals",
+        ["metric", "A", "", "B", "", "B - A", "p"],
+    )
+    for name, (a, b) in found.metrics.items():
+        ends = [f"{one.low:.2f} to {one.high:.2f}" for one in (a, b)]
+        cells = [f"{a.score:.2f}", ends[0], f"{b.score:.2f}", ends[1]]
+        table.add_row(TITLES[name][0], *cells, signed(b.score - a.score, 2), f"{b.p_value:.3f}")
+    return table
+
+
+def _losses(found: Comparison) -> Table:
+    headings = ["at equal", "", "training A", "B", "B - A", "validation A", "B", "B - A"]
+    table = _table("loss, interpolated between records", headings)
+    for row in found.losses:
+        cells = [AXES[row.axis], duration(row.at) if row.axis == "seconds" else compact(row.at)]
+        for a, b in (row.train, row.validation):
+            difference = ABSENT if a is None or b is None else signed(b - a, 4)
+            cells += [metric(a, "loss"), metric(b, "loss"), difference]
+        table.add_row(*cells)
+    return table
+
+
+def _settings(found: Comparison) -> Table:
+    table = _table("settings that differ", ["setting", "A", "B"], right=False)
+    for name, values in found.settings.items():
+        table.add_row(name, *(escape(shown_value(value)) for value in values))
+    return table
+
+
+def _change(title: str, change: Change) -> str:
+    a, b = change.quality
+    lines = {"source": change.source, "reference": change.reference, "A": change.texts[0], "B": change.texts[1]}
+    texts = "\n".join(f"    {name:<9} {escape(text)}" for name, text in lines.items())
+    return f"{title}: {a:.1f} to {b:.1f}\n{texts}"
+
+
+def _table(title: str, headings: Sequence[str], *, right: bool = True) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if right and number else "left")
+    return table

@@ -1,0 +1,64 @@
+"""`scripts/report.py`: shows one or several runs in one HTML file."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tformer_jax.cli.common import whole
+from tformer_jax.config import ConfigError
+from tformer_jax.report import html, run
+
+NAME = "report.html"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes the report, and with `--watch` again whenever the runs have written, until they have ended."""
+    options = parser().parse_args(argv)
+    html.check_installed("this command")
+    path = options.output or (options.runs[0] / NAME if len(options.runs) == 1 else Path(NAME))
+    seen = write(options.runs, path, options.refresh)
+    print(path)
+    while options.watch and any(one.running for one in seen):
+        time.sleep(options.watch)
+        seen = write(options.runs, path, options.refresh)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser."""
+    result = argparse.ArgumentParser(
+        prog="report.py",
+        description="Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "
+        "environment, parameters. Several runs are compared with the first. A run may be going on or have failed.",
+        allow_abbrev=False,
+    )
+    result.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder of scripts/train.py")
+    result.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"default: RUN/{NAME}, or {NAME} here for several runs"
+    )
+    result.add_argument(
+        "--watch",
+        type=whole(1),
+        nargs="?",
+        const=30,
+        metavar="SECONDS",
+        help="write the report again after this time (default: 30), until no run is going on",
+    )
+    result.add_argument(
+        "--refresh", type=whole(1), metavar="SECONDS", help="make browsers load the file again after this time"
+    )
+    return result
+
+
+def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.Run]:
+    """Writes the report of the run folders to `path`; returns the runs.
+
+    Raises:
+        ConfigError: a folder is not a run folder, or `path` cannot be written.
+    """
+    runs = run.load_all(folders)
+    try:
+        html.write(runs, path, refresh=refresh)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another with --output") from error
+    return runs

@@ -1,0 +1,268 @@
+"use strict";
+const at = (id) => document.getElementById(id);
+const root = document.documentElement;
+const { charts, runs } = JSON.parse(at("data").textContent);
+const view = { axis: "step", smoothing: 0, log: false, hidden: new Set(), range: null };
+const LOSSES = ["loss", "nll"];
+const DENSE = 400;
+const drawn = new Set();
+const STYLE = { paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false, hovermode: "closest" };
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
+
+async function unpack(id) {
+  const letters = atob(at(id).textContent);
+  const bytes = new Uint8Array(letters.length);
+  for (let place = 0; place < letters.length; place += 1) bytes[place] = letters.charCodeAt(place);
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+function color(name) {
+  return getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+}
+
+function colorOf(trace) {
+  if (trace.run < 0) return color("muted");
+  const own = color(`run-${trace.run % 8}`);
+  return trace.shade === undefined ? own : mixed(own, color("grid"), 0.75 * trace.shade);
+}
+
+/** Mixes two colors written as #rrggbb. */
+function mixed(from, to, share) {
+  const [a, b] = [from, to].map((hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16)));
+  return `rgb(${a.map((value, index) => Math.round(value + share * (b[index] - value))).join(",")})`;
+}
+
+function translucent(hex, opacity) {
+  return mixed(hex, hex, 0).replace("rgb", "rgba").replace(")", `,${opacity})`);
+}
+
+/** The exponential moving average of the present values, corrected for its start at 0. */
+function smooth(values, decay) {
+  let mean = 0;
+  let weight = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = decay * mean + (1 - decay) * value;
+    weight = decay * weight + (1 - decay);
+    return mean / weight;
+  });
+}
+
+function unitOfTime() {
+  const ends = charts.flatMap((chart) => chart.traces.flatMap((trace) => trace.seconds?.slice(-1) ?? []));
+  const last = Math.max(0, ...ends);
+  if (last > 7200) return { size: 3600, name: "hours" };
+  return last > 120 ? { size: 60, name: "minutes" } : { size: 1, name: "seconds" };
+}
+
+function horizontal(values) {
+  if (view.axis !== "seconds") return values;
+  const { size } = unitOfTime();
+  return values.map((value) => (value === null ? null : value / size));
+}
+
+function lines(chart) {
+  return chart.traces.filter((trace) => !view.hidden.has(trace.run)).flatMap((trace) => {
+    const name = runs.length > 1 ? `${runs[trace.run]}, ${trace.name}` : trace.name;
+    const lone = trace.y.filter((value) => value !== null).length < 2;
+    const line = {
+      type: "scatter", x: horizontal(trace[view.axis]), y: trace.y, name, mode: lone ? "markers" : "lines",
+      line: { color: colorOf(trace), width: trace.y.length > DENSE ? 1 : 1.6 }, marker: { color: colorOf(trace), size: 5 },
+      hovertemplate: `%{y:.5~g} at %{x:,.6~g}<extra>${escaped(name)}</extra>`,
+    };
+    if (trace.evaluation) {
+      const marker = { color: colorOf(trace), size: 7, line: { color: color("page"), width: 1.5 } };
+      return [{ ...line, mode: "lines+markers", line: { color: colorOf(trace), width: 1.6, dash: "dot" }, marker }];
+    }
+    if (!view.smoothing) return [line];
+    const smoothed = { ...line, y: smooth(trace.mean ?? trace.y, view.smoothing), line: { ...line.line, width: 2 } };
+    return [{ ...line, opacity: 0.25, hoverinfo: "skip", hovertemplate: undefined }, smoothed];
+  });
+}
+
+function escaped(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function bars(chart) {
+  return chart.traces.filter((trace) => !view.hidden.has(trace.run)).map((trace) => ({
+    type: "scatter", mode: "lines", name: trace.name, x: trace.x, y: [...trace.y, 0], fill: "tozeroy",
+    line: { color: colorOf(trace), width: 1.4, shape: "hv", dash: trace.run < 0 ? "dot" : "solid" },
+    fillcolor: trace.run < 0 ? "transparent" : translucent(colorOf(trace), 0.14),
+    hovertemplate: `%{y:.3~g} % from %{x:.4~g}<extra>${escaped(trace.name)}</extra>`,
+  }));
+}
+
+function events(chart) {
+  return chart.marks.filter((mark) => !view.hidden.has(mark.run) && mark[view.axis] !== null).map((mark) => {
+    const [x] = horizontal([mark[view.axis]]);
+    const line = { color: color(mark.kind === "resume" ? "muted" : "warning"), width: 1, dash: "2px,3px" };
+    return { type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line, opacity: 0.7 };
+  });
+}
+
+/** The range of all curves, from 0 to the end of the longest run. */
+function wholeRange() {
+  const ends = charts.flatMap((one) => one.traces.flatMap((trace) => (one.kind === "lines" ? trace[view.axis] : [])));
+  const last = ends.reduce((longest, value) => Math.max(longest, value ?? 0), 0);
+  return horizontal([0, 1.015 * last || 1]);
+}
+
+/** How many powers of ten the values of a chart span. */
+function decades(chart) {
+  const values = chart.traces.flatMap((trace) => trace.y).filter((value) => value > 0);
+  const [low, high] = values.reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [1e300, 0]);
+  return Math.log10(high / low);
+}
+
+function layout(chart) {
+  const shared = chart.kind === "lines";
+  const time = unitOfTime();
+  const titles = { step: "step", tokens: "tokens", seconds: time.name };
+  const axis = { gridcolor: color("grid"), linecolor: color("rule"), zeroline: false, tickfont: { color: color("muted") } };
+  const title = { text: shared ? titles[view.axis] : chart.unit, font: { size: 12, color: color("muted") }, standoff: 6 };
+  const xaxis = { ...axis, title, showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: color("rule") };
+  if (shared) xaxis.range = view.range ?? wholeRange();
+  const yaxis = { ...axis, automargin: true, nticks: 6, exponentformat: "SI", rangemode: chart.zero ? "tozero" : "normal" };
+  if (chart.log || (view.log && LOSSES.includes(chart.key))) Object.assign(yaxis, { type: "log", dtick: decades(chart) > 2.5 ? 1 : Math.log10(2) });
+  return {
+    ...STYLE, xaxis, yaxis, margin: { l: 44, r: 10, t: 8, b: 40 }, dragmode: "zoom",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("text") },
+    hoverlabel: { bgcolor: color("surface"), bordercolor: color("rule"), font: { color: color("text") }, namelength: -1 },
+    shapes: events(chart),
+  };
+}
+
+function draw(chart) {
+  const traces = chart.kind === "lines" ? lines(chart) : bars(chart);
+  return Plotly.react(at(`chart-${chart.key}`), traces, layout(chart), CONFIG);
+}
+
+function drawAll() {
+  return Promise.all(charts.filter((chart) => drawn.has(chart.key)).map(draw));
+}
+
+/** Draws a chart for the first time. */
+async function show(chart) {
+  if (drawn.has(chart.key)) return;
+  drawn.add(chart.key);
+  await draw(chart);
+  follow(chart);
+}
+
+/** Draws the charts in view at once, and the others when they come near it. */
+async function showCharts() {
+  const near = new IntersectionObserver((seen) => {
+    for (const one of seen.filter((each) => each.isIntersecting)) {
+      near.unobserve(one.target);
+      show(charts.find((chart) => one.target.id === `chart-${chart.key}`));
+    }
+  }, { rootMargin: "400px" });
+  const inView = (chart) => at(`chart-${chart.key}`).getBoundingClientRect().top < innerHeight;
+  for (const chart of charts.filter(inView)) await show(chart);
+  for (const chart of charts) near.observe(at(`chart-${chart.key}`));
+}
+
+/** Shows the same part of the horizontal axis in all charts that share it. */
+function zoom(range) {
+  view.range = range;
+  for (const chart of charts.filter((one) => one.kind === "lines" && drawn.has(one.key))) draw(chart);
+}
+
+function follow(chart) {
+  const plot = at(`chart-${chart.key}`);
+  if (chart.kind !== "lines") return;
+  plot.on("plotly_relayout", (change) => {
+    if (change["xaxis.range[0]"] !== undefined) zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
+    else if (change["xaxis.autorange"] || change["xaxis.range"]) zoom(null);
+  });
+  plot.addEventListener("keydown", (event) => {
+    const [low, high] = plot._fullLayout.xaxis.range;
+    const width = high - low;
+    const moves = {
+      ArrowLeft: [low - width / 8, high - width / 8], ArrowRight: [low + width / 8, high + width / 8],
+      "+": [low + width / 8, high - width / 8], "-": [low - width / 6, high + width / 6], 0: null,
+    };
+    const key = event.key === "=" ? "+" : event.key;
+    if (event.ctrlKey || event.metaKey || event.altKey || !(key in moves)) return;
+    event.preventDefault();
+    zoom(moves[key]);
+  });
+}
+
+function isDark() {
+  return root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function nameTheme() {
+  at("theme").textContent = isDark() ? "Light" : "Dark";
+  at("theme").setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colors`);
+}
+
+function forPrint(begins) {
+  if (begins === (root.dataset.printing === "yes")) return;
+  root.dataset.printing = begins ? "yes" : "no";
+  if (begins) root.dataset.screenTheme = root.dataset.theme ?? "";
+  const theme = begins ? "light" : root.dataset.screenTheme;
+  if (theme) root.dataset.theme = theme;
+  else delete root.dataset.theme;
+  for (const fold of document.querySelectorAll("details")) {
+    if (begins) fold.dataset.open = fold.open ? "yes" : "no";
+    fold.open = begins || fold.dataset.open === "yes";
+  }
+  const size = begins ? { width: 330, height: 220 } : { width: null, height: null, autosize: true };
+  for (const chart of charts) show(chart);
+  for (const chart of charts) Plotly.relayout(at(`chart-${chart.key}`), size);
+}
+
+async function save(button) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([await unpack(button.dataset.from)], { type: "text/csv" }));
+  link.download = button.dataset.file;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function listen() {
+  for (const input of document.querySelectorAll("input[name=axis]")) {
+    input.addEventListener("change", () => { view.axis = input.value; view.range = null; drawAll(); });
+  }
+  for (const input of document.querySelectorAll("input[name=run]")) {
+    input.addEventListener("change", () => { view.hidden[input.checked ? "delete" : "add"](Number(input.value)); drawAll(); });
+  }
+  at("smoothing").addEventListener("input", (event) => {
+    view.smoothing = Number(event.target.value);
+    at("smoothing-value").textContent = event.target.value;
+    drawAll();
+  });
+  at("log").addEventListener("change", (event) => { view.log = event.target.checked; drawAll(); });
+  at("theme").addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; nameTheme(); drawAll(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { nameTheme(); drawAll(); });
+  matchMedia("print").addEventListener("change", (event) => forPrint(event.matches));
+  addEventListener("beforeprint", () => forPrint(true));
+  addEventListener("afterprint", () => forPrint(false));
+  for (const button of document.querySelectorAll("[data-file]")) button.addEventListener("click", () => save(button));
+}
+
+function showPlace() {
+  const links = [...document.querySelectorAll("nav.page li a")];
+  const watch = new IntersectionObserver((seen) => {
+    const found = seen.filter((one) => one.isIntersecting).at(-1);
+    if (!found) return;
+    for (const link of links) link.toggleAttribute("aria-current", link.hash === `#${found.target.id}`);
+  }, { rootMargin: "-10% 0px -80% 0px" });
+  for (const section of document.querySelectorAll("main > section")) watch.observe(section);
+}
+
+async function begin() {
+  nameTheme();
+  const script = document.createElement("script");
+  script.textContent = await unpack("plotly");
+  document.head.append(script);
+  await showCharts();
+  listen();
+  showPlace();
+  root.dataset.ready = "yes";
+}
+
+begin();

@@ -1,0 +1,231 @@
+"""The lines and bars of a report's charts, as plain data for plotly.js."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.config import LOWER_IS_BETTER
+from tformer_jax.report.outputs import histogram, lengths
+from tformer_jax.report.run import Run
+from tformer_jax.report.series import bucket_means, downsampled
+
+AXES = ("step", "tokens", "seconds")
+DIGITS = 6
+"""Significant digits of the numbers in a chart; the CSV files have all."""
+MARKED = ("spike", "skipped", "resume", "failed")
+"""Kinds of events that charts of the loss and of the gradient norm mark."""
+TITLES = {
+    "loss": ("Loss", "nats per label"),
+    "nll": ("Negative log-likelihood", "nats per label"),
+    "learning_rate": ("Learning rate", ""),
+    "tokens_per_second": ("Throughput", "tokens/s"),
+    "utilisation": ("Utilisation", "% of the peak FLOP/s"),
+    "flops_per_second": ("Computation", "FLOP/s"),
+    "grad_norm": ("Gradient norm", "before clipping"),
+    "memory": ("Peak memory", "GiB"),
+    "data_wait_percent": ("Waiting for data", "% of the time"),
+    "skipped_steps": ("Skipped steps", "per record"),
+    "noise_scale": ("Gradient noise scale", "labels"),
+    "perplexity": ("Perplexity", ""),
+    "bleu": ("BLEU", "%"),
+    "chrf": ("chrF", "%"),
+    "exact_match": ("Exact match", "%"),
+    "accuracy": ("Accuracy", "%"),
+    "token_accuracy": ("Token accuracy", "%"),
+}
+"""Title and unit of each metric, in the order of the report."""
+LOGARITHMIC = ("grad_norm", "perplexity")
+FROM_ZERO = ("tokens_per_second", "utilisation", "flops_per_second", "memory", "data_wait_percent", "skipped_steps")
+NOT_DRAWN = ("tokens", "seconds")
+
+
+@dataclasses.dataclass
+class Chart:
+    """One chart. Lines share the axes that the reader chooses; bars have their own."""
+
+    key: str
+    title: str
+    unit: str
+    section: str
+    """"training" or "evaluation"."""
+    traces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    marks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Events, as vertical lines."""
+    kind: str = "lines"
+    """"lines" or "bars"."""
+    log: bool = False
+    zero: bool = False
+    """Whether the vertical axis begins at 0."""
+    summary: str = ""
+    """One sentence that says what the chart shows."""
+
+    def data(self) -> dict[str, Any]:
+        """Returns what the page's script needs, ready for JSON."""
+        return {name: getattr(self, name) for name in ("key", "unit", "traces", "marks", "kind", "log", "zero")}
+
+
+def all_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Returns the charts of the training and evaluation curves that the runs have, and of their outputs."""
+    charts = [*_training(runs), *_layers(runs), *_evaluation(runs), *_histograms(runs)]
+    for chart in charts:
+        if chart.kind == "lines":
+            chart.summary = _summary(chart)
+    return charts
+
+
+def _training(runs: Sequence[Run]) -> Iterator[Chart]:
+    smoothed = any("nll" in run.train.columns for run in runs)
+    for name in _ordered({name for run in runs for name in _drawn_columns(run) if "/" not in name}):
+        title, unit = TITLES.get(name, (_readable(name), ""))
+        chart = Chart(name, title, unit, "training", log=name in LOGARITHMIC, zero=name in FROM_ZERO)
+        for number, run in enumerate(runs):
+            values = _drawn_columns(run).get(name)
+            if values is not None and not _is_idle(name, values):
+                chart.traces.append(_line(run, number, run.train.steps, values, "training"))
+        if name == ("nll" if smoothed else "loss"):
+            chart.traces += _validation_lines(runs, "loss")
+        if name in ("loss", "grad_norm"):
+            chart.marks = [mark for number, run in enumerate(runs) for mark in _marks(run, number)]
+        if chart.traces:
+            yield chart
+
+
+def _layers(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yields a chart per run of the norms by layer, which `train.layer_norms` records."""
+    for prefix, title in (("grad_norm/", "Gradient norm by layer"), ("param_norm/", "Parameter norm by layer")):
+        for number, run in enumerate(runs):
+            names = [name for name in run.train.columns if name.startswith(prefix)]
+            of = f" of {run.name}" if len(runs) > 1 else ""
+            chart = Chart(f"{prefix[:-1]}_{number}", title + of, "", "training", log=True)
+            for at, name in enumerate(names):
+                line = _line(run, number, run.train.steps, run.train.columns[name], name.removeprefix(prefix))
+                chart.traces.append(line | {"shade": at / max(len(names) - 1, 1)})
+            if chart.traces:
+                yield chart
+
+
+def _evaluation(runs: Sequence[Run]) -> Iterator[Chart]:
+    found = {name for run in runs for name in run.group("validation").columns}
+    for name in _ordered(found - {"loss"}):
+        title, unit = TITLES.get(name, (_readable(name), ""))
+        lines = _validation_lines(runs, name)
+        if lines:
+            yield Chart(f"validation_{name}", title, unit, "evaluation", lines, log=name in LOGARITHMIC)
+
+
+def _histograms(runs: Sequence[Run]) -> Iterator[Chart]:
+    """Yields the distributions of lengths, of sentence chrF and of the model's scores, over the outputs of each run."""
+    having = [(number, run, run.outputs[run.split]) for number, run in enumerate(runs) if run.split]
+    if not having:
+        return
+    translations = [one for one in having if one[1].family == "seq2seq"]
+    columns = [(number, run.name, lengths(outputs.texts)) for number, run, outputs in having if _has_lengths(run)]
+    if columns:
+        outputs = next(outputs for _, run, outputs in having if _has_lengths(run))
+        columns.append((-1, "references", lengths(outputs.references)))
+        yield _bars("lengths", "Length of outputs", "characters", columns)
+    columns = [(number, run.name, outputs.chrf) for number, run, outputs in translations if outputs.texts]
+    if columns:
+        yield _bars("sentence_chrf", "chrF by sentence", "%", columns)
+    columns = [
+        (number, run.name, np.array([score for score in outputs.scores if score is not None], np.float64))
+        for number, run, outputs in having
+    ]
+    if any(len(column) for _, _, column in columns):
+        title = "Probability of the predicted label" if having[0][1].family == "classifier" else "Beam score"
+        yield _bars("scores", title, "", columns)
+
+
+def _has_lengths(run: Run) -> bool:
+    return run.family != "classifier" and bool(run.split and run.outputs[run.split].texts)
+
+
+def _bars(key: str, title: str, unit: str, columns: Sequence[tuple[int, str, np.ndarray]]) -> Chart:
+    edges, shares = histogram([column for _, _, column in columns])
+    chart = Chart(key, title, unit, "outputs", kind="bars")
+    for (number, name, column), share in zip(columns, shares, strict=True):
+        chart.traces.append({"run": number, "name": name, "x": _numbers(edges), "y": _numbers(share)})
+        if len(column):
+            chart.summary += f"{name}: median {np.median(column):.4g}{f' {unit}' if unit else ''}. "
+    return chart
+
+
+def _line(run: Run, number: int, steps: np.ndarray, values: np.ndarray, name: str) -> dict[str, Any]:
+    kept = downsampled(values)
+    line: dict[str, Any] = {"run": number, "name": name, "y": _numbers(values[kept])}
+    line |= {axis: _numbers(run.axis(axis, steps[kept])) for axis in AXES}
+    if len(kept) < len(values):
+        line["mean"] = _numbers(bucket_means(values))
+    return line
+
+
+def _validation_lines(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
+    lines = []
+    for number, run in enumerate(runs):
+        series = run.group("validation")
+        if name in series.columns:
+            line = _line(run, number, series.steps, series.columns[name], "validation")
+            lines.append(line | {"evaluation": True})
+    return lines
+
+
+def _marks(run: Run, number: int) -> list[dict[str, Any]]:
+    found = [event for event in run.events if event["kind"] in MARKED]
+    steps = np.array([event["step"] for event in found], np.int64)
+    places = [_numbers(run.axis(axis, steps)) for axis in AXES]
+    return [
+        {"run": number, "kind": event["kind"], **dict(zip(AXES, place, strict=True))}
+        for event, *place in zip(found, *places, strict=True)
+    ]
+
+
+def _drawn_columns(run: Run) -> dict[str, np.ndarray]:
+    """Returns the training metrics: memory in GiB, and FLOP/s in percent of the devices' peak if it is known."""
+    columns = {name: values for name, values in run.train.columns.items() if name not in NOT_DRAWN}
+    if (peak := run.model.get("peak_flops")) and "flops_per_second" in columns:
+        columns["utilisation"] = 100 * columns.pop("flops_per_second") / peak
+    if "memory_bytes" in columns:
+        columns["memory"] = columns.pop("memory_bytes") / 2**30
+    return columns
+
+
+def _is_idle(name: str, values: np.ndarray) -> bool:
+    """Returns whether a metric that is only drawn when something happened is 0 throughout."""
+    return name == "skipped_steps" and not np.nan_to_num(values).any()
+
+
+def _ordered(names: set[str]) -> list[str]:
+    order = list(TITLES)
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def _readable(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _numbers(values: np.ndarray) -> list[float | int | None]:
+    """Rounds to `DIGITS` significant digits; NaN becomes None."""
+    return [_rounded(value) for value in np.asarray(values, np.float64).tolist()]
+
+
+def _rounded(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    if value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _summary(chart: Chart) -> str:
+    parts = []
+    for trace in chart.traces:
+        points = [(y, x) for y, x in zip(trace["y"], trace["step"], strict=True) if y is not None]
+        if points:
+            last, step = points[-1]
+            best = max(points)[0] if chart.section == "evaluation" and chart.key[11:] not in LOWER_IS_BETTER else None
+            extreme = f"highest {best:.4g}" if best is not None else f"lowest {min(points)[0]:.4g}"
+            parts.append(f"{trace['name']}: {last:.4g} at step {step:,}, {extreme}")
+    return "; ".join(parts[:4]) + "."

@@ -1,0 +1,140 @@
+"""Compares two runs: metrics with a paired test, losses at equal cost, settings, and outputs."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
+from tformer_jax.report.run import Run, differing
+from tformer_jax.report.series import Series
+
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Parts of the shared range of steps, tokens or seconds at which losses are compared."""
+CHANGED = 10
+"""Number of outputs shown that gained most, and that lost most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossAt:
+    """Losses of both runs at an equal number of steps, tokens or seconds; None where a run has none."""
+
+    axis: str
+    at: float
+    train: tuple[float | None, float | None]
+    validation: tuple[float | None, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """An example whose two outputs differ in quality, as `Outputs.quality` measures it."""
+
+    source: str
+    reference: str
+    texts: tuple[str, str]
+    quality: tuple[float, float]
+
+    @property
+    def gain(self) -> float:
+        """Returns by how much the second output is better."""
+        return self.quality[1] - self.quality[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What differs between the runs `a`, the baseline, and `b`."""
+
+    a: Run
+    b: Run
+    split: str | None
+    """The split whose outputs are compared; None if there is none with the same examples."""
+    metrics: dict[str, list[Estimate]]
+    """Estimates of both runs by metric."""
+    losses: list[LossAt]
+    settings: dict[str, tuple[Any, Any]]
+    """Settings that differ, by their full names."""
+    gained: list[Change]
+    lost: list[Change]
+    equal: int
+    """Number of examples with equal outputs."""
+    examples: int
+
+
+def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
+    """Compares run `b` with the baseline `a`.
+
+    Metrics and outputs are compared on the test split, or else the validation split, if both runs evaluated the same
+    examples.
+    """
+    split = shared_split(a, b)
+    metrics: dict[str, list[Estimate]] = {}
+    changes: list[Change] = []
+    equal = examples = 0
+    if split:
+        pair = a.outputs[split], b.outputs[split]
+        metrics = estimates(pair, a.family, resamples)
+        changes = list(_changes(a, b, split))
+        equal = sum(mine == theirs for mine, theirs in zip(pair[0].texts, pair[1].texts, strict=True))
+        examples = len(pair[0].texts)
+    names = differing([a.config, b.config])
+    return Comparison(
+        a,
+        b,
+        split,
+        metrics,
+        list(_losses(a, b)),
+        {name: (a.config.get(name), b.config.get(name)) for name in names},
+        sorted((change for change in changes if change.gain > 0), key=lambda change: -change.gain)[:CHANGED],
+        sorted((change for change in changes if change.gain < 0), key=lambda change: change.gain)[:CHANGED],
+        equal,
+        examples,
+    )
+
+
+def shared_split(a: Run, b: Run) -> str | None:
+    """Returns "test", or else "validation", if both runs have outputs of the same examples of it."""
+    for split in ("test", "validation"):
+        mine, theirs = a.outputs.get(split), b.outputs.get(split)
+        if not mine or not theirs or not mine.texts or a.family != b.family:
+            continue
+        if (mine.sources, mine.references) == (theirs.sources, theirs.references):
+            return split
+    return None
+
+
+def _changes(a: Run, b: Run, split: str) -> Iterator[Change]:
+    mine, theirs = a.outputs[split], b.outputs[split]
+    first, second = mine.quality(a.family), theirs.quality(b.family)
+    if first is None or second is None:
+        return
+    rows = zip(mine.sources, mine.references, mine.texts, theirs.texts, first, second, strict=True)
+    for source, reference, old, new, before, after in rows:
+        if old != new:
+            yield Change(source, reference, (old, new), (float(before), float(after)))
+
+
+def _losses(a: Run, b: Run) -> Iterator[LossAt]:
+    """Yields the losses at parts of the range that both runs cover: NLL if both recorded it, else the training loss."""
+    name = "nll" if all("nll" in run.train.columns for run in (a, b)) else "loss"
+    for axis in ("step", "tokens", "seconds"):
+        ends = [run.axis(axis, run.train.steps)[-1:] for run in (a, b)]
+        if not all(len(end) and np.isfinite(end).all() for end in ends):
+            continue
+        for fraction in FRACTIONS:
+            at = fraction * float(min(ends[0][0], ends[1][0]))
+            train = [_value_at(run, run.train, name, axis, at) for run in (a, b)]
+            held_out = [_value_at(run, run.group("validation"), "loss", axis, at) for run in (a, b)]
+            yield LossAt(axis, at, (train[0], train[1]), (held_out[0], held_out[1]))
+
+
+def _value_at(run: Run, series: Series, name: str, axis: str, at: float) -> float | None:
+    """Interpolates a metric linearly between its finite records; None outside of them."""
+    values = series.columns.get(name)
+    if values is None:
+        return None
+    finite = np.isfinite(values)
+    places = run.axis(axis, series.steps[finite])
+    if not len(places) or not places[0] <= at <= places[-1]:
+        return None
+    return float(np.interp(at, places, values[finite]))

@@ -1,0 +1,109 @@
+"""Renders a report as one HTML file that needs no network."""
+
+import base64
+import datetime
+import functools
+import gzip
+import importlib.util
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.config import ConfigError
+from tformer_jax.report import charts, sections
+from tformer_jax.report.comparison import compare
+from tformer_jax.report.run import Run
+
+
+def check_installed(what: str) -> None:
+    """Raises `ConfigError`, which begins with `what`, if the package of the extra `report` is not installed."""
+    if importlib.util.find_spec("jinja2") is None:
+        raise ConfigError(f'{what} needs the package jinja2: pip install -e ".[report]"')
+
+
+def write(runs: Sequence[Run], path: Path, *, refresh: int | None = None) -> None:
+    """Writes a report atomically; see `render`."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(render(runs, refresh=refresh), encoding="utf-8")
+    partial.replace(path)
+
+
+def render(runs: Sequence[Run], *, refresh: int | None = None) -> str:
+    """Returns the report of one or several runs; the first is the baseline of the comparisons.
+
+    Args:
+        refresh: seconds after which a browser loads the file again; None: never.
+    """
+    drawn = charts.all_charts(runs)
+    files = sections.downloads(runs)
+    return (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            runs=runs,
+            titles=charts.TITLES,
+            written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC"),
+            refresh=refresh,
+            style=_asset("report.css"),
+            script=_asset("report.js"),
+            plotly=_plotly(),
+            charts=drawn,
+            chart_data=_json({"charts": [chart.data() for chart in drawn], "runs": [run.name for run in runs]}),
+            facts=[sections.facts(run) for run in runs],
+            metrics=sections.metric_rows(runs),
+            signatures=sections.signatures(runs),
+            outputs=[sections.shown_outputs(run) for run in runs],
+            comparisons=[compare(runs[0], other) for other in runs[1:]],
+            settings=sections.settings(runs),
+            environment=sections.environment(runs),
+            parameters=sections.parameters(runs),
+            files=[(number, label, name, _packed(text)) for number, label, name, text in files],
+        )
+    )
+
+
+@functools.cache
+def _environment() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tformer_jax.report", "assets"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "metric": sections.metric,
+        "signed": sections.signed,
+        "setting": sections.shown_value,
+        "compact": sections.compact,
+        "duration": sections.duration,
+    }
+    return environment
+
+
+def _asset(name: str) -> str:
+    return (resources.files("tformer_jax.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _plotly() -> str:
+    """Returns plotly.js 4.1.1, the npm package plotly.js-basic-dist-min.
+
+    The bundle of the Python package plotly has maps and 3D, too, and delays the opening of a page by a second.
+    """
+    packed = (resources.files("tformer_jax.report") / "assets" / "plotly-basic.min.js.gz").read_bytes()
+    return base64.b64encode(packed).decode()
+
+
+def _packed(text: str) -> str:
+    """Returns text compressed with gzip, in base64, which the page's script unpacks."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _json(value: Any) -> str:
+    """Returns JSON that can stand in a script element."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

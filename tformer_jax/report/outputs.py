@@ -1,0 +1,101 @@
+"""The outputs of an evaluation: their quality by sentence, a choice of them, and their differences from references."""
+
+import dataclasses
+import difflib
+import functools
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import sacrebleu
+
+SHOWN = 12
+"""Number of outputs in each group of a report."""
+Piece = tuple[bool, str]
+"""Whether the text differs from the other side, and the text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """The outputs of one split at one step, in the order of its examples."""
+
+    step: int
+    signatures: dict[str, str]
+    sources: list[str]
+    references: list[str]
+    texts: list[str]
+    scores: list[float | None]
+    """Beam scores or probabilities of labels, if the run recorded them."""
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Outputs":
+        """Builds the outputs from the contents of `outputs/SPLIT.json`."""
+        rows = found.get("outputs", [])
+        columns = ([row.get(name) for row in rows] for name in ("source", "reference", "output", "score"))
+        return cls(found.get("step", 0), found.get("signatures", {}), *columns)
+
+    @functools.cached_property
+    def hits(self) -> np.ndarray:
+        """Whether each output equals its reference: bool [examples]."""
+        return np.array([text == ref for text, ref in zip(self.texts, self.references, strict=True)], bool)
+
+    @functools.cached_property
+    def chrf(self) -> np.ndarray:
+        """sacreBLEU's sentence chrF of each output, in percent: float64 [examples]."""
+        metric = sacrebleu.CHRF()
+        pairs = zip(self.texts, self.references, strict=True)
+        return np.array([metric.sentence_score(text, [reference]).score for text, reference in pairs], np.float64)
+
+    def quality(self, family: str) -> np.ndarray | None:
+        """Returns a number per output, higher for better ones: float64 [examples]; None for language models.
+
+        For translations, it is the sentence chrF; for labels, the probability, negative for a wrong label.
+        """
+        if family == "decoder_lm" or not self.texts:
+            return None
+        if family == "classifier":
+            probabilities = np.array([1.0 if score is None else score for score in self.scores])
+            return np.where(self.hits, probabilities, -probabilities)
+        return self.chrf
+
+
+def choose(outputs: Outputs, family: str, shown: int = SHOWN) -> dict[str, list[int]]:
+    """Returns the indices of the worst, the best and of random outputs, by group; the same ones at every call.
+
+    Among equally good outputs, the longest are the best.
+    """
+    size = len(outputs.texts)
+    drawn = sorted(random.Random(0).sample(range(size), min(shown, size)))
+    quality = outputs.quality(family)
+    if quality is None:
+        return {"samples": drawn}
+    order = np.argsort(quality, kind="stable").tolist()
+    best = sorted(order, key=lambda at: (-quality[at], -len(outputs.texts[at])))
+    return {"worst": order[:shown], "random": drawn, "best": best[:shown]}
+
+
+def marked(reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
+    """Returns both texts in pieces, with marks on what the other one lacks.
+
+    Texts are compared by words, or by characters if the reference has no spaces.
+    """
+    pattern = r"\s+|\w+|[^\w\s]" if " " in reference.strip() else r"."
+    left, right = re.findall(pattern, reference, re.DOTALL), re.findall(pattern, output, re.DOTALL)
+    spans = difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
+    old = [(kind != "equal", "".join(left[start:end])) for kind, start, end, _, _ in spans if start < end]
+    new = [(kind != "equal", "".join(right[start:end])) for kind, _, _, start, end in spans if start < end]
+    return old, new
+
+
+def lengths(texts: Sequence[str]) -> np.ndarray:
+    """Returns the length of each text in characters: int64 [texts]."""
+    return np.array([len(text) for text in texts], np.int64)
+
+
+def histogram(columns: Sequence[np.ndarray], bins: int = 30) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the edges of common bins, float64 [bins + 1], and the percentage of each column in each bin."""
+    finite = [column[np.isfinite(column)] for column in (np.asarray(column, np.float64) for column in columns)]
+    edges = np.histogram_bin_edges(np.concatenate(finite), bins)
+    return edges, [100 * np.histogram(column, edges)[0] / max(len(column), 1) for column in finite]

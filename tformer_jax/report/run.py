@@ -1,0 +1,173 @@
+"""Reads what a run folder holds, whether the run has finished, is going on, or was killed."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.convert import flat, flat_values
+from tformer_jax.report.outputs import Outputs
+from tformer_jax.report.series import Series
+from tformer_jax.train import events, guards
+
+ENDED = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+"""Status of a run by the kind of its last event."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The files of a run folder. What a file would hold that is missing or damaged is empty."""
+
+    name: str
+    """Unique among the runs of a report."""
+    folder: Path
+    config: dict[str, Any]
+    """Every setting by its full name, such as `model.dim`."""
+    provenance: dict[str, Any]
+    model: dict[str, Any]
+    result: dict[str, Any]
+    metrics: dict[str, Series]
+    """Records by group: "train", "validation", "test"."""
+    events: list[dict[str, Any]]
+    outputs: dict[str, Outputs]
+    """Outputs of the last evaluation of each split."""
+    running: bool
+
+    @property
+    def status(self) -> str:
+        """Returns "running", "finished", "stopped" (by a signal), "failed", or "ended early" (killed)."""
+        if self.running:
+            return "running"
+        last = self.events[-1]["kind"] if self.events else ""
+        return ENDED.get(last, "finished" if self.result else "ended early")
+
+    def group(self, name: str) -> Series:
+        """Returns the metrics of a group, which may be empty."""
+        return self.metrics.get(name, Series.empty())
+
+    @property
+    def train(self) -> Series:
+        """Returns the training metrics."""
+        return self.group("train")
+
+    @property
+    def step(self) -> int:
+        """Returns the last step of which a record or an event exists."""
+        steps = [int(series.steps[-1]) for series in self.metrics.values() if len(series.steps)]
+        return max([*steps, *(event["step"] for event in self.events)], default=0)
+
+    @property
+    def family(self) -> str:
+        """Returns the model family, `model.family`."""
+        return self.config["model.family"]
+
+    @property
+    def split(self) -> str | None:
+        """Returns the split whose outputs represent the run: "test", or else "validation"."""
+        return next((split for split in ("test", "validation") if split in self.outputs), None)
+
+    def axis(self, name: str, steps: np.ndarray) -> np.ndarray:
+        """Converts steps to "step", "tokens" or "seconds" by linear interpolation between the training records."""
+        if name == "step":
+            return steps.astype(np.float64)
+        values = self.train.columns.get(name)
+        if values is None:
+            return np.full(len(steps), np.nan)
+        return np.interp(steps, [0, *self.train.steps], [0, *values])
+
+
+def load_all(folders: Sequence[Path]) -> list[Run]:
+    """Reads several runs, named by the shortest ends of their paths that differ.
+
+    Raises:
+        ConfigError: one of them is not a run folder, or is given twice.
+    """
+    paths = [folder.resolve() for folder in folders]
+    if len(set(paths)) < len(paths):
+        raise ConfigError("the same run folder is given twice")
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return [load(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def load(folder: Path, name: str) -> Run:
+    """Reads the files of a run folder.
+
+    Raises:
+        ConfigError: it has no readable config.json.
+    """
+    config = _json(folder / "config.json")
+    if not config:
+        raise ConfigError(f"{folder} is not a run folder: it has no config.json that can be read")
+    return Run(
+        name=name,
+        folder=folder,
+        config=flat(Config()) | flat_values(config),
+        provenance=_json(folder / "provenance.json"),
+        model=_json(folder / "model.json"),
+        result=_json(folder / "result.json"),
+        metrics=_metrics(folder / "metrics.jsonl"),
+        events=_events(events.path(folder)),
+        outputs={
+            path.stem: Outputs.from_json(found)
+            for path in sorted((folder / "outputs").glob("*.json"))
+            if (found := _json(path))
+        },
+        running=guards.is_locked(folder),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """Returns the complete records of a file that may be growing, or end within a line."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and "step" in record:
+            found.append(record)
+    return found
+
+
+def _metrics(path: Path) -> dict[str, Series]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in _records(path):
+        groups.setdefault(record.pop("group", "train"), []).append(record)
+    return {group: Series.from_records(records) for group, records in groups.items()}
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """Returns the events in order; of the spikes and skips that a resumed run repeats, only the last."""
+    found: dict[Any, dict[str, Any]] = {}
+    for number, event in enumerate(_records(path)):
+        repeatable = event.get("kind") in ("spike", "skipped")
+        key = (event["kind"], event["step"]) if repeatable else number
+        found.pop(key, None)
+        found[key] = event
+    return list(found.values())
+
+
+def differing(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Returns the keys whose values are not the same in all rows."""
+    rows = list(rows)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [key for key in keys if any(row.get(key) != rows[0].get(key) for row in rows)]

@@ -1,0 +1,246 @@
+"""The tables of a report, as plain values for its template."""
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from tformer_jax import config
+from tformer_jax.config import LOWER_IS_BETTER, Config
+from tformer_jax.report.bootstrap import Estimate, estimates
+from tformer_jax.report.charts import TITLES
+from tformer_jax.report.outputs import Piece, choose, marked
+from tformer_jax.report.run import Run, differing
+from tformer_jax.report.series import to_csv
+
+ABSENT = "–"
+GROUPS = {
+    "worst": "Worst",
+    "random": "Random",
+    "best": "Best",
+    "samples": "Samples",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricRow:
+    """One metric of one run."""
+
+    name: str
+    number: int
+    """Of the run, from 0."""
+    validation: float | None
+    """At the last evaluation."""
+    best: float | None
+    best_step: int | None
+    test: float | None
+    intervals: dict[str, Estimate]
+    """By split, "validation" or "test"."""
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Returns the key figures of a run, by label."""
+    steps = f"{run.step:,} of {run.config['train.steps']:,}"
+    parameters = run.result.get("parameters") or sum(run.model.get("parameters", {}).values())
+    tokens, seconds = (run.result.get(name) or run.train.last(name) for name in ("tokens", "seconds"))
+    return {
+        "steps": steps,
+        "tokens": compact(tokens) if tokens else ABSENT,
+        "time": duration(seconds) if seconds else ABSENT,
+        "parameters": compact(parameters) if parameters else ABSENT,
+        "devices": run.provenance.get("hardware", {}).get("devices", ABSENT),
+        "seed": str(run.config["seed"]),
+    }
+
+
+def metric_rows(runs: Sequence[Run]) -> dict[str, list[MetricRow]]:
+    """Returns the evaluation metrics of all runs by title, in the order of the charts."""
+    intervals = [{split: estimates([outputs], run.family) for split, outputs in run.outputs.items()} for run in runs]
+    names = {name for run in runs for group in ("validation", "test") for name in _columns(run, group)}
+    order = list(TITLES)
+    result = {}
+    for name in sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)):
+        rows = [_metric_row(run, number, name, intervals[number]) for number, run in enumerate(runs)]
+        result[TITLES.get(name, (name, ""))[0]] = [row for row in rows if (row.validation, row.test) != (None, None)]
+    return {title: rows for title, rows in result.items() if rows}
+
+
+def _metric_row(run: Run, number: int, name: str, found: dict[str, dict[str, list[Estimate]]]) -> MetricRow:
+    series = run.group("validation")
+    points = [
+        (value, int(step))
+        for value, step in zip(series.columns.get(name, ()), series.steps, strict=False)
+        if value == value
+    ]
+    choose_best = min if name in LOWER_IS_BETTER else max
+    best, step = choose_best(points, key=lambda point: point[0], default=(None, None))
+    current = {split: one for split, one in found.items() if _is_current(run, split)}
+    return MetricRow(
+        name,
+        number,
+        float(points[-1][0]) if points else None,
+        None if best is None else float(best),
+        step,
+        run.result.get("test", {}).get(name) or _last(run, "test", name),
+        {split: metrics[name][0] for split, metrics in current.items() if name in metrics},
+    )
+
+
+def _is_current(run: Run, split: str) -> bool:
+    """Returns whether the outputs of a split are those of its last record."""
+    steps = run.group(split).steps
+    return len(steps) > 0 and int(steps[-1]) == run.outputs[split].step
+
+
+def _columns(run: Run, group: str) -> list[str]:
+    return list(run.group(group).columns)
+
+
+def _last(run: Run, group: str, name: str) -> float | None:
+    return run.group(group).last(name)
+
+
+def signatures(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Returns the distinct sacreBLEU signatures by metric."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        evaluated = run.outputs[run.split].signatures if run.split else {}
+        for name, signature in (run.result.get("signatures") or evaluated).items():
+            found.setdefault(TITLES.get(name, (name, ""))[0], {})[signature] = None
+    return {name: list(values) for name, values in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """One output as it is shown."""
+
+    number: int
+    """Index of the example, from 1."""
+    source: str
+    reference: list[Piece]
+    output: list[Piece]
+    hit: bool
+    quality: float | None
+    score: float | None
+
+
+def shown_outputs(run: Run) -> dict[str, list[Shown]]:
+    """Returns the chosen outputs of a run's split by group."""
+    if run.split is None:
+        return {}
+    outputs = run.outputs[run.split]
+    quality = outputs.quality(run.family)
+    result = {}
+    for group, places in choose(outputs, run.family).items():
+        result[GROUPS[group]] = [
+            Shown(
+                at + 1,
+                outputs.sources[at],
+                *_sides(run, outputs.references[at], outputs.texts[at]),
+                bool(outputs.hits[at]),
+                float(quality[at]) if quality is not None and run.family == "seq2seq" else None,
+                outputs.scores[at],
+            )
+            for at in places
+        ]
+    return {group: shown for group, shown in result.items() if shown}
+
+
+def _sides(run: Run, reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
+    """Marks differences of translations; continuations and labels are shown without marks."""
+    if run.family == "seq2seq":
+        return marked(reference, output)
+    return [(False, reference)], [(False, output)]
+
+
+def settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Returns all settings by section, those that differ between runs, and those that are not the default."""
+    defaults = config.flat(Config())
+    names = list(dict.fromkeys(name for run in runs for name in run.config))
+    sections: dict[str, list[str]] = {}
+    for name in names:
+        sections.setdefault(name.partition(".")[0] if "." in name else "run", []).append(name)
+    plain = [{name: shown_value(value) for name, value in run.config.items()} for run in runs]
+    default = {name: shown_value(value) for name, value in defaults.items()}
+    return {
+        "sections": sections,
+        "values": plain,
+        "differing": differing(plain),
+        "changed": [name for name in names if any(row.get(name) != default.get(name) for row in plain)],
+        "defaults": default,
+    }
+
+
+def environment(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Returns command, revision, versions and hardware by label, one value per run."""
+    rows = [_environment(run) for run in runs]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, ABSENT) for row in rows] for name in names}
+
+
+def _environment(run: Run) -> dict[str, str]:
+    found = run.provenance
+    backends = run.model.get("attention_backends", {}).values()
+    return {
+        "run folder": run.folder.name,
+        "command": found.get("command", ABSENT),
+        "revision": found.get("git_revision") or ABSENT,
+        **{name: str(value) for name, value in found.get("hardware", {}).items()},
+        "attention": ", ".join(sorted(set(backends))) or ABSENT,
+        "python": found.get("python", ABSENT),
+        **found.get("packages", {}),
+    }
+
+
+def parameters(runs: Sequence[Run]) -> dict[str, list[int | None]]:
+    """Returns the number of parameters of each run by module."""
+    names = dict.fromkeys(name for run in runs for name in run.model.get("parameters", {}))
+    return {name: [run.model.get("parameters", {}).get(name) for run in runs] for name in names}
+
+
+def downloads(runs: Sequence[Run]) -> list[tuple[int, str, str, str]]:
+    """Returns the number of the run, the label, the file name and the contents of each CSV file."""
+    found = []
+    for number, run in enumerate(runs):
+        prefix = run.name.replace("/", "_")
+        files = [
+            (f"{group} metrics".capitalize(), f"{group}.csv", series.records()) for group, series in run.metrics.items()
+        ]
+        for split, outputs in run.outputs.items():
+            columns = (outputs.sources, outputs.references, outputs.texts, outputs.scores)
+            names = ("source", "reference", "output", "score")
+            rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+            files.append((f"{split} outputs".capitalize(), f"{split}_outputs.csv", rows))
+        found += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
+    return found
+
+
+def metric(value: float | None, name: str) -> str:
+    """Formats a metric: percentages and perplexities with two decimals, losses with four."""
+    return ABSENT if value is None else f"{value:.{4 if name == 'loss' else 2}f}"
+
+
+def signed(value: float, decimals: int) -> str:
+    """Formats a difference with its sign, and a proper minus."""
+    return f"{value:+.{decimals}f}".replace("-", "−")
+
+
+def shown_value(value: Any) -> str:
+    """Formats the value of a setting as in Python; lists of JSON are tuples."""
+    return repr(tuple(value)) if isinstance(value, list) else repr(value)
+
+
+def compact(number: float) -> str:
+    """Formats a count with three significant digits, such as `4.35 M`."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if number >= size:
+            return f"{number / (1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{number:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Formats seconds as `2 d 3:04:05`, `3:04:05` or `4:05`."""
+    whole = datetime.timedelta(seconds=round(seconds))
+    hours, rest = divmod(whole.seconds, 3600)
+    clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours or whole.days else f"{rest // 60}:{rest % 60:02}"
+    return f"{whole.days} d {clock}" if whole.days else clock
