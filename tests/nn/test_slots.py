@@ -24,7 +24,10 @@ def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
     keys = np.array([[-9 if name is None else name for name in row] for row in tokens], np.float32)
     slots, seen = slots.admit(Tokens.of_call(jnp.array(places, jnp.int32)))
     kept, attended = slots.extend(kept, jnp.array(keys)[:, None, :, None])
-    return slots.settled(), kept, np.asarray(seen.positions), np.asarray(attended[:, 0, :, 0])
+    attended = np.asarray(attended)[:, 0, :, 0]
+    if isinstance(slots, PagedSlots):
+        attended = attended[slots.table].reshape(ROWS, S)
+    return slots.settled(), kept, np.asarray(seen.positions), attended
 
 
 def held(positions: np.ndarray, keys: np.ndarray) -> list[list[int]]:

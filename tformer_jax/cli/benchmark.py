@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.benchmarks import train_cases
+from tformer_jax.benchmarks import paged, train_cases
 from tformer_jax.benchmarks.attention import attention_cases
 from tformer_jax.benchmarks.data import data_cases
 from tformer_jax.benchmarks.decode import add_flags, measure_decoding
@@ -44,6 +44,8 @@ def measured(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str,
         if options.operations:
             return measure_operations(cases, options.steps)
         return measure_training(cases, options.rounds, options.steps)
+    if options.benchmark == "paged":
+        return paged.measure_paged(options)
     if options.benchmark == "growth":
         return measure_growth(options.only, options.steps)
     return {"cases": attention_cases(options)}
@@ -82,6 +84,11 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
     decode = commands.add_parser("decode", help="decoding speed, compared with Hugging Face and CTranslate2")
     add_flags(decode)
+    pages = commands.add_parser("paged", help="decoding with a paged cache and with a dense one")
+    for name, (default, meaning) in paged.FLAGS.items():
+        pages.add_argument(
+            f"--{name}", type=whole(1), default=default, metavar="N", help=f"{meaning} (default: {default})"
+        )
     train = commands.add_parser("train", help="training speed, compared with PyTorch")
     what = train.add_mutually_exclusive_group()
     names = list(train_cases.BUILT_IN)
@@ -103,6 +110,6 @@ def parser() -> argparse.ArgumentParser:
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}"
     )
     growth.add_argument("--steps", type=whole(1), default=3, metavar="N", help="measured steps (default: 3)")
-    for command in (attention, data, decode, train, growth):
+    for command in (attention, data, decode, pages, train, growth):
         command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
     return result

@@ -1,11 +1,14 @@
 """Attention layers: projections around the pure functions of `attention_ops`."""
 
+from typing import Any
+
 import jax
 from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.attention_ops import attend
+from tformer_jax.nn.attention_ops.paged import attend_pages
 from tformer_jax.nn.attention_ops.select import beside_cache
 from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.linear import Linear, query_factor
@@ -13,7 +16,7 @@ from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
 from tformer_jax.nn.sharding import constrain
-from tformer_jax.nn.slots import Slots
+from tformer_jax.nn.slots import PagedSlots, Slots
 
 
 class Attention(nn.Module):
@@ -91,13 +94,15 @@ class Attention(nn.Module):
         if cache is not None and slots is not None:
             keys_values, seen = cache.extend(keys_values, slots)
         drop, backend, mask = train and self.cfg.attention_dropout > 0, self.cfg.attention_backend, as_mask(mask)
+        scoring: Any = {"scale": self.cfg.attention_scale, "softcap": self.cfg.attention_softcap}
+        scoring["bias"] = None if position is None else position.bias
+        if isinstance(slots, PagedSlots):
+            return self.output(attend_pages(q, keys_values, slots, mask, **scoring)), keys_values
         out = attend(
             q,
             *seen.unpack(self.cfg.dtype),
             mask,
-            bias=None if position is None else position.bias,
-            scale=self.cfg.attention_scale,
-            softcap=self.cfg.attention_softcap,
+            **scoring,
             backend=backend if cache is None else beside_cache(backend, query.shape[1], mask),
             dropout_rate=self.cfg.attention_dropout,
             dropout_key=self.make_rng("dropout") if drop else None,
@@ -171,7 +176,10 @@ class BasicAttention(nn.Module):
         if cache is not None and slots is not None:
             keys_values, seen = cache.extend(keys_values, slots)
         bias = None if position is None else position.bias
-        out = attend(query[:, :, None], *seen.unpack(self.cfg.dtype), mask, bias=bias, scale=1.0)
+        q = query[:, :, None]
+        if isinstance(slots, PagedSlots):
+            return attend_pages(q, keys_values, slots, mask, bias=bias, scale=1.0)[:, :, 0], keys_values
+        out = attend(q, *seen.unpack(self.cfg.dtype), mask, bias=bias, scale=1.0)
         return out[:, :, 0], keys_values
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:

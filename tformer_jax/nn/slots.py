@@ -200,14 +200,22 @@ class PagedSlots(RowSlots):
         rows = RowSlots.empty(batch, pages * size)
         return cls(rows.tokens, rows.index, rows.added, jnp.zeros((batch, pages), jnp.int32))
 
+    @property
+    def page_size(self) -> int:
+        """Number of slots per page."""
+        return self.tokens.positions.shape[1] // self.table.shape[1]
+
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Slots`; `old` is the pool [pages, K, size, ...]."""
-        size, (B, P) = old.shape[2], self.table.shape
+        """Writes the keys or values of the admitted tokens, `new` [B, K, T, ...], into the pool `old`.
+
+        Returns:
+            The updated pool [pages, K, size, ...], twice: `paged.attend_pages` reads it in place.
+        """
+        size, P = self.page_size, self.table.shape[1]
         own = jnp.take_along_axis(self.table, jnp.minimum(self.added // size, P - 1), axis=1)
         pages = jnp.where(self.added < P * size, own, 0)
         kept = old.at[pages, :, self.added % size].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
-        seen = jnp.swapaxes(kept[self.table], 1, 2)
-        return kept, seen.reshape(B, old.shape[1], P * size, *old.shape[3:])
+        return kept, kept
 
 
 def _check_room(used: jax.Array, tokens: Tokens) -> None:

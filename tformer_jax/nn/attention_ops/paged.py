@@ -1,0 +1,205 @@
+"""Attention to a paged KV cache, which is read in place.
+
+Pages are read in groups, which update an online softmax as in `blocks`. Time grows with the number of tokens in the
+cache, not with the length of the longest row, and memory does not grow with either.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from tformer_jax import axes
+from tformer_jax.nn import sharding
+from tformer_jax.nn.attention_ops.core import Bias, Scoring
+from tformer_jax.nn.attention_ops.reference import HIDDEN, block_bias, scores, weighted_sum
+from tformer_jax.nn.attention_ops.shards import OwnHeads
+from tformer_jax.nn.kv_cache import KeyValues
+from tformer_jax.nn.masks import Mask, as_mask
+from tformer_jax.nn.slots import EMPTY, PagedSlots
+
+GROUP = 512
+"""Number of slots that are read together. Measured on a CPU, whose caches hold them; unmeasured on GPU and TPU."""
+
+
+@flax.struct.dataclass
+class Operands:
+    """Inputs of one call: those of `attend_pages`, and the parameters of the scores."""
+
+    q: jax.Array
+    pool: KeyValues
+    slots: PagedSlots
+    mask: Mask
+    bias: Bias | None
+    scoring: Scoring = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Softmax:
+    """Online softmax of each query over the keys so far, float32."""
+
+    peak: jax.Array
+    """[B, N, T]: the maximum score."""
+    total: jax.Array
+    """[B, N, T]: the sum of `exp(score - peak)`."""
+    out: jax.Array
+    """[B, N, T, H]: the sum of `exp(score - peak) * value`."""
+
+
+@flax.struct.dataclass
+class Blocks:
+    """Pages in blocks of one or several pages of one row; the blocks in use are numbered row by row."""
+
+    ends: jax.Array
+    """int32 [B]: number of blocks in use in rows 0, ..., b. A row without new tokens uses none."""
+    pages: jax.Array
+    """int32 [B, J, n]."""
+    positions: jax.Array
+    """int32 [B, J, S]: positions of the tokens in the slots of each block."""
+    explicit: jax.Array | None
+    """bool [B or 1, J, 1, T, S]: `Mask.explicit` of each block."""
+    at_once: int = flax.struct.field(pytree_node=False)
+    """Number of blocks that are read together."""
+
+    @property
+    def groups(self) -> jax.Array:
+        """Number of groups of `at_once` blocks, int32 scalar."""
+        return -(-self.ends[-1] // self.at_once)
+
+    def of_group(self, number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the blocks of a group, each int32 [C]: their rows, rows less than B, and columns.
+
+        The rows of blocks beyond the last one are B, and B - 1 where an existing row is needed.
+        """
+        blocks = number * self.at_once + jnp.arange(self.at_once)
+        owners = (blocks[:, None] >= self.ends).sum(axis=1)
+        rows = jnp.minimum(owners, len(self.ends) - 1)
+        starts = jnp.where(rows > 0, self.ends[rows - 1], 0)
+        return owners, rows, jnp.minimum(blocks - starts, self.pages.shape[1] - 1)
+
+    def mask(self, mask: Mask, rows: jax.Array, columns: jax.Array) -> Mask:
+        """Returns the part of a mask that blocks `columns` [C] of `rows` [C] need."""
+        assert mask.positions is not None
+        return dataclasses.replace(
+            mask,
+            positions=(mask.positions[0][rows], self.positions[rows, columns]),
+            prefix=None if mask.prefix is None else mask.prefix[rows],
+            explicit=None if self.explicit is None else self.explicit[rows, columns],
+        )
+
+
+def attend_pages(
+    q: jax.Array,
+    pool: KeyValues,
+    slots: PagedSlots,
+    mask: jax.Array | Mask | None,
+    *,
+    bias: Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """Computes `attend` for the keys and values of each row's pages.
+
+    A query that may attend to no key gives zeros, as do the queries of a row without new tokens.
+
+    Args:
+        q: [B, T, N, H].
+        pool: keys and values, each [pages, K, page size, H].
+        slots: the layout after it has admitted the T tokens.
+        mask: over the slots [B, S] of each row.
+        bias, scale, softcap: as in `attend`.
+
+    Returns:
+        [B, T, N, H] in the dtype of q; scores and softmax are float32.
+    """
+    scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, 0.0)
+    x = Operands(q, pool, slots, as_mask(mask), bias, scoring)
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return _attend(x)
+    return _on_each_device(x)
+
+
+def _attend(x: Operands) -> jax.Array:
+    B, T, N, H = x.q.shape
+    blocks = _blocks(x)
+    softmax = Softmax(jnp.full((B, N, T), HIDDEN), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
+    softmax = jax.lax.fori_loop(0, blocks.groups, functools.partial(_add_group, x, blocks), softmax)
+    out = softmax.out / jnp.where(softmax.total == 0, 1, softmax.total)[..., None]
+    return jnp.swapaxes(out, 1, 2).astype(x.q.dtype)
+
+
+def _blocks(x: Operands) -> Blocks:
+    """Splits the pages of each row into blocks of about T slots, which balances reading and adding up."""
+    slots, mask, T = x.slots, x.mask, x.q.shape[1]
+    P, size = slots.table.shape[1], slots.page_size
+    pages = min(max(min(T, GROUP) // size, 1), P)
+
+    def split(leaf: jax.Array, width: int, empty: int = 0) -> jax.Array:
+        """Splits the last axis: [B, ..., S] -> [B, blocks, ..., width]."""
+        padding = [(0, 0)] * (leaf.ndim - 1) + [(0, -leaf.shape[-1] % width)]
+        padded = jnp.pad(leaf, padding, constant_values=empty)
+        return jnp.moveaxis(padded.reshape(*leaf.shape[:-1], -1, width), -2, 1)
+
+    assert mask.positions is not None
+    has_queries = (slots.added < P * size).any(axis=1)
+    return Blocks(
+        ends=jnp.cumsum(jnp.where(has_queries, -(-slots.index // (pages * size)), 0)),
+        pages=split(slots.table, pages),
+        positions=split(mask.positions[1], pages * size, EMPTY),
+        explicit=None if mask.explicit is None else split(mask.explicit, pages * size),
+        at_once=max(GROUP // (pages * size), 1),
+    )
+
+
+def _add_group(x: Operands, blocks: Blocks, number: jax.Array, softmax: Softmax) -> Softmax:
+    """Updates the online softmax with group `number` of `blocks.at_once` blocks."""
+    owners, rows, columns = blocks.of_group(number)
+    k, v = _read(x.pool, blocks.pages[rows, columns], str(x.q.dtype))
+    T, S = x.q.shape[1], k.shape[1]
+    mask = blocks.mask(x.mask, rows, columns)
+    bias = None if x.bias is None else block_bias(x.bias, mask, 0, T, 0, S)
+    may_attend: Any = mask.dense(T, S)
+    logits = jnp.where(may_attend, scores(x.q[rows], k, bias, x.scoring), -jnp.inf)
+    peak = softmax.peak.at[owners].max(logits.max(axis=-1), mode="drop")
+    weights = jnp.exp(logits - peak[rows][..., None])
+    decay = jnp.exp(softmax.peak - peak)
+    return Softmax(
+        peak,
+        (softmax.total * decay).at[owners].add(weights.sum(axis=-1), mode="drop"),
+        (softmax.out * decay[..., None]).at[owners].add(weighted_sum(weights.astype(v.dtype), v), mode="drop"),
+    )
+
+
+def _read(pool: KeyValues, pages: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Returns keys and values [C, S, K, H] of C blocks with pages int32 [C, n], in a floating dtype."""
+
+    def read(leaf: jax.Array) -> jax.Array:
+        found = jnp.moveaxis(leaf[pages], 2, 1)
+        return found.reshape(*found.shape[:2], -1, found.shape[-1])
+
+    return jax.tree.map(read, pool).unpack(dtype)
+
+
+def _on_each_device(x: Operands) -> jax.Array:
+    """Shards rows, and heads if they divide evenly; every device has the pages of its heads."""
+    kv_heads = jax.tree.leaves(x.pool)[0].shape[1]
+    rows, heads = sharding.mesh_axes(axes.BATCH, len(x.q)), sharding.mesh_axes(axes.KV_HEADS, kv_heads)
+    by_row: Any = PartitionSpec(rows)
+    by_head: Any = PartitionSpec(rows, None, heads)
+    if x.bias is not None and heads:
+        x = dataclasses.replace(x, bias=OwnHeads(x.bias, heads, x.q.shape[2] // sharding.devices(heads)))
+    specs: Any = Operands(
+        q=by_head,
+        pool=jax.tree.map(lambda _: PartitionSpec(None, heads), x.pool),
+        slots=jax.tree.map(lambda _: by_row, x.slots),
+        mask=jax.tree.map(lambda _: by_row, x.mask),
+        bias=jax.tree.map(lambda _: PartitionSpec(), x.bias),
+        scoring=x.scoring,
+    )
+    out: jax.Array = jax.shard_map(_attend, in_specs=(specs,), out_specs=by_head, check_vma=False)(x)
+    return out
