@@ -126,7 +126,8 @@ def test_bfloat16():
     assert_same_on(mesh_of("expert=2,fsdp=2,tensor=2"), module, init_module(module, x), x, tolerance=0.03)
 
 
-@pytest.mark.parametrize("mesh", rest_slow(list(MESHES), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
 def test_training_step(mesh):
     presets.assert_as_alone("experts", **MESHES[mesh])
 
