@@ -26,7 +26,9 @@ class Live:
         self.socket = server.listen("127.0.0.1", 0)
         self.thread = EngineThread(engine, {**LIMITS, **limits}["queue"])
         application = app.build(self.thread, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback)
-        self.server = server.Server(application, self.thread, grace)
+        self.server = server.Server(
+            application, self.thread, grace=grace, header_seconds={**LIMITS, **limits}["body_timeout"]
+        )
         self.url = server.address(self.socket)
         self.client = httpx.Client(base_url=self.url, timeout=30)
         self.running = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})

@@ -1,6 +1,8 @@
 """Many simultaneous clients, disconnecting clients, a full queue, a failing engine, and shutdown."""
 
 import concurrent.futures
+import contextlib
+import resource
 import signal
 import socket
 import subprocess
@@ -155,6 +157,43 @@ def test_what_takes_longer_than_the_grace_period_is_cancelled(hurry):
         one.running.join(5)
         assert not one.running.is_alive()
         assert one.engine.cancelled == [1]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+def test_headers_that_do_not_arrive_end_the_connection(sent):
+    with live(body_timeout=0.3) as one, one.raw() as client:
+        client.sendall(sent)
+        assert client.recv(100) == b""  # closed by the server
+
+
+def test_headers_in_two_parts_and_a_second_request():
+    head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    with live(body_timeout=0.5) as one, one.raw() as client:
+        for _ in range(2):
+            client.sendall(head)
+            time.sleep(0.3)
+            client.sendall(b"\r\n")
+            assert client.recv(10_000).startswith(b"HTTP/1.1 200")
+        client.sendall(head)
+        assert client.recv(100) == b""
+
+
+def test_a_long_answer_is_no_timeout_of_headers():
+    with live(body_timeout=0.2, delay=0.05) as one:
+        assert one.post(COMPLETE, prompt="abcdefghij").json()["choices"][0]["text"] == "jihgfedcba"
+
+
+def test_many_unfinished_headers_leave_the_server_to_others():
+    """The server raises a low soft limit of open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with live() as one, contextlib.ExitStack() as stack:
+            for _ in range(300):
+                stack.enter_context(one.raw()).sendall(b"GET /health HTTP/1.1\r\nHost: ")
+            assert httpx.get(f"{one.url}/health", timeout=5).status_code == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

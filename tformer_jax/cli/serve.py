@@ -60,7 +60,8 @@ def serve(engine: "Engine", served: "Served", bound: socket.socket, options: arg
     bound.listen()  # from here on, clients can connect
     print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
     application = app.build(thread, served, limits, loopback=loopback)
-    server.Server(application, thread, options.grace).run(sockets=[bound])
+    serving = server.Server(application, thread, grace=options.grace, header_seconds=options.body_timeout)
+    serving.run(sockets=[bound])
     if thread.alive:  # in a long step or a compilation, for which the interpreter would wait
         sys.stdout.flush()
         sys.stderr.flush()
@@ -106,7 +107,13 @@ def parser() -> argparse.ArgumentParser:
     add("--queue", type=common.whole(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
     add("--max-body", type=common.whole(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)")
     add("--timeout", type=seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
-    add("--body-timeout", type=seconds, default=10.0, metavar="S", help="seconds to send a body (default: 10)")
+    add(
+        "--body-timeout",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds to send the headers, and the body (default: 10)",
+    )
     add("--grace", type=seconds, default=10.0, metavar="S", help="seconds to finish requests at the end (default: 10)")
     return result
 

@@ -1,15 +1,20 @@
 """HTTP server with graceful shutdown: on Ctrl-C or SIGTERM, running requests may finish within a grace period."""
 
 import asyncio
+import contextlib
+import functools
+import resource
 import socket
 import time
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tformer_jax.config import ConfigError
 from tformer_jax.serving.engine_thread import EngineThread
+from tformer_jax.serving.protocol import TimedProtocol
 
 CLOSING = 5
 """Seconds, as an integer, for connections to close after their requests are done."""
@@ -24,11 +29,13 @@ class Server(uvicorn.Server):
         app: result of `app.build`.
         thread: thread of the engine.
         grace: seconds for running requests to finish.
+        header_seconds: seconds for the headers of a request to arrive.
     """
 
-    def __init__(self, app: ASGIApp, thread: EngineThread, grace: float) -> None:
+    def __init__(self, app: ASGIApp, thread: EngineThread, *, grace: float, header_seconds: float) -> None:
+        protocol: Any = functools.partial(TimedProtocol, header_seconds=header_seconds)
         config = uvicorn.Config(
-            app, http="h11", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=CLOSING
+            app, http=protocol, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=CLOSING
         )
         super().__init__(config)
         self._thread, self._grace = thread, grace
@@ -37,6 +44,7 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until `stop` is called or a signal arrives."""
+        allow_many_connections()
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
@@ -62,6 +70,13 @@ class Server(uvicorn.Server):
             await asyncio.sleep(TICK)
         self._thread.stop_jobs()
         self.should_exit = True
+
+
+def allow_many_connections() -> None:
+    """Raises the limit of open files to the maximum that the system allows: each connection takes one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses an unlimited number
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(host: str, port: int) -> socket.socket:
