@@ -134,3 +134,19 @@ def test_damaged_files_are_named(tmp_path, content, problem):
 def test_a_mesh_that_cannot_be_read(mesh, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_mesh(mesh)
+
+
+def test_settings_of_an_older_version(tmp_path, caplog):
+    path, cfg = tmp_path / "config.json", Config(model=ModelConfig(), data=DataConfig(source="cldr_translation"))
+    config.save(cfg, path)
+    saved = json.loads(path.read_text())
+    saved["decode"]["draft_tokens"] = 4
+    path.write_text(json.dumps(saved))
+    assert config.load(path) == cfg
+    assert caplog.messages == [f"{path}: ignored settings that this version does not have: decode.draft_tokens"]
+    saved["model"]["old"] = 1
+    path.write_text(json.dumps(saved))
+    with pytest.raises(
+        ConfigError, match=r"unknown setting 'model.old'.*; use the version that .*provenance.json names"
+    ):
+        config.load(path)

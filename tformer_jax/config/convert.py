@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import types
 import typing
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from tformer_jax.config.fields import ConfigError, Section, allowed_types, nearest, qualified
-from tformer_jax.config.schema import Config
+from tformer_jax.config.schema import Config, DecodeConfig, EvalConfig, ParallelConfig
+
+CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
+"""Sections that may differ each time a run is used."""
 
 
 def to_config_dict(section: Section) -> ConfigDict:
@@ -66,10 +70,10 @@ def save(cfg: Config, path: Path) -> None:
 
 
 def load(path: Path) -> Config:
-    """Reads a config that `save` wrote.
+    """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE` sections, with a warning.
 
     Raises:
-        ConfigError: the file is missing, is not JSON, or has a setting unknown to this version.
+        ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -77,10 +81,24 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path} does not exist: {path.parent} is not a run folder") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not a saved config: {error}") from None
+    if ignored := _drop_unknown(values):
+        logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
         return from_dict(values)
     except ConfigError as error:
-        raise ConfigError(f"{path} is of another version: {error}") from None
+        version = path.with_name("provenance.json")
+        raise ConfigError(f"{path} is of another version: {error}; use the version that {version} names") from None
+
+
+def _drop_unknown(values: dict[str, Any]) -> list[str]:
+    """Removes unknown settings from `CHANGEABLE` sections, and returns their names."""
+    dropped = []
+    for name, kind in CHANGEABLE.items():
+        known = {field.name for field in dataclasses.fields(kind)}
+        for key in values.get(name, {}).keys() - known:
+            del values[name][key]
+            dropped.append(f"{name}.{key}")
+    return sorted(dropped)
 
 
 def differences(old: Config, new: Config) -> list[str]:
