@@ -112,7 +112,7 @@ class Watchdog:
 class SpikeDetector:
     """Detects losses far above the recent ones, by their running mean and standard deviation."""
 
-    DECAY, DEVIATIONS, LEAST_STEPS, LEAST_RISE = 0.9, 6.0, 50, 0.2
+    DECAY, DEVIATIONS, LEAST_STEPS, LEAST_RISE = 0.9, 6.0, 50, 0.5
 
     def __init__(self, *, mean: float = 0.0, variance: float = 0.0, count: int = 0):
         self._mean, self._variance, self._count = mean, variance, count
