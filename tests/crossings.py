@@ -20,7 +20,8 @@ import optax
 from tests import commands, draws
 from tests.draws import GARBAGE, LENGTHS, SHAPES, T
 from tests.helpers import build, with_settings
-from tformer_jax.config import Config, ConfigError, ModelConfig, OptimConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig
+from tformer_jax.config.schema import BATCHINGS, SOURCES
 from tformer_jax.interop import exact, hf
 from tformer_jax.models import registry
 from tformer_jax.nn import kv_cache, layouts, projections
@@ -239,7 +240,10 @@ def variants(case: Case) -> Iterator[Finding]:
 def _trained(name: str, model: Any, params: Any, gradients: Any) -> Any:
     """Returns the parameters after three steps with the same gradients."""
     schedule = {} if name != "schedule_free_adamw" else {"schedule": "constant", "learning_rate": 0.01}
-    cfg = Config(optim=OptimConfig(optimizer=str(name), warmup_steps=1, **schedule))
+    family, lengths = model.cfg.family, {"bucket_lengths": (T,), "window": T}
+    data = DataConfig(source=SOURCES[family][0], batching=BATCHINGS[family][0], shared_vocab=True, **lengths)
+    optim = OptimConfig(optimizer=str(name), warmup_steps=1, **schedule)
+    cfg = Config(model=model.cfg, data=data, optim=optim)
     optimizer = optimizers.build(cfg, registry.shapes(model))
 
     @jax.jit

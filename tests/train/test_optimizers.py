@@ -348,12 +348,22 @@ def test_a_scan_over_layers_takes_the_steps_of_a_loop(changes):
 
 
 @pytest.mark.parametrize(
-    "layout", rest_slow([("decoder_lm", "fused_qkv"), ("seq2seq", "fused_qkv"), ("seq2seq", "fused_kv")], 1)
+    "layout",
+    rest_slow(
+        [
+            ("decoder_lm", "fused_qkv", False),
+            ("classifier", "fused_kv", True),
+            ("seq2seq", "fused_qkv", True),
+            ("seq2seq", "fused_kv", False),
+        ],
+        1,
+    ),
 )
 @pytest.mark.parametrize("changes", EACH)
 def test_fused_projections_take_the_steps_of_separate_ones(changes, layout):
-    family, kind = layout
-    model = tiny(family, num_kv_heads=2, attention_bias=("query", "key", "value"), max_length=64)
+    family, kind, scan = layout
+    biases = {"attention_bias": ("query", "key", "value")}
+    model = tiny(family, num_kv_heads=2, max_length=64, scan_layers=scan, encoder_layers=2, **biases)
     fused = dataclasses.replace(model, attention_projections=kind)
     params, *grads = (randomised(registry.shapes(registry.build(model)), seed, 1.0) for seed in range(4))
     changes = {
