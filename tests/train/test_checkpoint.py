@@ -84,11 +84,11 @@ def test_the_newest_is_restored_with_its_host_data(copied):
     keeper.close()
 
 
-def test_a_truncated_one_is_set_aside_and_the_one_before_it_used(copied, caplog):
+def test_a_truncated_one_is_quarantined_and_the_one_before_it_used(copied, caplog):
     largest = max(files(copied / "3"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
     keeper = Checkpointer(copied, keep=3)
-    found, host = keeper.restore(abstract(), mend=True)
+    found, host = keeper.restore(abstract(), quarantine=True)
     assert_is(found, 2)
     assert host["step"] == 2
     assert "checkpoints/3 is damaged" in caplog.text

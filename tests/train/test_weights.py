@@ -4,11 +4,14 @@ import contextlib
 import dataclasses
 import json
 import random
+import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from tests.helpers import assert_close
 from tests.train.conftest import small_config
@@ -72,6 +75,49 @@ def test_an_average_follows_from_the_schedule_alone(tmp_path):
     hand = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0), *(states[s].params for s in steps))
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-2), params, hand)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["6", "7", "8", "9"]
+
+
+def bytes_read() -> int:
+    """Returns the bytes that this process has read so far, by Linux's counter."""
+    return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "factor"), [("last", "adamw", 1), ("ema", "adamw", 1), ("last", "schedule_free_adamw", 2)]
+)
+def test_only_what_is_evaluated_is_read(tmp_path, kind, optimizer, factor):
+    """Of parameters, their EMA and two moments, one is read; schedule-free averages are made from two."""
+    cfg = small_config(weights=kind, ema_decay=0.5)
+    schedule = {"schedule": "constant", "learning_rate": 0.01}
+    cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer=optimizer, **schedule))
+    draw = np.random.default_rng(0)
+    params = {"kernel": jnp.asarray(draw.normal(size=(500, 400)), jnp.float32)}
+    boxed = {"kernel": nn.LogicallyPartitioned(params["kernel"], ("embed", "mlp"))}
+    moments = optimizers.build(cfg, boxed).init(params)
+    other = jax.tree.map(lambda leaf: leaf if leaf.ndim < 2 else jnp.asarray(draw.normal(size=leaf.shape)), moments)
+    saved = state.TrainState(jnp.int32(3), jnp.int32(0), params, other, jax.tree.map(lambda leaf: 2 * leaf, params))
+    with contextlib.closing(Checkpointer(tmp_path, keep=1)) as keeper:
+        keeper.save(3, saved, {})
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), saved)
+    with contextlib.closing(Checkpointer(tmp_path)) as keeper:
+        before = bytes_read()
+        found = weights.restored(cfg, keeper, abstract)
+        read = (bytes_read() - before) / params["kernel"].nbytes
+    jax.tree.map(np.testing.assert_array_equal, found, weights.evaluated(cfg, saved))
+    assert factor * 0.8 < read < factor + 0.5
+
+
+def test_a_run_with_only_its_weights(corpus_folder, tmp_path):
+    """A copy without checkpoints loads, and initialises another run."""
+    run(small_config(steps=1), tmp_path / "run", corpus_folder)
+    expected = load_trained(tmp_path / "run").params
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, expected)
+    _, report = load_matching(expected, tmp_path / "run")
+    assert len(report.loaded) == len(jax.tree.leaves(expected))
+    (tmp_path / "run" / "weights.json").unlink()
+    with pytest.raises(ConfigError, match="holds no checkpoint yet; train it first"):
+        load_trained(tmp_path / "run")
 
 
 def test_changed_bytes_of_the_weights_never_pass_unnoticed(tmp_path):
@@ -193,8 +239,8 @@ def test_the_optimizer_begins_with_the_loaded_parameters(corpus_folder, tmp_path
         jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), averages, first)
 
 
-def test_starting_from_what_is_no_run(corpus_folder, tmp_path):
-    with pytest.raises(ConfigError, match="train.start_from=.*nowhere'.* is no folder of a trained run"):
+def test_starting_from_a_folder_without_a_run(corpus_folder, tmp_path):
+    with pytest.raises(ConfigError, match="train.start_from=.*nowhere'.* is not the folder of a trained run"):
         cfg = small_config(start_from=str(tmp_path / "nowhere"))
         experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
     assert list(tmp_path.iterdir()) == []

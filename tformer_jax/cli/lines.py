@@ -169,7 +169,8 @@ def run_identity(run: Path) -> dict[str, Any]:
     found = hashlib.sha256()
     for path in (run / "config.json", run_folder.weights_facts(run)):
         found.update(path.read_bytes() if path.exists() else b"")
-    steps = sorted(path.name for path in run_folder.checkpoints(run).iterdir())
+    checkpoints = run_folder.checkpoints(run)
+    steps = sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []
     return {"folder": str(run.resolve()), "files": found.hexdigest(), "checkpoints": steps}
 
 

@@ -120,16 +120,17 @@ class Checkpointer:
             return
         sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": _checksums(state)}
         metrics = None if score is None else {"score": score if math.isfinite(score) else -1e300}
-        args = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(sealed))
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(sealed))
         try:
             self._manager.save(step, args=args, metrics=metrics, force=True)
         except Exception as error:
             raise self._not_saved(error) from error
 
-    def restore(self, abstract: TrainState, *, mend: bool = False) -> tuple[TrainState, dict[str, Any]]:
+    def restore(self, abstract: TrainState, *, quarantine: bool = False) -> tuple[TrainState, dict[str, Any]]:
         """Restores the newest undamaged checkpoint, with the shapes, dtypes and shardings of `abstract`.
 
-        Damaged checkpoints are logged; with `mend`, they are also moved away, so that their steps can be saved again.
+        Leaves of `abstract` that are `orbax.checkpoint.PLACEHOLDER` are neither read nor replaced. Damaged checkpoints
+        are logged; with `quarantine`, they are also moved away, so that their steps can be saved again.
 
         Raises:
             ConfigError: there is no undamaged checkpoint, or its arrays have other shapes.
@@ -145,18 +146,21 @@ class Checkpointer:
                 if before is None:
                     raise
                 logging.getLogger(__name__).warning("%s; going back to step %d", error, before)
-        if mend and step != steps[0]:
-            self._set_aside([damaged for damaged in steps if damaged > step])
+        if quarantine and step != steps[0]:
+            self._quarantine([damaged for damaged in steps if damaged > step])
         return found
 
     def restore_step(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Restores the checkpoint of one step.
+        """Restores the checkpoint of one step, as `restore`.
 
         Raises:
             ConfigError: it is damaged, or its arrays have other shapes than `abstract`.
         """
         path = self.folder / str(step)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), host=ocp.args.JsonRestore())
+        types = jax.tree.map(_restore_args, abstract)
+        args = ocp.args.Composite(
+            state=ocp.args.PyTreeRestore(abstract, restore_args=types), host=ocp.args.JsonRestore()
+        )
         try:
             restored = self._manager.restore(step, args=args)
         except Exception as error:  # Orbax and TensorStore raise various types for damaged files
@@ -165,9 +169,8 @@ class Checkpointer:
         sealed = restored.host
         if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
             raise ConfigError(f"{path} is damaged: its host data has another checksum than when it was saved")
-        found = _checksums(restored.state)
-        for name, checksum in sealed["checksums"].items():
-            if found.get(name) != checksum:
+        for name, checksum in _checksums(restored.state).items():
+            if sealed["checksums"].get(name) != checksum:
                 raise ConfigError(f"{path} is damaged: {name} has another checksum than when it was saved")
         return restored.state, sealed["host"]
 
@@ -205,15 +208,21 @@ class Checkpointer:
             "write, then the same command with --resume goes on from there"
         )
 
-    def _set_aside(self, steps: list[int]) -> None:
+    def _quarantine(self, steps: list[int]) -> None:
         for step in steps if self._group.first else ():
             target = self.folder.parent / DAMAGED / str(step)
             while target.exists():
                 target = target.with_name(f"{target.name}_")
             target.parent.mkdir(exist_ok=True)
             (self.folder / str(step)).rename(target)
-        self._group.barrier("damaged checkpoints are set aside")
+        self._group.barrier("damaged checkpoints are in quarantine")
         self._manager.reload()
+
+
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
+    if leaf is ocp.PLACEHOLDER:
+        return ocp.RestoreArgs()
+    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
 
 
 def _score(metrics: dict[str, float]) -> float:
@@ -225,8 +234,9 @@ def _text_checksum(host: dict[str, Any]) -> int:
 
 
 def _checksums(state: TrainState) -> dict[str, int]:
-    """Returns a checksum of each array by its name, computed on the array's devices."""
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    """Returns a checksum of each restored array by its name, computed on the array's devices."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves if leaf is not ocp.PLACEHOLDER}
     return {name: int(value) for name, value in jax.device_get(_sum_words(named)).items()}
 
 

@@ -125,7 +125,7 @@ class Trainer:
                 params = self._loaded(experiment.start_from, state.create(model, optimizer, cfg, mesh).params)
             self._begin(state.create(model, optimizer, cfg, mesh, params))
         else:
-            self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), mend=True))
+            self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), quarantine=True))
         self.batches.start()
         self.step = self.fetched = int(self.state.step)
         self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)

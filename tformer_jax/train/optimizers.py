@@ -97,6 +97,17 @@ def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
     return params
 
 
+def needed_to_evaluate(opt_state: optax.OptState, other: Any) -> optax.OptState:
+    """Returns the optimizer state with every leaf that `evaluation_params` does not use replaced by `other`."""
+    is_schedule_free = lambda node: isinstance(node, contrib.ScheduleFreeState)  # noqa: E731
+
+    def keep(node: Any) -> Any:
+        replaced = jax.tree.map(lambda _: other, node)
+        return replaced._replace(b1=node.b1, z=node.z) if is_schedule_free(node) else replaced
+
+    return jax.tree.map(keep, opt_state, is_leaf=is_schedule_free)
+
+
 def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | None:
     """Returns Muon's reduction and output axes of a parameter; None if it is not a matrix of a layer."""
     kept = [axis for axis, name in enumerate(names) if name not in BATCH_AXES]

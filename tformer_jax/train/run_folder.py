@@ -66,10 +66,15 @@ def holds_run(run: Path) -> bool:
     return False
 
 
+def holds_weights(run: Path) -> bool:
+    """Returns whether a run has checkpoints or final weights; it may have been copied without its checkpoints."""
+    return checkpoints(run).is_dir() or weights_facts(run).exists()
+
+
 def require_run(run: Path) -> None:
-    """Raises `ConfigError` unless `run` is a run folder with checkpoints."""
-    if not (run / "config.json").is_file() or not checkpoints(run).is_dir():
-        raise ConfigError(f"train.start_from={str(run)!r}: is no folder of a trained run")
+    """Raises `ConfigError` unless `run` is a run folder with checkpoints or final weights."""
+    if not (run / "config.json").exists() or not holds_weights(run):
+        raise ConfigError(f"train.start_from={str(run)!r}: is not the folder of a trained run")
 
 
 def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> None:

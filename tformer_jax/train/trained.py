@@ -1,5 +1,6 @@
 """Loads the model of a run folder for inference."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,12 @@ def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
         mesh: mesh that holds the parameters; None: the first local device.
 
     Raises:
-        ConfigError: `run` is not a run folder, or has no checkpoint.
+        ConfigError: `run` is not a run folder, or has neither final weights nor a checkpoint.
     """
     if not run.is_dir():
         raise ConfigError(f"{run} does not exist; name the run folder that scripts/train.py printed")
     cfg = config.load(run / "config.json")
-    if not run_folder.checkpoints(run).is_dir():
+    if not run_folder.holds_weights(run):
         raise ConfigError(f"{run} holds no checkpoint yet; train it first")
     model = registry.build(cfg.model)
     tokenizers = Tokenizers.load(run / "tokenizers")
@@ -49,12 +50,12 @@ def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh) -> Any:
-    checkpointer = Checkpointer(run_folder.checkpoints(run))
-    try:
-        params = weights.load(run, state.abstract_params(model, mesh), checkpointer.latest_step())
+    abstract = state.abstract_params(model, mesh)
+    if not run_folder.checkpoints(run).is_dir():
+        return weights.load(run, abstract, None)
+    with contextlib.closing(Checkpointer(run_folder.checkpoints(run))) as checkpointer:
+        params = weights.load(run, abstract, checkpointer.latest_step())
         if params is not None:
             return params
         optimizer = optimizers.build(cfg, registry.shapes(model))
-        return weights.evaluated(cfg, checkpointer.restore(state.abstract(model, optimizer, cfg, mesh))[0])
-    finally:
-        checkpointer.close()
+        return weights.restored(cfg, checkpointer, state.abstract(model, optimizer, cfg, mesh))

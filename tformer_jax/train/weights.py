@@ -12,8 +12,8 @@ import orbax.checkpoint as ocp
 
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
+from tformer_jax.train import optimizers
 from tformer_jax.train.checkpoint import Checkpointer
-from tformer_jax.train.optimizers import evaluation_params
 from tformer_jax.train.run_folder import weights_facts, write_json
 from tformer_jax.train.state import TrainState
 
@@ -24,7 +24,7 @@ def evaluated(cfg: Config, state: TrainState) -> Any:
     """Returns the parameters to evaluate during training: the EMA if `train.weights="ema"`, else the latest."""
     if cfg.train.weights == "ema":
         return jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, state.params)
-    return evaluation_params(state.opt_state, state.params)
+    return optimizers.evaluation_params(state.opt_state, state.params)
 
 
 def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:
@@ -44,7 +44,28 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
         steps = checkpointer.best_steps()
     steps = steps[: 1 if train.weights == "best" else train.average]
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
-    return mean(evaluated(cfg, checkpointer.restore_step(step, abstract)[0]) for step in steps), steps
+    return mean(restored(cfg, checkpointer, abstract, step) for step in steps), steps
+
+
+def restored(cfg: Config, checkpointer: Checkpointer, abstract: TrainState, step: int | None = None) -> Any:
+    """Restores the parameters to evaluate from the checkpoint of `step` (None: the newest undamaged one).
+
+    Nothing else is read: no moments of the optimizer, and the parameters or their EMA.
+
+    Args:
+        abstract: shapes, dtypes and shardings of the checkpoint's state (`state.abstract`).
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or there is none.
+    """
+    needed = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
+    if cfg.train.weights == "ema":
+        needed = needed.replace(ema=abstract.ema)
+    else:
+        averages = optimizers.needed_to_evaluate(abstract.opt_state, ocp.PLACEHOLDER)
+        needed = needed.replace(params=abstract.params, opt_state=averages)
+    found, _ = checkpointer.restore(needed) if step is None else checkpointer.restore_step(step, needed)
+    return evaluated(cfg, jax.tree.map(lambda leaf, read: leaf if read is ocp.PLACEHOLDER else read, abstract, found))
 
 
 def mean(trees: Any) -> Any:
