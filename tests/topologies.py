@@ -1,6 +1,6 @@
 """Compiles train steps for TPU slices and records the memory and communication of one device.
 
-python -m tests.topologies --record configs/results/topologies.json
+python -m tests.topologies --record configs/results/topologies/tpu.json
 python -m tests.topologies --only "gpt2 v5e:4x4" --record gpt2.json
 
 Requires libtpu (`pip install -e ".[aot]"`), and minutes per case. Other cases of an existing record are kept.
@@ -83,10 +83,15 @@ def compiled(name: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Compiles each case in its own process, since libtpu describes only one slice per process."""
-    result = argparse.ArgumentParser(prog="python -m tests.topologies", description=__doc__)
-    result.add_argument("--only", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
-    result.add_argument("--record", type=Path, required=True, metavar="FILE")
-    options = result.parse_args(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.topologies",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
+    parser.add_argument("--record", type=Path, required=True, metavar="FILE")
+    options = parser.parse_args(argv)
+    options.record.parent.mkdir(parents=True, exist_ok=True)
     written = json.loads(options.record.read_text())["cases"] if options.record.exists() else []
     cases = {case["case"]: case for case in written}
     for name in options.only:
@@ -95,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             cases[name] = process.submit(compiled, name).result()
         print(name, json.dumps(cases[name]["memory"]), flush=True)
         versions = {package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "libtpu")}
-        write_json(options.record, {"versions": versions, "cases": list(cases.values())})
+        ordered = [cases[name] for name in CASES if name in cases]
+        write_json(options.record, {"versions": versions, "cases": ordered})
 
 
 if __name__ == "__main__":

@@ -74,13 +74,16 @@ def test_only_kernels_that_end_a_sublayer_start_smaller():
     assert_close(ending["params"]["kernel"].value, plain["params"]["kernel"].value / 4)
 
 
+NAMES = ("embed", "mlp")
+
+
 def test_a_product_and_its_gradients():
     x, kernel, weights = normal(2, 5, 3), normal(3, 4, seed=1), normal(2, 5, 4, seed=2)
-    dx, d_kernel = jax.grad(lambda x, w: (product(x, w, 0) * weights).sum(), argnums=(0, 1))(x, kernel)
-    assert_close(product(x, kernel, 0), np.einsum("BTD,DF->BTF", np.float64(x), kernel), 1e-6)
+    dx, d_kernel = jax.grad(lambda x, w: (product(x, w, NAMES) * weights).sum(), argnums=(0, 1))(x, kernel)
+    assert_close(product(x, kernel, NAMES), np.einsum("BTD,DF->BTF", np.float64(x), kernel), 1e-6)
     assert_close(dx, np.einsum("BTF,DF->BTD", np.float64(weights), kernel), 1e-6)
     assert_close(d_kernel, np.einsum("BTD,BTF->DF", np.float64(x), weights), 1e-6)
-    assert product(normal(2, 0, 3), kernel, 0).shape == (2, 0, 4)
+    assert product(normal(2, 0, 3), kernel, NAMES).shape == (2, 0, 4)
 
 
 @pytest.mark.parametrize("family", ["seq2seq", "decoder_lm", "classifier"])

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import assert_close, normal
+from tests.helpers import assert_close, init_module, normal, rest_slow
+from tests.parallel import test_experts as experts
 from tests.parallel.hlo import collectives
 from tests.parallel.test_presets import batch, begun, config
 from tformer_jax.config import ParallelConfig
@@ -21,10 +22,10 @@ def on_cpus(monkeypatch):
     monkeypatch.setattr(gathered, "PLATFORMS", ("cpu",))
 
 
-@pytest.mark.parametrize(("devices", "numbers"), [(4, 2), (16, 2), (256, 2), (8, 1), (1, 1)])
+@pytest.mark.parametrize(("devices", "numbers"), [(4, 2), (8, 2), (128, 2), (256, 2), (7, 1), (1, 1)])
 def test_stages_leave_each_device_its_own_part(devices, numbers):
     """Simulation: device i starts with all parts and ends with part i, summed over all devices."""
-    stages = list(gathered.stages(devices))
+    stages = gathered.stages(devices)
     assert len(stages) == numbers
     values = np.random.default_rng(0).integers(0, 9, (devices, devices))
     held = [list(row) for row in values]
@@ -43,22 +44,31 @@ def test_stages_leave_each_device_its_own_part(devices, numbers):
 def test_a_product_and_its_gradients(on_cpus, sizes, width):
     x, kernel, weights = normal(8, 4, 16), normal(16, 16, seed=1), normal(8, 4, 16, seed=2)
     mesh = make_mesh(ParallelConfig(**{"data": 1} | sizes))
-    where = rules.partition(("embed", "mlp") if width == 0 else ("mlp", "embed"), (16, 16), mesh.shape, rules.RULES)
+    names = ("embed", "mlp") if width == 0 else ("mlp", "embed")
+    where = rules.partition(names, (16, 16), mesh.shape, rules.RULES)
     where = jax.sharding.NamedSharding(mesh, where)
 
     def run(x, kernel):
         with rules.on(mesh):
-            out, pull = jax.vjp(lambda x, kernel: product(x, kernel, width), x, kernel)
+            out, pull = jax.vjp(lambda x, kernel: product(x, kernel, names), x, kernel)
             return out, *pull(weights)
 
     program = jax.jit(run, in_shardings=(rules.batch_sharding(mesh), where)).lower(x, kernel).compile()
-    scattered = [one for one in collectives(program.as_text()) if one.kind == "reduce-scatter"]
-    assert len(scattered) == len(list(gathered.stages(sizes["fsdp"])))
+    sent = collectives(program.as_text())
+    assert sum(one.kind == "reduce-scatter" for one in sent) == len(gathered.stages(sizes["fsdp"]))
+    columns = {shape[-1] for one in sent if one.kind in ("all-gather", "reduce-scatter") for shape in one.shapes}
+    assert columns == {16 // sizes.get("tensor", 1)}  # a kernel that is also split along its other axis stays split
     found = program(jax.device_put(x, rules.batch_sharding(mesh)), jax.device_put(kernel, where))
     rows, d_rows = np.float64(x).reshape(-1, 16), np.float64(weights).reshape(-1, 16)
     expected = rows @ np.float64(kernel), d_rows @ np.float64(kernel).T, rows.T @ d_rows
     for one, other in zip(found, expected, strict=True):
         assert_close(jnp.reshape(one, other.shape), other, 1e-6)
+
+
+@pytest.mark.parametrize("sizes", rest_slow([{"fsdp": 4, "expert": 2}, {"fsdp": 8}], 1), ids=str)
+def test_experts(on_cpus, sizes):
+    module, x = experts.mixture(experts_per_token=2), normal(experts.B, experts.T, experts.D)
+    experts.assert_same_on(make_mesh(ParallelConfig(**sizes)), module, init_module(module, x), x)
 
 
 @pytest.mark.slow

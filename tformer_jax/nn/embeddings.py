@@ -10,12 +10,12 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
-from tformer_jax.nn.gathered import with_whole
+from tformer_jax.nn.gathered import with_gathered
 from tformer_jax.nn.linear import as_rows, kernel_initializer, product
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
-from tformer_jax.nn.sharding import constrain
+from tformer_jax.nn.sharding import constrain, mesh_axes
 
 
 class TokenEmbedding(nn.Module):
@@ -37,14 +37,14 @@ class TokenEmbedding(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Embeds int [B, T] -> [B, T, D], times sqrt(D) if `cfg.scale_embeddings`; NaN for ids outside [0, V)."""
-        vectors = with_whole(_vectors, tokens, self.embedding, 1).astype(self.cfg.dtype)
+        vectors = with_gathered(_vectors, tokens, self.embedding, (axes.VOCAB, axes.EMBED)).astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Computes the logits of a tied output head: [..., D] -> float32 [..., V]."""
         table = self.embedding.astype(self.cfg.dtype)
         multiply = functools.partial(jnp.einsum, "...D,VD->...V", preferred_element_type=jnp.float32)
-        logits = with_whole(multiply, as_rows(x), table, 1)
+        logits = with_gathered(multiply, as_rows(x), table, (axes.VOCAB, axes.EMBED))
         return logits.reshape(*x.shape[:-1], self.vocab_size)
 
 
@@ -80,7 +80,10 @@ class InputEmbedding(nn.Module):
         `positions` int [B, T] default to 0, ..., T - 1, `types` int [B, T] to 0.
         """
         if self.positions is not None:
-            vectors = vectors + self.positions(jnp.arange(vectors.shape[1]) if positions is None else positions)
+            positions = jnp.arange(vectors.shape[1]) if positions is None else positions
+            if mesh_axes(axes.EMBED, self.cfg.dim):  # a lookup per row, whose gradient can be reduce-scattered
+                positions = jnp.broadcast_to(positions, vectors.shape[:2])
+            vectors = vectors + self.positions(positions)
         if self.cfg.token_types:
             vectors = vectors + self.types[0 if types is None else types].astype(vectors.dtype)
         if self.norm is not None:
@@ -110,7 +113,7 @@ class OutputHead(nn.Module):
         if tied is None:
             init = named(kernel_initializer(cfg, cfg.dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
-            logits = product(x, kernel.astype(dtype), 0, dtype=jnp.dtype(jnp.float32))
+            logits = product(x, kernel.astype(dtype), (axes.EMBED, self.axis), dtype=jnp.dtype(jnp.float32))
         else:
             logits = tied.attend(x)
         if self.use_bias:

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn import sharding
+from tformer_jax.nn.gathered import all_gather
 from tformer_jax.nn.grouped import grouped_product
 
 Params = Mapping[str, jax.Array]
@@ -119,14 +120,12 @@ def _exchanged(run, tokens: jax.Array, counts: jax.Array, mesh_axes: tuple[str, 
     return swap(results.reshape(arrived.shape)).reshape(tokens.shape)
 
 
-def _gathered(params: Params, mesh_axes: tuple[str, ...]) -> Params:
+def _gathered(params: Params, along: tuple[str, ...]) -> Params:
     """All-gathers the parameters along the model width."""
-    if not mesh_axes:
+    if not along:
         return params
     return {
-        name: jax.lax.all_gather(value, mesh_axes, axis=AXES[name].index(axes.EMBED), tiled=True)
-        if axes.EMBED in AXES[name]
-        else value
+        name: all_gather(value, along, AXES[name].index(axes.EMBED)) if axes.EMBED in AXES[name] else value
         for name, value in params.items()
     }
 

@@ -1,16 +1,19 @@
 """FSDP-sharded parameters: all-gathered where they are used, with reduce-scattered gradients.
 
-On TPUs, XLA's partitioner sums these gradients by an all-reduce, which moves twice the bytes of a reduce-scatter. It
-does the same for a reduce-scatter along an axis that spans both sides of a slice's torus. This module therefore
-reduce-scatters explicitly, in two stages along such an axis. Observed in programs compiled for v5e:4x4 and v5e:16x16;
-unmeasured on devices.
+If a mesh axis spans both sides of a TPU slice's torus, XLA's partitioner sums these gradients by an all-reduce, which
+sends twice the bytes of a reduce-scatter, and it replaces a reduce-scatter or all-gather among all devices of the axis
+by an all-reduce, too. Both are therefore explicit here, in two stages of smaller groups, along a leading axis of
+shards. An all-reduce remains in the second stage for shards of fewer than 8 rows (one tile), where it sends a fraction
+of the parameter. Observed in programs compiled for slices of v5e and v6e (`tests/topologies.py`); unmeasured on
+devices.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from tformer_jax import axes
@@ -20,30 +23,34 @@ PLATFORMS = ("tpu",)
 """Platforms with explicit gathers; XLA for GPUs generates reduce-scatters itself."""
 
 Groups = list[list[int]]
+MeshAxes = tuple[str, ...]
+Names = tuple[str | None, str | None]
 
 
-def with_whole(
-    function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, parameter: jax.Array, axis: int
+def with_gathered(
+    function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, parameter: jax.Array, names: Names
 ) -> jax.Array:
-    """Computes `function(x, parameter)` with a gathered parameter; `function` must treat rows of x independently.
+    """Computes `function(x, parameter)` with a matrix gathered along the model width.
 
     Args:
-        axis: the axis of `parameter` with the model width, along which it may be sharded.
+        function: must treat the rows of x independently.
+        names: logical names of the parameter's two axes, one of which is the model width.
     """
-    mesh = jax.sharding.get_abstract_mesh()
+    mesh, axis = jax.sharding.get_abstract_mesh(), names.index(axes.EMBED)
     rows = sharding.mesh_axes(axes.BATCH, len(x)) if mesh.size > 1 else ()
-    parts = sharding.mesh_axes(axes.EMBED, parameter.shape[axis]) if rows else ()
-    if not parts or mesh.manual_axes or sharding.platform() not in PLATFORMS or not set(parts) <= set(rows):
+    along = sharding.mesh_axes(axes.EMBED, parameter.shape[axis]) if rows else ()
+    if not along or mesh.manual_axes or sharding.platform() not in PLATFORMS or not set(along) <= set(rows):
         return function(x, parameter)
+    name = names[1 - axis]
+    other = sharding.mesh_axes(name, parameter.shape[1 - axis]) if name else ()
 
     @jax.checkpoint
-    def on_each_device(x: jax.Array, part: jax.Array) -> jax.Array:
-        return function(x, _whole(part, parts, axis))
+    def on_each_device(x: jax.Array, shard: jax.Array) -> jax.Array:
+        return function(x, all_gather(shard, along, axis, other))
 
-    where = PartitionSpec(*[None] * axis, parts)
     out: jax.Array = jax.shard_map(
         on_each_device,
-        in_specs=(PartitionSpec(rows), where),
+        in_specs=(PartitionSpec(rows), PartitionSpec(*[None] * axis, along)),
         out_specs=PartitionSpec(rows),
         axis_names=set(rows),
         check_vma=False,
@@ -51,33 +58,68 @@ def with_whole(
     return out
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _whole(part: jax.Array, along: tuple[str, ...], axis: int) -> jax.Array:
-    return jax.lax.all_gather(part, along, axis=axis, tiled=True)
+def all_gather(shard: jax.Array, along: MeshAxes, axis: int, last: MeshAxes = ()) -> jax.Array:
+    """All-gathers the shards of a parameter along mesh axes, inside `jax.shard_map`; reduce-scatters its gradient.
 
-
-def _forward(part: jax.Array, along: tuple[str, ...], axis: int) -> tuple[jax.Array, None]:
-    return _whole(part, along, axis), None
-
-
-def _backward(along: tuple[str, ...], axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    for groups in stages(sharding.devices(along)):
-        gradient = jax.lax.psum_scatter(gradient, along, scatter_dimension=axis, axis_index_groups=groups, tiled=True)
-    return (gradient,)
-
-
-_whole.defvjp(_forward, _backward)
-
-
-def stages(devices: int) -> Iterator[Groups | None]:
-    """Yields the device groups of successive reduce-scatters, after which device i holds part i.
-
-    A square number of devices is taken for a square slice that a mesh numbers row by row: columns first, then rows.
-    Other numbers have one stage among all devices, None.
+    Args:
+        last: mesh axes that shard the other axis of a matrix, if `jax.shard_map` is not manual over them.
     """
-    side = math.isqrt(devices)
-    if side < 2 or side * side != devices:
-        yield None
-        return
-    yield [list(range(column, devices, side)) for column in range(side)]
-    yield [list(range(row * side, (row + 1) * side)) for row in range(side)]
+    if sharding.platform() not in PLATFORMS:
+        return jax.lax.all_gather(shard, along, axis=axis, tiled=True)
+    gathered: jax.Array = _in_stages(jnp.moveaxis(shard, axis, 0), along, last)
+    return jnp.moveaxis(gathered, 0, axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _in_stages(shard: jax.Array, along: MeshAxes, last: MeshAxes) -> jax.Array:
+    """All-gathers along the first axis."""
+
+    def gather(shard: jax.Array) -> jax.Array:
+        shards = shard[None]
+        for groups in reversed(stages(sharding.devices(along))):
+            shards = jax.lax.all_gather(shards, along, axis_index_groups=groups, tiled=True)
+        return shards.reshape(-1, *shard.shape[1:])
+
+    return _manual(gather, last)(shard)
+
+
+def _forward(shard: jax.Array, along: MeshAxes, last: MeshAxes) -> tuple[jax.Array, None]:
+    return _in_stages(shard, along, last), None
+
+
+def _backward(along: MeshAxes, last: MeshAxes, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    def scatter(gradient: jax.Array) -> jax.Array:
+        devices = sharding.devices(along)
+        shards = gradient.reshape(devices, -1, *gradient.shape[1:])
+        for groups in stages(devices):
+            shards = jax.lax.psum_scatter(shards, along, axis_index_groups=groups, tiled=True)
+        return shards[0]
+
+    return (_manual(scatter, last)(gradient),)
+
+
+_in_stages.defvjp(_forward, _backward)
+
+
+def _manual(function: Callable[[jax.Array], jax.Array], mesh_axes: MeshAxes) -> Callable[[jax.Array], jax.Array]:
+    """Maps a function of a matrix over these mesh axes, too, along which the partitioner would gather the matrix."""
+    if not mesh_axes:
+        return function
+    where = PartitionSpec(None, mesh_axes)
+    return jax.shard_map(function, in_specs=where, out_specs=where, axis_names=set(mesh_axes), check_vma=False)
+
+
+def stages(devices: int) -> list[Groups | None]:
+    """Returns the device groups of successive reduce-scatters, after which device i holds shard i.
+
+    The devices form the squarest possible grid, row by row: first the columns of the grid, then its rows. A prime
+    number of devices has one stage among all, None.
+    """
+    rows = max(side for side in range(1, math.isqrt(devices) + 1) if devices % side == 0)
+    columns = devices // rows
+    if rows == 1:
+        return [None]
+    return [
+        [list(range(column, devices, columns)) for column in range(columns)],
+        [list(range(row * columns, (row + 1) * columns)) for row in range(rows)],
+    ]

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn.gathered import with_whole
+from tformer_jax.nn.gathered import Names, with_gathered
 from tformer_jax.nn.parameters import named
 from tformer_jax.nn.sharding import mesh_axes
 
@@ -52,14 +52,20 @@ def query_factor(cfg: ModelConfig) -> float:
     return 1 / (cfg.attention_scale * math.sqrt(cfg.head_size))
 
 
-def product(x: jax.Array, kernel: jax.Array, width: int, *, dtype: jnp.dtype | None = None) -> jax.Array:
+def product(x: jax.Array, kernel: jax.Array, names: Names, *, dtype: jnp.dtype | None = None) -> jax.Array:
     """Computes `x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x).
 
     Args:
-        width: the axis of the kernel with the model width.
+        names: logical names of the kernel's axes, one of which is the model width.
     """
     multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    return with_whole(multiply, as_rows(x), kernel, width).reshape(*x.shape[:-1], kernel.shape[1])
+    return with_gathered(multiply, as_rows(x), kernel, names).reshape(*x.shape[:-1], kernel.shape[1])
+
+
+def _merged_name(merged: tuple[tuple[str, int], ...]) -> str | None:
+    """Returns the name of an axis merged from several, which is sharded as the first of them."""
+    name, size = merged[0]
+    return name if name == axes.EMBED or mesh_axes(name, size) else None
 
 
 def as_rows(x: jax.Array) -> jax.Array:
@@ -92,8 +98,8 @@ class Linear(nn.Module):
         factor = self.factor * (residual_factor(self.cfg, self.path) if self.ends_sublayer else 1.0)
         init = kernel_initializer(self.cfg, fan_in, fan_out, factor)
         kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
-        lead, width = x.shape[: x.ndim - len(in_shape)], 0 if axes.EMBED in in_names else 1
-        y = product(x.astype(dtype).reshape(*lead, fan_in), kernel.astype(dtype).reshape(fan_in, fan_out), width)
+        lead, names = x.shape[: x.ndim - len(in_shape)], (_merged_name(self.inputs), _merged_name(self.outputs))
+        y = product(x.astype(dtype).reshape(*lead, fan_in), kernel.astype(dtype).reshape(fan_in, fan_out), names)
         y = y.reshape(*lead, *out_shape)
         if self.use_bias:
             zeros = named(nn.initializers.zeros, *out_names)

@@ -7,6 +7,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
+from tformer_jax.nn.gathered import with_gathered
 from tformer_jax.nn.parameters import named
 
 
@@ -86,7 +87,11 @@ class Learned(EmbeddingPositions):
         init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
         rows = cfg.position_offset + cfg.max_length
         table = self.param("embedding", init, (rows, cfg.dim), jnp.dtype(cfg.param_dtype))
-        return table.at[cfg.position_offset + positions].get(mode="fill").astype(cfg.dtype)
+        return with_gathered(_vectors, cfg.position_offset + positions, table, (None, axes.EMBED)).astype(cfg.dtype)
+
+
+def _vectors(positions: jax.Array, table: jax.Array) -> jax.Array:
+    return table.at[positions].get(mode="fill")
 
 
 def make_positions(cfg: ModelConfig) -> EmbeddingPositions | None:

@@ -31,6 +31,11 @@ TEXT = """HloModule step, is_scheduled=true
   ROOT %ended = bf16[16,8]{1,0} all-gather(%w), channel_id=6, replica_groups=[2,4]<=[8], metadata={op_name="f/x"}
 }
 
+%all-reduce-scatter.1 (input: bf16[16,8]) -> bf16[4,8] {
+  %sum_of_all = bf16[16,8]{1,0} all-reduce(%input), channel_id=7, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  ROOT %own = bf16[4,8]{1,0} dynamic-slice(%sum_of_all, %start, %zero), dynamic_slice_sizes={4,8}
+}
+
 %body (state: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
   %whole = bf16[16,8]{1,0:T(8,128)(2,1)} all-gather(%w), replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}
   %moved = (bf16[4,8]{1,0}, bf16[4,8]{1,0}, u32[], u32[]) collective-permute-start(%k)
@@ -42,6 +47,7 @@ ENTRY %main (p: f32[2]) -> f32[] {
   %spread = bf16[16,8] fusion(%w), kind=kCustom, calls=%start
   %over = bf16[16,8] fusion(%spread), kind=kCustom, calls=%end
   %another = bf16[16,8] all-gather(%v), channel_id=6, replica_groups=[2,4]<=[8], metadata={op_name="f/y"}
+  %part = bf16[4,8] fusion(%spread), kind=kCustom, calls=%all-reduce-scatter.1
   %loop = (s32[], bf16[4,8]) while(%start), condition=%condition, body=%body
   %both = (f32[10]{0}, s32[]) all-reduce(%a, %b), channel_id=4, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
   ROOT %all = f32[] all-reduce(%c), channel_id=5, replica_groups={}, to_apply=%add
@@ -54,6 +60,7 @@ def test_bytes_groups_and_repetitions():
         Collective("all-gather", "bf16[16,8]", 256, 4, 3 + 1 + 1),
         Collective("collective-permute", "bf16[4,8]", 64, 8, 3),
         Collective("reduce-scatter", "f32[2]", 8, 4, 3),
+        Collective("reduce-scatter", "bf16[4,8]", 64, 4, 1),
         Collective("all-reduce", "f32[10] + s32[]", 44, 4, 1),
         Collective("all-reduce", "f32[]", 4, 8, 1),
     }

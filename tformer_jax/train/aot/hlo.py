@@ -11,6 +11,8 @@ ITEM_BITS = {"pred": 8, "bf16": 16}
 """Bits per item of the types whose names do not end with them."""
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
+_REDUCE_SCATTER = re.compile(r"^%?(?P<name>all-reduce-scatter[\w.\-]*) .*-> (?P<result>\S+) \{$", re.MULTILINE)
+"""A reduce-scatter for TPUs: a fused computation with an all-reduce, of which each device keeps a part."""
 _COLLECTIVE = re.compile(rf"= (?P<result>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
 _ARRAY = re.compile(r"\b(?P<type>pred|bf16|[fsu]\d+)\[(?P<sizes>[\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|branch_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")
@@ -50,10 +52,14 @@ def collectives(text: str, devices: int) -> list[Collective]:
     """
     operations: dict[tuple[str, ...], tuple[Collective, int]] = {}
     computations, entry = _computations(text)
+    scattered = dict(_REDUCE_SCATTER.findall(text))
     for name, times in _times(computations, entry).items():
         for number, line in enumerate(computations[name]):
             if operation := _COLLECTIVE.search(line):
                 one, source = _collective(operation, line, devices), _SOURCE.search(line)
+                if name in scattered:
+                    shape, size = _shape(_arrays(scattered[name]))
+                    one = one._replace(kind="reduce-scatter", shape=shape, size=size)
                 # an operation spread over several fusions keeps its channel and source, and counts once
                 key = (one.kind, one.shape, *source.groups()) if source else (name, str(number))
                 operations[key] = one, times
@@ -102,13 +108,21 @@ def _calls(computations: dict[str, list[str]], name: str) -> Iterator[tuple[str,
 
 
 def _collective(operation: re.Match[str], line: str, devices: int) -> Collective:
-    arrays = [(array[0], _bytes(array["type"], array["sizes"])) for array in _ARRAY.finditer(operation["result"])]
-    kind = operation["kind"]
+    arrays, kind = _arrays(operation["result"]), operation["kind"]
     if operation["start"] and kind != "all-reduce":  # the tuple has operands first, counters (u32[]) last
         results = [array for array in arrays if not array[0].startswith("u32[]")]
         arrays = results[len(results) // 2 :]
-    shape = " + ".join(name for name, _ in arrays)
-    return Collective(kind, shape, sum(size for _, size in arrays), _group(line, devices), 0)
+    return Collective(kind, *_shape(arrays), _group(line, devices), 0)
+
+
+def _arrays(result: str) -> list[tuple[str, int]]:
+    """Returns the shape and the bytes of each array in the type of a result."""
+    return [(array[0], _bytes(array["type"], array["sizes"])) for array in _ARRAY.finditer(result)]
+
+
+def _shape(arrays: list[tuple[str, int]]) -> tuple[str, int]:
+    """Returns the shapes of all arrays, and their bytes in total."""
+    return " + ".join(name for name, _ in arrays), sum(size for _, size in arrays)
 
 
 def _group(line: str, devices: int) -> int:
