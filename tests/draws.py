@@ -45,12 +45,12 @@ def _attention(rng) -> dict[str, Any]:
 
 
 def _positions(rng) -> dict[str, Any]:
-    rotary = {"rotary_pairing": pick(rng, "halves", "interleaved"), "rotary_base": pick(rng, 10_000.0, 50.0)}
+    rotary = {"pairing": pick(rng, "halves", "interleaved"), "base": pick(rng, 10_000.0, 50.0)}
     rotary |= pick(
         rng,
         {},
-        {"rotary_scaling": "linear", "rotary_factor": 2.0},
-        {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 8},
+        {"scaling": "linear", "factor": 2.0},
+        {"scaling": "llama3", "factor": 4.0, "original_length": 8},
     )
     return pick(
         rng,
@@ -58,19 +58,21 @@ def _positions(rng) -> dict[str, Any]:
         {"position": "sinusoidal"},
         {"position": "sinusoidal_halves"},
         {"position": "learned", "position_offset": int(pick(rng, 0, 2))},
-        {"position": "rotary", **rotary},
-        {"position": "rotary", **rotary},
+        {"position": "rotary", "rotary": rotary},
+        {"position": "rotary", "rotary": rotary},
         {"position": "alibi"},
-        {"position": "relative", "relative_buckets": int(pick(rng, 4, 8)), "relative_distance": int(pick(rng, 5, 9))},
+        {"position": "relative", "relative": {"buckets": int(pick(rng, 4, 8)), "distance": int(pick(rng, 5, 9))}},
     )
 
 
 def _ffn(rng) -> dict[str, Any]:
     experts = int(pick(rng, 2, 3, 4))
-    return {
+    settings = {
         "ffn": pick(rng, "mlp", "gated", "moe"),
         "ffn_bias": pick(rng, True, False),
         "activation": pick(rng, "relu", "relu_squared", "gelu", "gelu_tanh", "silu", "sigmoid"),
+    }
+    moe = {
         "num_experts": experts,
         "experts_per_token": int(rng.integers(1, experts + 1)),
         "expert_gated": pick(rng, True, False),
@@ -78,6 +80,7 @@ def _ffn(rng) -> dict[str, Any]:
         "router_normalize": pick(rng, True, False),
         "router_z_loss": pick(rng, 0.0, 0.1),
     }
+    return settings | ({"moe": moe} if settings["ffn"] == "moe" else {})
 
 
 def _rest(rng, family: str) -> dict[str, Any]:
@@ -155,7 +158,7 @@ def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
             settings["window"] = int(pick(rng, 1, 2, 4))
         if settings["attention"] == "basic":
             settings |= {"num_heads": 1, "num_kv_heads": None, "head_dim": None, "attention_scale": None}
-            settings |= {"attention_softcap": None, "qk_norm": False}
+            settings |= {"attention_softcap": None, "qk_norm": False, "attention_projections": "separate"}
         try:
             cfg = tiny(family, **settings)
             registry.build(cfg)

@@ -45,20 +45,20 @@ def attention_core(q, k, v, mask=None, scale=None, softcap=None, bias=None):
 
 def rotary_rates(cfg, kind="full"):
     """Returns the radians per token of each pair of features."""
-    local = kind == "window" and cfg.rotary_window_base is not None
-    base = cfg.rotary_window_base if local else cfg.rotary_base
+    local = kind == "window" and cfg.rotary.window_base is not None
+    base = cfg.rotary.window_base if local else cfg.rotary.base
     rates = []
     for i in range(cfg.head_size // 2):
         rate = 1 / base ** (2 * i / cfg.head_size)
-        if not local and cfg.rotary_scaling == "linear":
-            rate /= cfg.rotary_factor
-        if not local and cfg.rotary_scaling == "llama3":
-            wavelength, original = 2 * math.pi / rate, cfg.rotary_original_length
+        if not local and cfg.rotary.scaling == "linear":
+            rate /= cfg.rotary.factor
+        if not local and cfg.rotary.scaling == "llama3":
+            wavelength, original = 2 * math.pi / rate, cfg.rotary.original_length
             if wavelength > original / 1:
-                rate /= cfg.rotary_factor
+                rate /= cfg.rotary.factor
             elif wavelength >= original / 4:
                 smooth = (original / wavelength - 1) / (4 - 1)
-                rate = (1 - smooth) * rate / cfg.rotary_factor + smooth * rate
+                rate = (1 - smooth) * rate / cfg.rotary.factor + smooth * rate
         rates.append(rate)
     return rates
 
@@ -68,7 +68,7 @@ def rotate(x, cfg, kind="full", start=0):
     H, out = x.shape[-1], np.array(x, np.float64)
     for t in range(x.shape[1]):
         for i, rate in enumerate(rotary_rates(cfg, kind)):
-            a, b = (2 * i, 2 * i + 1) if cfg.rotary_pairing == "interleaved" else (i, i + H // 2)
+            a, b = (2 * i, 2 * i + 1) if cfg.rotary.pairing == "interleaved" else (i, i + H // 2)
             turned = (x[:, t, :, a] + 1j * x[:, t, :, b]) * np.exp(1j * (start + t) * rate)
             out[:, t, :, a], out[:, t, :, b] = turned.real, turned.imag
     return out
@@ -171,7 +171,7 @@ def ffn(p, x, cfg):
 def mixture(p, x, cfg, real=None, segments=None, train=False):
     """Loops over all tokens: each uses its experts, which in training read a share of the tokens up to it."""
     B, T, D = x.shape
-    E, k, out = cfg.num_experts, cfg.experts_per_token, np.zeros((B, T, D))
+    E, k, out = cfg.moe.num_experts, cfg.moe.experts_per_token, np.zeros((B, T, D))
     real = np.ones((B, T), bool) if real is None else real
     for b in range(B):
         for t in range(T):
@@ -182,10 +182,10 @@ def mixture(p, x, cfg, real=None, segments=None, train=False):
             tokens += 1
             probabilities = softmax(x[b, t] @ p["router"])
             ranked = sorted(range(E), key=lambda e, pr=probabilities: -pr[e])[:k]
-            total = sum(probabilities[e] for e in ranked) if cfg.router_normalize else 1
+            total = sum(probabilities[e] for e in ranked) if cfg.moe.router_normalize else 1
             for expert in ranked:
-                limited = train and cfg.expert_capacity is not None
-                if limited and read[expert] + 1 > math.ceil(cfg.expert_capacity * k * tokens / E):
+                limited = train and cfg.moe.expert_capacity is not None
+                if limited and read[expert] + 1 > math.ceil(cfg.moe.expert_capacity * k * tokens / E):
                     continue
                 read[expert] += 1
                 out[b, t] += probabilities[expert] / total * expert_ffn(p, expert, x[b, t], cfg)
@@ -199,7 +199,7 @@ def expert_ffn(p, e, x, cfg):
         return x @ p[f"{name}_kernel"][e] + (p[f"{name}_bias"][e] if cfg.ffn_bias else 0)
 
     activation = ACTIVATIONS[cfg.activation]
-    if cfg.expert_gated:
+    if cfg.moe.expert_gated:
         return affine("contract", activation(affine("gate", x)) * affine("expand", x))
     return affine("contract", activation(affine("expand", x)))
 
@@ -240,7 +240,7 @@ def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectio
     if cfg.position == "alibi":
         bias = alibi_bias(cfg.num_heads, T, T)
     if cfg.position == "relative":
-        bias = relative_bias(p["attention_positions"]["embedding"], T, T, cfg.relative_distance, bidirectional)
+        bias = relative_bias(p["attention_positions"]["embedding"], T, T, cfg.relative.distance, bidirectional)
     for number in range(depth):
         kind = cfg.layer_pattern[number % len(cfg.layer_pattern)]
         x = layer(x, p[f"layers_{number}"], cfg, mask, memory, memory_mask, kind, bias)

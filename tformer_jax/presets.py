@@ -1,6 +1,7 @@
 """Published architectures by name, with the paper or report that describes each.
 
-A config file can change any of their settings: `ModelConfig(**presets.settings("gpt2") | {"dropout": 0.0})`.
+A config file can change any of their settings: `ModelConfig(**presets.settings("gpt2") | {"dropout": 0.0})`. A
+dictionary such as `{"rotary": {"base": 500.0}}` replaces all settings of that section.
 """
 
 from typing import Any
@@ -151,7 +152,7 @@ def _llama(
         "attention_bias": (),
         "norm": "rmsnorm",
         "position": "rotary",
-        "rotary_base": base,
+        "rotary": {"base": base},
         "tie_embeddings": "none",
         "scale_embeddings": False,
         "dropout": 0.0,
@@ -159,8 +160,8 @@ def _llama(
     }
 
 
-_LLAMA3_1 = {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_original_length": 8192}
-_LLAMA3_2 = _LLAMA3_1 | {"rotary_factor": 32.0, "tie_embeddings": "output"}
+_LLAMA3_1 = {"rotary": {"base": 500_000.0, "scaling": "llama3", "factor": 8.0}}
+_LLAMA3_2 = {"rotary": {"base": 500_000.0, "scaling": "llama3", "factor": 32.0}, "tie_embeddings": "output"}
 
 
 def _llama3(dim: int, layers: int, heads: int, ffn_dim: int, length: int = 8192) -> Settings:
@@ -208,6 +209,9 @@ def _gemma2(dim: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn
     }
 
 
+_GEMMA3_ROTARY = {"base": 1_000_000.0, "window_base": 10_000.0}
+
+
 def _gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, vocab_size: int, window: int) -> Settings:
     """ "Gemma 3 Technical Report" (2025), table 1 (the language model): five sliding-window layers per full layer."""
     return _gemma2(dim, layers, heads, kv_heads, 256, ffn_dim, 256) | {
@@ -218,8 +222,7 @@ def _gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, voca
         "attention_softcap": None,
         "output_softcap": None,
         "qk_norm": True,
-        "rotary_base": 1_000_000.0,
-        "rotary_window_base": 10_000.0,
+        "rotary": _GEMMA3_ROTARY,
     }
 
 
@@ -227,9 +230,7 @@ def _mixtral(dim: int, layers: int, heads: int, ffn_dim: int, length: int) -> Se
     """ "Mixtral of Experts" (2024), table 1: eight experts, two per token."""
     return _llama(32_000 if dim == 4096 else 32_768, dim, layers, heads, 8, ffn_dim, length, 1_000_000.0) | {
         "ffn": "moe",
-        "num_experts": 8,
-        "experts_per_token": 2,
-        "balance_loss": 0.001,
+        "moe": {"num_experts": 8, "experts_per_token": 2, "balance_loss": 0.001},
     }
 
 
@@ -377,7 +378,7 @@ PRESETS: dict[str, Settings] = {
     "gemma2_27b": _gemma2(4608, 46, 32, 16, 128, 36_864, 144),
     "gemma3_1b": _gemma3(1152, 26, 4, 1, 6912, 262_144, 512),
     "gemma3_4b": _gemma3(2560, 34, 8, 4, 10_240, 262_208, 1024)
-    | {"max_length": 131_072, "rotary_scaling": "linear", "rotary_factor": 8.0},
+    | {"max_length": 131_072, "rotary": _GEMMA3_ROTARY | {"scaling": "linear", "factor": 8.0}},
     "mixtral_8x7b": _mixtral(4096, 32, 32, 14_336, 32_768),
     "mixtral_8x22b": _mixtral(6144, 56, 48, 16_384, 65_536),
 }

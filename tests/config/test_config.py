@@ -8,17 +8,19 @@ import pytest
 from ml_collections import config_dict
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig, read_mesh
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig, kinds, read_mesh
+from tformer_jax.config.fields import Section
 
 
-def sections(cfg: Config) -> list:
-    return [cfg, *(value for value in vars(cfg).values() if dataclasses.is_dataclass(value))]
+def sections(kind: type[Section]) -> list[type[Section]]:
+    return [kind, *(inner for section in kind.nested().values() for inner in sections(section))]
 
 
 def test_every_setting_has_a_meaning():
-    for section in sections(Config()):
+    assert len(sections(Config)) == 11
+    for section in sections(Config):
         for field in dataclasses.fields(section):
-            assert dataclasses.is_dataclass(field.type) or "meaning" in field.metadata or field.default_factory
+            assert field.name in section.nested() or field.metadata["meaning"]
 
 
 def test_round_trip_through_a_config_dict():
@@ -54,7 +56,7 @@ def test_unset_settings_take_values_of_their_type():
     ("values", "sentence"),
     [
         ({"modle": {}}, "unknown setting 'modle'; did you mean 'model'?"),
-        ({"model": {"dimm": 3}}, "unknown setting 'model.dimm'; did you mean 'dim'?"),
+        ({"model": {"dimm": 3}}, "unknown setting 'model.dimm'; did you mean 'model.dim'?"),
         ({"model": {"activation": "rellu"}}, "model.activation='rellu': is not a known value; did you mean 'relu'?"),
         ({"model": {"dim": "wide"}}, "model.dim='wide': must be int, not str"),
         ({"model": {"dim": 3.5}}, "model.dim=3.5: must be int, not float"),
@@ -65,8 +67,15 @@ def test_unset_settings_take_values_of_their_type():
         ({"model": {"dim": 9, "num_heads": 3}}, "model.dim=9: must be even for model.position='sinusoidal'"),
         ({"data": {"bucket_lengths": [32, 16]}}, r"data.bucket_lengths=\(32, 16\): must be lengths in rising order"),
         ({"data": {"bucket_lengths": [512]}}, r"data.bucket_lengths=\(512,\): must not exceed model.max_length=256"),
-        ({"model": {"attention": "basic", "num_heads": 1, "qk_norm": True}}, "model.qk_norm=True: is not applied by"),
-        ({"model": {"ffn": "moe", "ffn_dropout": 0.1}}, "model.ffn_dropout=0.1: is not applied to experts; write 0.0"),
+        ({"model": {"attention": "basic", "num_heads": 1, "qk_norm": True}}, "model.qk_norm=True: is used only by"),
+        ({"model": {"rotary_base": 5.0}}, "unknown setting 'model.rotary_base'; did you mean 'model.rotary.base'?"),
+        ({"model": {"num_experts": 4}}, "unknown setting 'model.num_experts'; did you mean 'model.moe.num_experts'?"),
+        ({"model": {"moe": {"num_expert": 4}}}, "'model.moe.num_expert'; did you mean 'model.moe.num_experts'?"),
+        ({"model": {"moe": 4}}, "model.moe=4: must be MoEConfig, not int"),
+        (
+            {"model": {"ffn": "moe", "moe": {"num_experts": 1}}},
+            "model.moe.experts_per_token=2: must be at most model.moe.num_experts=1",
+        ),
         ({"model": {"norm_eps": 0.0}}, "model.norm_eps=0.0: must be at least 1e-12"),
         ({"data": {"source": "text", "train": "x"}}, "data.source='text': does not fit model.family='seq2seq'"),
         ({"data": {"source": "parallel_lines", "train": "x"}}, "must contain {lang}"),
@@ -98,12 +107,12 @@ def test_unset_settings_take_values_of_their_type():
 )
 def test_mistakes_get_one_sentence(values, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
-        config.from_dict(values)
+        Config.from_dict(values)
     assert "\n" not in str(caught.value)
 
 
 def test_whole_numbers_serve_as_floats_and_lists_as_tuples():
-    cfg = config.from_dict({"optim": {"learning_rate": 1}, "data": {"bucket_lengths": [8, 9]}})
+    cfg = Config.from_dict({"optim": {"learning_rate": 1}, "data": {"bucket_lengths": [8, 9]}})
     assert isinstance(cfg.optim.learning_rate, float)
     assert cfg.data.bucket_lengths == (8, 9)
 
@@ -112,6 +121,50 @@ def test_differences_are_named():
     changed = Config(seed=1, model=ModelConfig(dim=256))
     assert config.differences(Config(), changed) == ["seed: 0 -> 1", "model.dim: 512 -> 256"]
     assert config.differences(changed, changed) == []
+
+
+ROTARY, MOE = {"position": "rotary"}, {"ffn": "moe"}
+WITHOUT_EFFECT = {
+    "model.moe.num_experts=4: is used only by model.ffn='moe', not 'mlp'": {"moe": {"num_experts": 4}},
+    "model.rotary.base=5.0: is used only by model.position='rotary'": {"rotary": {"base": 5}},
+    "model.relative.buckets=8: is used only by model.position='relative'": ROTARY | {"relative": {"buckets": 8}},
+    "model.position_offset=2: is used only by model.position='learned'": {"position_offset": 2},
+    "model.rotary.factor=2.0: needs model.rotary.scaling": ROTARY | {"rotary": {"factor": 2}},
+    "model.rotary.factor=1.0: must exceed 1.0": ROTARY | {"rotary": {"scaling": "linear"}},
+    "model.rotary.original_length=8: is used only by": ROTARY | {"rotary": {"original_length": 8}},
+    "model.rotary.window_base=9.0: no layer uses it": ROTARY | {"rotary": {"window_base": 9}},
+    "model.ffn_dropout=0.1: is not applied to experts": MOE | {"ffn_dropout": 0.1},
+    "model.prefix_lm=True: is used only by model.family='decoder_lm'": {"prefix_lm": True},
+    "model.pooling='last': is used only by model.family='classifier'": {"pooling": "last"},
+    "model.num_classes=2: is used only by model.family='classifier'": {"num_classes": 2},
+    "model.source_vocab_size=9: is used only by": {"family": "decoder_lm", "source_vocab_size": 9},
+    "model.attention_projections='fused_kv': is used only by": {
+        "attention": "basic",
+        "num_heads": 1,
+        "attention_projections": "fused_kv",
+    },
+}
+
+
+@pytest.mark.parametrize("sentence", WITHOUT_EFFECT)
+def test_a_setting_without_effect_is_refused(sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        ModelConfig(**WITHOUT_EFFECT[sentence])
+
+
+def test_a_kind_of_other_code_may_use_any_setting(monkeypatch):
+    monkeypatch.setitem(kinds.FFNS, "own", object())
+    assert ModelConfig(ffn="own", moe={"num_experts": 4}).moe.num_experts == 4
+
+
+def test_a_config_with_flat_settings_loads(tmp_path):
+    model = {"dim": 8, "num_heads": 1, "position": "rotary", "rotary_base": 5.0, "ffn": "moe", "num_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model": model}))
+    loaded = config.load(tmp_path / "config.json").model
+    assert (loaded.rotary.base, loaded.moe.num_experts, loaded.dim) == (5.0, 4, 8)
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"rotary_bass": 5.0}}))
+    with pytest.raises(ConfigError, match="is of another version: unknown setting 'model.rotary_bass'"):
+        config.load(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])

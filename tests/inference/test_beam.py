@@ -78,9 +78,10 @@ def test_one_beam_is_greedy(seq2seq):
 
 def test_beams_do_not_compete_for_experts():
     """A token alone always fits into an expert, whatever the capacity; so must the tokens of each beam."""
-    crowded = tiny("decoder_lm", vocab_size=VOCAB, ffn="moe", num_experts=3, experts_per_token=1, expert_capacity=0.5)
+    moe = {"num_experts": 3, "experts_per_token": 1}
+    crowded = tiny("decoder_lm", vocab_size=VOCAB, ffn="moe", moe=moe | {"expert_capacity": 0.5})
     model, params = build(crowded)
-    roomy = registry.build(dataclasses.replace(crowded, expert_capacity=None))
+    roomy = registry.build(dataclasses.replace(crowded, moe=moe))
     cfg = DecodeConfig(strategy="beam", beams=4)
     prompts = np.array([[4], [5], [3]], np.int32)
     found, expected = (jitted_loop.best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))

@@ -23,9 +23,9 @@ VARIANTS = {
     "MQA, fused": {"num_kv_heads": 1, "attention_projections": "fused_qkv"},
     "rotary, both": {"position": "rotary", "head_dim": 4, "norm_placement": "both", "qk_norm": True},
     "ALiBi, soft-cap": {"position": "alibi", "attention_softcap": 2.0},
-    "relative, gated": {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "ffn": "gated"},
+    "relative, gated": {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "ffn": "gated"},
     "basic": {"attention": "basic", "num_heads": 1},
-    "experts": {"ffn": "moe", "num_experts": 3, "position": "learned"},
+    "experts": {"ffn": "moe", "moe": {"num_experts": 3}, "position": "learned"},
     "windows": {"window": 2, "layer_pattern": ("window", "full"), "position": "rotary", "head_dim": 4},
 }
 CHUNKS = {"one by one": [1] * 6, "pairs": [2, 2, 2], "chunked prefill": [2, 2, 1, 1]}

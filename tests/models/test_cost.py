@@ -38,13 +38,15 @@ def test_flops_by_hand():
 def test_experts_cost_what_the_chosen_ones_cost():
     D, F, T, k, E = 64, 256, 32, 2, 8
     dense = cost.of(tiny("decoder_lm", **SIZES), 1, T).forward_flops
-    sparse = cost.of(tiny("decoder_lm", **SIZES, ffn="moe", num_experts=E, experts_per_token=k), 1, T).forward_flops
+    moe = {"num_experts": E, "experts_per_token": k}
+    sparse = cost.of(tiny("decoder_lm", **SIZES, ffn="moe", moe=moe), 1, T).forward_flops
     assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
 
 
 def test_experts_run_the_products_that_are_predicted(monkeypatch):
     D, F, T, k, E = 8, 16, 500, 2, 4
-    cfg = tiny("decoder_lm", ffn="moe", dim=D, ffn_dim=F, max_length=T, experts_per_token=k, num_experts=E)
+    moe = {"num_experts": E, "experts_per_token": k}
+    cfg = tiny("decoder_lm", ffn="moe", dim=D, ffn_dim=F, max_length=T, moe=moe)
     layer, x, flops, dot = make_ffn(cfg), normal(1, T, D), [], grouped._dot
 
     def counted(x, y, *axes):

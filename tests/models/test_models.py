@@ -1,6 +1,5 @@
 """Whole models against float64 models, their parameter counts, and the batches that the registry passes them."""
 
-import dataclasses
 from typing import Any
 
 import flax
@@ -11,6 +10,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import apply, assert_close, build, tiny
+from tformer_jax import config
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import PAD
@@ -19,7 +19,7 @@ TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
 SOURCE = np.array([[9, 8, 7, 4], [6, 5, PAD, PAD]], np.int32)
 REAL = TOKENS != PAD
 
-SIZES = ("encoder_layers", "decoder_layers", "num_heads", "head_dim", "window", "relative_buckets", "relative_distance")
+SIZES = ("encoder_layers", "decoder_layers", "num_heads", "head_dim", "window", "relative.buckets", "relative.distance")
 WINDOWS = {"window": 2, "layer_pattern": ("window", "full"), "decoder_layers": 3, "encoder_layers": 3}
 VARIANTS = [
     {},
@@ -35,14 +35,14 @@ ANY_FAMILY = [
     {"position": "sinusoidal_halves", "norm_placement": "both", "norm": "rmsnorm", "norm_unit_offset": True},
     {"position": "learned", "position_offset": 2, "embedding_norm": True, "norm_placement": "post"},
     {"position": "rotary", "qk_norm": True, "num_kv_heads": 2, "head_dim": 4, "ffn": "gated", "activation": "silu"},
-    {"position": "rotary", "rotary_pairing": "interleaved", "attention_softcap": 2.0, "head_dim": 4},
+    {"position": "rotary", "rotary": {"pairing": "interleaved"}, "attention_softcap": 2.0, "head_dim": 4},
     {"position": "alibi", "ffn": "gated", "activation": "sigmoid", "attention_scale": 0.3},
-    {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "norm": "rmsnorm", "attention_scale": 1.0},
-    {"ffn": "moe", "num_experts": 3, "activation": "silu", "ffn_bias": False},
+    {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "norm": "rmsnorm", "attention_scale": 1.0},
+    {"ffn": "moe", "moe": {"num_experts": 3}, "activation": "silu", "ffn_bias": False},
 ]
 LANGUAGE_MODELS = [
     {"output_softcap": 1.5, "scale_output": True},
-    {**WINDOWS, "position": "rotary", "rotary_window_base": 100.0, "head_dim": 4},
+    {**WINDOWS, "position": "rotary", "rotary": {"window_base": 100.0}, "head_dim": 4},
     {**WINDOWS, "position": "alibi"},
 ]
 CLASSIFIERS = [
@@ -61,9 +61,8 @@ def named(changes: dict[str, Any]) -> str:
 
 def proves(cfg: ModelConfig) -> tuple[list[str], str]:
     """Returns the entries of the table of equivalences that a whole model with these settings proves."""
-    base = tiny(cfg.family)
-    names = [field.name for field in dataclasses.fields(cfg) if getattr(cfg, field.name) != getattr(base, field.name)]
-    switches = [f"{name}={getattr(cfg, name)}" for name in names if name not in SIZES]
+    usual, found = config.flat(tiny(cfg.family)), config.flat(cfg)
+    switches = [f"{name}={found[name]}" for name in found if found[name] != usual[name] and name not in SIZES]
     return [f"family={cfg.family}", *switches], "NumPy float64, whole model"
 
 

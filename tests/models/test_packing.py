@@ -19,7 +19,7 @@ KINDS = {
     "learned": {"position": "learned"},
     "rotary, blockwise": {"position": "rotary", "head_dim": 4, "attention_backend": "blockwise"},
     "ALiBi": {"position": "alibi"},
-    "relative": {"position": "relative", "relative_buckets": 8, "relative_distance": 9},
+    "relative": {"position": "relative", "relative": {"buckets": 8, "distance": 9}},
 }
 
 

@@ -196,7 +196,7 @@ POSITIONS = {
     "learned": {"position": "learned"},
     "rotary": {"position": "rotary", "head_dim": 4},
     "ALiBi": {"position": "alibi"},
-    "relative, experts": {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "ffn": "moe"},
+    "relative, experts": {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "ffn": "moe"},
     "windows": {"layer_pattern": ("window", "full"), "window": 2, "encoder_layers": 2, "decoder_layers": 2},
 }
 

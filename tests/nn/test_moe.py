@@ -18,7 +18,8 @@ REAL = np.arange(T) < np.array([[T], [4]])
 
 
 def mixture(**changes):
-    return make_ffn(tiny("decoder_lm", **{"ffn": "moe", "num_experts": E, "activation": "silu"} | changes))
+    moe = {"num_experts": E, **changes.pop("moe", {})}
+    return make_ffn(tiny("decoder_lm", **{"ffn": "moe", "moe": moe, "activation": "silu"} | changes))
 
 
 def run(module, params, x, real=None, *, train=True, segments=None):
@@ -31,11 +32,11 @@ def run(module, params, x, real=None, *, train=True, segments=None):
     "changes",
     [
         {},
-        {"experts_per_token": 1, "router_normalize": False},
-        {"experts_per_token": 3, "expert_gated": False, "activation": "relu"},
-        {"ffn_bias": False, "expert_capacity": 0.5},
-        {"expert_capacity": 0.7, "experts_per_token": 1},
-        {"experts_per_token": 4, "expert_capacity": 1.0},
+        {"moe": {"experts_per_token": 1, "router_normalize": False}},
+        {"moe": {"experts_per_token": 3, "expert_gated": False}, "activation": "relu"},
+        {"ffn_bias": False, "moe": {"expert_capacity": 0.5}},
+        {"moe": {"expert_capacity": 0.7, "experts_per_token": 1}},
+        {"moe": {"experts_per_token": 4, "expert_capacity": 1.0}},
     ],
     ids=str,
 )
@@ -44,34 +45,34 @@ def test_equals_the_dense_loop(changes):
     x = normal(B, T, 8)
     params = init_module(module, x)
     expected = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, REAL, train=True)
-    capacity = "limited" if module.cfg.expert_capacity else "free"
+    capacity = "limited" if module.cfg.moe.expert_capacity else "free"
     proves = (f"ffn=moe, {capacity} capacity", "NumPy float64")
     assert_close(run(module, params, x, REAL), expected, proves=proves)
 
 
 def test_capacity_drops_tokens():
     x = normal(B, T, 8)
-    free, tight = mixture(), mixture(expert_capacity=0.25)
+    free, tight = mixture(), mixture(moe={"expert_capacity": 0.25})
     params = init_module(free, x)
     assert np.abs(run(free, params, x) - run(tight, params, x)).max() > 1e-3
 
 
 def test_nothing_is_dropped_in_inference():
     x = normal(B, T, 8)
-    free, tight = mixture(), mixture(expert_capacity=0.25)
+    free, tight = mixture(), mixture(moe={"expert_capacity": 0.25})
     params = init_module(free, x)
     np.testing.assert_array_equal(run(tight, params, x, train=False), run(free, params, x))
 
 
 def test_a_row_does_not_depend_on_the_others():
-    module, x = mixture(expert_capacity=0.5), normal(B, T, 8)
+    module, x = mixture(moe={"expert_capacity": 0.5}), normal(B, T, 8)
     params = init_module(module, x)
     assert_close(run(module, params, x)[:1], run(module, params, x[:1]), 1e-6)
 
 
 def test_no_token_depends_on_a_later_one():
     """Regression test: a later token displaced the second choice of an earlier one."""
-    module, x = mixture(expert_capacity=0.5), normal(1, 40, 8)
+    module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 40, 8)
     params = init_module(module, x)
     full = run(module, params, x)
     for T in (1, 7, 23):
@@ -80,14 +81,14 @@ def test_no_token_depends_on_a_later_one():
 
 def test_an_expert_reads_its_share_of_the_tokens_so_far():
     """Every token chooses expert 0 of 4: with capacity factor 0.5, it reads tokens 1, 9 and 17."""
-    cfg = mixture(expert_capacity=0.5, experts_per_token=1, router_normalize=False).cfg
+    cfg = mixture(moe={"expert_capacity": 0.5, "experts_per_token": 1, "router_normalize": False}).cfg
     logits = jnp.tile(jnp.array([1.0, 0, 0, 0]), (1, 20, 1))
     read = np.flatnonzero(moe.route(logits, jnp.ones((1, 20), bool), cfg, limited=True).weights[0, :, 0])
     np.testing.assert_array_equal(read + 1, [1, 9, 17])
 
 
 def test_packed_documents_fill_experts_on_their_own():
-    module, x = mixture(expert_capacity=0.5), normal(1, 20, 8)
+    module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 20, 8)
     params = init_module(module, x)
     lengths = np.array([3, 9, 1, 7])
     packed = run(module, params, x, segments=jnp.asarray(np.repeat([4, 2, 7, 1], lengths))[None])
@@ -98,7 +99,7 @@ def test_packed_documents_fill_experts_on_their_own():
 
 @pytest.mark.parametrize("real", ["..xxxxx", "xxxxx..", "x..x.xx"])
 def test_padding_takes_no_capacity_and_gets_zeros(real):
-    module, x = mixture(expert_capacity=0.5), normal(1, T, 8)
+    module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, T, 8)
     params = init_module(module, x)
     real = np.array([[character == "x" for character in real]])
     out = run(module, params, x, real)
@@ -108,7 +109,7 @@ def test_padding_takes_no_capacity_and_gets_zeros(real):
 
 
 def test_all_experts_on_every_token_is_a_weighted_sum():
-    module, x = mixture(experts_per_token=E), normal(1, 3, 8)
+    module, x = mixture(moe={"experts_per_token": E}), normal(1, 3, 8)
     params = init_module(module, x)
     p, x64 = oracles.f64(params), np.float64(x)
     weights = oracles.softmax(x64 @ p["router"])
@@ -131,7 +132,7 @@ def test_router_z_loss_by_hand():
 
 
 def test_losses_are_weighted_and_count_real_tokens_only():
-    module, x = mixture(balance_loss=0.5, router_z_loss=0.25), normal(B, T, 8)
+    module, x = mixture(moe={"balance_loss": 0.5, "router_z_loss": 0.25}), normal(B, T, 8)
     params = init_module(module, x)
     _, collected = module.apply({"params": params}, x, REAL, mutable=["losses"])
     logits = np.float64(x) @ np.float64(params["router"])
@@ -144,7 +145,7 @@ def test_losses_are_weighted_and_count_real_tokens_only():
 
 
 def test_the_router_learns_from_the_losses():
-    module, x = mixture(balance_loss=1.0), normal(B, T, 8)
+    module, x = mixture(moe={"balance_loss": 1.0}), normal(B, T, 8)
     params = init_module(module, x)
 
     def balance(params):

@@ -13,10 +13,10 @@ from tformer_jax.nn import relative
 
 ROTARY = {
     "halves": {},
-    "interleaved": {"rotary_pairing": "interleaved"},
-    "base 500": {"rotary_base": 500.0},
-    "linear": {"rotary_scaling": "linear", "rotary_factor": 4.0},
-    "llama3": {"rotary_scaling": "llama3", "rotary_factor": 8.0, "rotary_original_length": 60},
+    "interleaved": {"pairing": "interleaved"},
+    "base 500": {"base": 500.0},
+    "linear": {"scaling": "linear", "factor": 4.0},
+    "llama3": {"scaling": "llama3", "factor": 8.0, "original_length": 60},
 }
 
 
@@ -27,7 +27,7 @@ def rotation(cfg, positions, *, window: bool = False):
 
 @pytest.mark.parametrize("changes", ROTARY.values(), ids=ROTARY)
 def test_rotary_equals_the_formula(changes):
-    cfg = tiny("decoder_lm", position="rotary", head_dim=12, **changes)
+    cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=changes)
     x = normal(2, 40, 3, 12)
     out = rotation(cfg, jnp.arange(40)[None])(x)
     (name,) = (name for name, value in ROTARY.items() if value == changes)
@@ -35,7 +35,7 @@ def test_rotary_equals_the_formula(changes):
 
 
 def test_llama3_leaves_fast_pairs_stretches_slow_ones_and_blends_between():
-    cfg = tiny("decoder_lm", position="rotary", head_dim=12, **ROTARY["llama3"])
+    cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=ROTARY["llama3"])
     plain = np.array(oracles.rotary_rates(tiny("decoder_lm", position="rotary", head_dim=12)))
     ratio = relative.rotary_rates(cfg, window=False) / plain
     assert ratio[0] == 1
@@ -44,11 +44,12 @@ def test_llama3_leaves_fast_pairs_stretches_slow_ones_and_blends_between():
 
 
 def test_window_layers_have_their_own_unscaled_base():
-    cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary_window_base=100.0, **ROTARY["linear"])
+    rotary = {"window_base": 100.0, **ROTARY["linear"]}
+    cfg = tiny("decoder_lm", position="rotary", head_dim=8, layer_pattern=("window",), window=1, rotary=rotary)
     x = normal(1, 6, 2, 8)
     for kind in ("window", "full"):
         out = rotation(cfg, jnp.arange(6)[None], window=kind == "window")(x)
-        assert_close(out, oracles.rotate(np.float64(x), cfg, kind), proves=("rotary_window_base", "NumPy float64"))
+        assert_close(out, oracles.rotate(np.float64(x), cfg, kind), proves=("rotary.window_base", "NumPy float64"))
 
 
 @settings(max_examples=30)
@@ -59,7 +60,7 @@ def test_window_layers_have_their_own_unscaled_base():
     pairing=st.sampled_from(["halves", "interleaved"]),
 )
 def test_scores_depend_on_the_distance_alone(q, k, shift, pairing):
-    cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary_pairing=pairing)
+    cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary={"pairing": pairing})
     query, key = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 
     def score(q, k):
@@ -77,7 +78,9 @@ def test_rotation_keeps_lengths():
 
 
 def test_odd_heads_cannot_turn():
-    with pytest.raises(ConfigError, match="model.position='rotary': turns pairs of features; the head size 3 must be"):
+    with pytest.raises(
+        ConfigError, match="model.position='rotary': rotates pairs of features; the head size 3 must be"
+    ):
         tiny("decoder_lm", position="rotary", head_dim=3)
 
 
@@ -122,7 +125,7 @@ def test_buckets_by_hand():
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_bias(bidirectional):
-    cfg = tiny("decoder_lm", position="relative", relative_buckets=8, relative_distance=16)
+    cfg = tiny("decoder_lm", position="relative", relative={"buckets": 8, "distance": 16})
     module = relative.make_attention_positions(cfg, bidirectional=bidirectional)
     params = init_module(module, jnp.arange(5)[None], window=False)
     bias = module.apply({"params": params}, jnp.arange(5)[None], window=False).bias

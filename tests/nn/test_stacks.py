@@ -20,7 +20,7 @@ WINDOWS = {"layer_pattern": ("window", "full"), "window": 2, "position": "rotary
 MODELS = {
     "decoder_lm": ({"decoder_layers": 3}, BATCH),
     "a pattern with one layer left over": ({"decoder_layers": 5, **WINDOWS}, BATCH),
-    "experts": ({"decoder_layers": 2, "ffn": "moe", "num_experts": 3}, BATCH),
+    "experts": ({"decoder_layers": 2, "ffn": "moe", "moe": {"num_experts": 3}}, BATCH),
     "shared relative bias": ({"decoder_layers": 2, "position": "relative"}, BATCH),
     "seq2seq": ({"encoder_layers": 2, "decoder_layers": 3}, PAIRS),
 }

@@ -29,16 +29,16 @@ MESHES = {
     "data=2,expert=2,sequence=2": {"data": 2, "expert": 2, "sequence": 2},
 }
 CHANGES = {
-    "gated": {"experts_per_token": 2},
-    "capacity": {"experts_per_token": 2, "expert_capacity": 0.5},
-    "plain": {"experts_per_token": 1, "expert_gated": False, "ffn_bias": False, "router_normalize": False},
-    "three": {"experts_per_token": 3, "expert_gated": False, "expert_capacity": 1.0},
+    "gated": {"moe": {"experts_per_token": 2}},
+    "capacity": {"moe": {"experts_per_token": 2, "expert_capacity": 0.5}},
+    "plain": {"moe": {"experts_per_token": 1, "expert_gated": False, "router_normalize": False}, "ffn_bias": False},
+    "three": {"moe": {"experts_per_token": 3, "expert_gated": False, "expert_capacity": 1.0}},
 }
 
 
 def mixture(**changes):
-    losses = {"balance_loss": 0.5, "router_z_loss": 0.25}
-    return make_ffn(tiny("decoder_lm", ffn="moe", num_experts=E, activation="silu", **losses, **changes))
+    moe = {"num_experts": E, "balance_loss": 0.5, "router_z_loss": 0.25, **changes.pop("moe", {})}
+    return make_ffn(tiny("decoder_lm", ffn="moe", moe=moe, activation="silu", **changes))
 
 
 def outcome(module, params, x, real):
@@ -51,7 +51,7 @@ def dense(module, params, x, real):
     """Returns `outcome` computed with every expert reading every token."""
     cfg, activation = module.cfg, kinds.load(kinds.ACTIVATIONS, module.cfg.activation)
     logits = x @ params["router"]
-    experts, weights = moe.route(logits, real, cfg, limited=cfg.expert_capacity is not None)
+    experts, weights = moe.route(logits, real, cfg, limited=cfg.moe.expert_capacity is not None)
 
     def affine(name, x):
         bias = params[f"{name}_bias"][:, None, None] if cfg.ffn_bias else 0
@@ -59,7 +59,7 @@ def dense(module, params, x, real):
 
     everywhere = jnp.broadcast_to(x, (E, *x.shape))
     hidden = affine("expand", everywhere)
-    hidden = hidden * activation(affine("gate", everywhere)) if cfg.expert_gated else activation(hidden)
+    hidden = hidden * activation(affine("gate", everywhere)) if cfg.moe.expert_gated else activation(hidden)
     share = jnp.einsum("btke,btk->ebt", jax.nn.one_hot(experts, E), weights)
     losses = [0.5 * moe.balance_loss(logits, experts, real), 0.25 * moe.router_z_loss(logits, real)]
     return (share[..., None] * affine("contract", hidden)).sum(0), jnp.stack(losses)
@@ -102,7 +102,9 @@ def test_values_losses_and_gradients(changes, mesh):
     assert_same_on(mesh_of(mesh), module, init_module(module, x), x)
 
 
-@pytest.mark.parametrize("changes", [CHANGES["gated"], {"experts_per_token": 3, "expert_capacity": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [CHANGES["gated"], {"moe": {"experts_per_token": 3, "expert_capacity": 2.0}}], ids=str
+)
 def test_all_tokens_ask_for_experts_of_one_device(changes):
     module, x = mixture(**changes), normal(B, T, D).at[..., 0].set(3.0)
     params = init_module(module, x)
@@ -112,12 +114,12 @@ def test_all_tokens_ask_for_experts_of_one_device(changes):
 
 @pytest.mark.parametrize("mesh", ["data=4,expert=2", "data=2,expert=2,sequence=2"])
 def test_rows_and_positions_that_the_mesh_does_not_divide(mesh):
-    module, x = mixture(experts_per_token=2), normal(3, 5, D)
+    module, x = mixture(moe={"experts_per_token": 2}), normal(3, 5, D)
     assert_same_on(mesh_of(mesh), module, init_module(module, x), x, np.arange(5) < np.array([5, 2, 4])[:, None])
 
 
 def test_no_room_at_all():
-    module, x = mixture(expert_capacity=0.0), normal(B, T, D)
+    module, x = mixture(moe={"expert_capacity": 0.0}), normal(B, T, D)
     assert_same_on(mesh_of("expert=8"), module, init_module(module, x), x)
 
 
@@ -142,7 +144,7 @@ def gathered(text):
 @pytest.mark.parametrize("capacity", rest_slow([0.5, None], 1))
 def test_tokens_travel_and_experts_stay(mesh, capacity):
     cfg = presets.config("experts", **MESHES[mesh])
-    cfg = dataclasses.replace(cfg, model=with_settings(cfg.model, expert_capacity=capacity))
+    cfg = dataclasses.replace(cfg, model=with_settings(cfg.model, moe={"expert_capacity": capacity}))
     on, state, step = presets.begun(cfg)
     batch = jax.device_put(presets.batch(cfg, 0), rules.batch_sharding(on))
     text = step.lower(state, batch).compile().as_text()

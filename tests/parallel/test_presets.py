@@ -22,7 +22,7 @@ MODELS = {
     "decoder_lm": tiny("decoder_lm", **SIZES, position="rotary", attention_bias=()),
     "seq2seq": tiny("seq2seq", **SIZES, source_vocab_size=20, attention_bias=()),
     "classifier": tiny("classifier", **SIZES, attention_bias=()),
-    "experts": tiny("decoder_lm", **SIZES, ffn="moe", num_experts=8, balance_loss=0.01, attention_bias=()),
+    "experts": tiny("decoder_lm", **SIZES, ffn="moe", attention_bias=()),
 }
 DATA = {
     "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8, 16)),

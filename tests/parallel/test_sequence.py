@@ -54,7 +54,7 @@ OTHERS = DOCUMENTS[::-1].copy()
 VARIANTS = {
     "packed, relative, GQA": (
         "decoder_lm",
-        {"position": "relative", "relative_buckets": 8, "relative_distance": 9, "num_kv_heads": 2},
+        {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "num_kv_heads": 2},
         {"segments": DOCUMENTS},
     ),
     "packed pairs, ALiBi, scanned": (
@@ -72,7 +72,7 @@ VARIANTS = {
         {"prefix_lm": True, "num_kv_heads": 1, "attention_softcap": 2.0, "remat": "dots_saveable"},
         {"prefix": np.array([0, 3, 8, 5] * 2, np.int32)},
     ),
-    "experts with little room": ("experts", {"expert_capacity": 1.0}, {}),
+    "experts with little room": ("experts", {"moe": {"expert_capacity": 1.0}}, {}),
     "last token": ("classifier", {"pooling": "last", "position": "sinusoidal_halves"}, {}),
     "first token": ("classifier", {"pooling": "first", "position": "learned"}, {}),
 }

@@ -174,7 +174,7 @@ PLAIN["llama"] |= {"head_dim": 4, "scale_embeddings": False}
 PLAIN["gpt2"] |= {"scale_embeddings": False}
 PLAIN["gemma2"] |= {"head_dim": 4, "norm_placement": "both", "norm_unit_offset": True}
 OTHERS = {
-    "interleaved rotary": ("llama", {"rotary_pairing": "interleaved"}),
+    "interleaved rotary": ("llama", {"rotary": {"pairing": "interleaved"}}),
     "scaled embeddings": ("llama", {"scale_embeddings": True}),
     "soft-capped scores": ("llama", {"attention_softcap": 5.0}),
     "soft-capped logits": ("llama", {"output_softcap": 5.0}),
@@ -201,8 +201,8 @@ def test_what_would_load_as_another_model_is_not_written(name, tmp_path):
 
 
 EXACT = {
-    "llama": ("llama", {"attention_bias": (), "tie_embeddings": "none", "rotary_base": 77.0}),
-    "llama, scaled": ("llama", {"rotary_scaling": "llama3", "rotary_factor": 4.0, "rotary_original_length": 8}),
+    "llama": ("llama", {"attention_bias": (), "tie_embeddings": "none", "rotary": {"base": 77.0}}),
+    "llama, scaled": ("llama", {"rotary": {"scaling": "llama3", "factor": 4.0, "original_length": 8}}),
     "mistral": ("mistral", {"window": 2, "layer_pattern": ("window",)}),
     "qwen2": ("qwen2", {"attention_bias": ("query", "key", "value"), "window": 3, "layer_pattern": ("full", "window")}),
     "qwen3": ("qwen3", {"qk_norm": True, "window": 3, "layer_pattern": ("window",)}),
@@ -235,4 +235,4 @@ def test_settings_that_only_training_reads_do_not_matter():
     )
     assert exact.differences(cfg, other) == []
     assert exact.differences(cfg, with_settings(cfg, num_kv_heads=4, final_norm=True, attention_scale=0.5)) == []
-    assert exact.differences(cfg, with_settings(cfg, rotary_base=5.0)) == ["model.rotary_base=10000.0"]
+    assert exact.differences(cfg, with_settings(cfg, rotary={"base": 5.0})) == ["model.rotary.base=10000.0"]

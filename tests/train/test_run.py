@@ -266,7 +266,7 @@ def test_overwrite_starts_anew(corpus_folder, tmp_path):
 
 
 def test_another_config_cannot_resume(uninterrupted, corpus_folder):
-    changed = config.from_dict({**config.to_dict(two_shapes()), "seed": 5})
+    changed = Config.from_dict({**config.to_dict(two_shapes()), "seed": 5})
     with pytest.raises(ConfigError, match=r"is a run of another config \(seed: 0 -> 5\); restore these settings"):
         experiment.build(changed, uninterrupted, data_root=corpus_folder, resume=True)
 
@@ -283,7 +283,7 @@ def test_prepared_data_with_other_tokenizers_cannot_resume(corpus_folder, tmp_pa
     cfg = small_config(steps=1)
     prepare(cfg, corpus_folder, tmp_path / "data")
     changes = {"source": "prepared", "train": str(tmp_path / "data"), "tokenizer_examples": 40}
-    prepared = config.from_dict({**config.to_dict(cfg), "data": {**config.to_dict(cfg.data), **changes}})
+    prepared = Config.from_dict({**config.to_dict(cfg), "data": {**config.to_dict(cfg.data), **changes}})
     experiment.build(prepared, tmp_path / "run").batches.close()
     experiment.build(prepared, tmp_path / "run", resume=True).batches.close()
     bytes_only = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, tokenizer="bytes"))
@@ -304,7 +304,7 @@ def test_a_vocabulary_smaller_than_the_data(corpus_folder, tmp_path):
     values = config.to_dict(small_config())
     values["model"]["vocab_size"] = values["model"]["source_vocab_size"] = 5
     with pytest.raises(ConfigError, match="model.vocab_size=5: is smaller than the 20 that the data has"):
-        experiment.build(config.from_dict(values), tmp_path / "run", data_root=corpus_folder)
+        experiment.build(Config.from_dict(values), tmp_path / "run", data_root=corpus_folder)
 
 
 def test_loading_what_is_not_a_trained_run(tmp_path, corpus_folder):

@@ -1,7 +1,7 @@
 """`scripts/benchmark.py growth`: training speed and memory by context length, depth, vocabulary or experts."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -24,6 +24,7 @@ MODEL: dict[str, Any] = {
     "dropout": 0.0,
 }
 """Common settings of all cases."""
+WIDER: dict[str, Any] = {"dim": 128, "ffn_dim": 512, "num_heads": 4}
 DATA = DataConfig(source="stdlib_text", batching="windows")
 MIB = 2**20
 
@@ -32,29 +33,27 @@ class Growth(NamedTuple):
     """A series of cases in which one size grows."""
 
     values: tuple[int, ...]
-    setting: str | None
-    """Setting of the model that grows; None: the row length."""
     tokens: int
     """Tokens per step."""
-    length: int
-    """Tokens per row; unused if the row length grows."""
-    model: dict[str, Any]
+    length: int | None
+    """Tokens per row; None: the row length grows."""
+    model: Callable[[int], dict[str, Any]]
+    """Value -> settings of the model."""
 
     def cases(self, name: str) -> Iterator[tuple[int, Case]]:
         """Yields each value with its case."""
         for value in self.values:
-            changed = {} if self.setting is None else {self.setting: value}
-            length = self.length if self.setting else value
-            model = ModelConfig(**(MODEL | self.model | changed))
+            length = self.length or value
+            model = ModelConfig(**MODEL | self.model(value))
             cfg = train_cases.resolved(Config(model=model, data=DATA), model.known("vocab_size"))
             yield value, Case(f"{name} {value:,}", cfg, self.tokens // length, length)
 
 
 GROWTHS = {
-    "context": Growth((256, 1024, 4096, 16_384), None, 16_384, 0, {}),
-    "depth": Growth((4, 8, 12, 24), "decoder_layers", 1024, 128, {"dim": 128, "ffn_dim": 512, "num_heads": 4}),
-    "vocabulary": Growth((1000, 8000, 32_000, 128_000), "vocab_size", 512, 128, {}),
-    "experts": Growth((2, 8, 32), "num_experts", 1024, 128, {"ffn": "moe", "experts_per_token": 2}),
+    "context": Growth((256, 1024, 4096, 16_384), 16_384, None, lambda _: {}),
+    "depth": Growth((4, 8, 12, 24), 1024, 128, lambda L: {"decoder_layers": L, **WIDER}),
+    "vocabulary": Growth((1000, 8000, 32_000, 128_000), 512, 128, lambda V: {"vocab_size": V}),
+    "experts": Growth((2, 8, 32), 1024, 128, lambda E: {"ffn": "moe", "moe": {"num_experts": E}}),
 }
 
 

@@ -1,13 +1,13 @@
 """Cases of `scripts/benchmark.py train`: configs with known sizes, and the shapes of their batches."""
 
 import dataclasses
+import operator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tformer_jax.config import Config
-from tformer_jax.config.fields import Section
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -139,22 +139,13 @@ UNSUPPORTED_SETTINGS = {
 
 def unsupported_settings(cfg: Config) -> list[str]:
     """Returns the settings, such as `model.ffn='moe'`, that the PyTorch model or optimizer does not support."""
-    model = cfg.model
-    biased = {"query", "key", "value"} & set(model.attention_bias)
-    names = (
-        {field.name for field in dataclasses.fields(model)}
-        - SUPPORTED_SETTINGS
-        - set(SUPPORTED_VALUES)
-        - {"attention_bias"}
-    )
-    unsupported = [("model", name) for name, values in SUPPORTED_VALUES.items() if getattr(model, name) not in values]
-    unsupported += [("model", name) for name in names if not _is_default(model, name)]
-    unsupported += [("model", "attention_bias")] if len(biased) in (1, 2) else []
-    for section, settings in UNSUPPORTED_SETTINGS.items():
-        unsupported += [(section, name) for name in settings if not _is_default(getattr(cfg, section), name)]
-    return sorted(f"{section}.{name}={getattr(getattr(cfg, section), name)!r}" for section, name in unsupported)
-
-
-def _is_default(section: Section, name: str) -> bool:
-    field = next(field for field in dataclasses.fields(section) if field.name == name)
-    return bool(getattr(section, name) == field.default)
+    supported = SUPPORTED_SETTINGS | {*SUPPORTED_VALUES, "attention_bias"}
+    unsupported = {f"model.{name}" for name in cfg.model.changed_settings() if name not in supported}
+    unsupported |= {
+        f"model.{name}" for name, values in SUPPORTED_VALUES.items() if getattr(cfg.model, name) not in values
+    }
+    if len({"query", "key", "value"} & set(cfg.model.attention_bias)) in (1, 2):
+        unsupported.add("model.attention_bias")
+    for section, names in UNSUPPORTED_SETTINGS.items():
+        unsupported |= {f"{section}.{name}" for name in getattr(cfg, section).changed_settings() if name in names}
+    return sorted(f"{name}={operator.attrgetter(name)(cfg)!r}" for name in unsupported)

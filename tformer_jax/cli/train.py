@@ -87,6 +87,9 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     path = Path(location.partition(":")[0])
     if not path.is_file():
         raise ConfigError(f"config file {path} does not exist{_neighbours(path)}")
+    for override in overrides:
+        if override.startswith("--config."):
+            Config.check_name(override.removeprefix("--config.").partition("=")[0])
     values = flags.FlagValues()
     arguments = ["train.py", f"--config={location}", *overrides]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)

@@ -4,14 +4,13 @@ from tformer_jax.config.convert import (
     differences,
     flat,
     from_config_dict,
-    from_dict,
     load,
     save,
     to_config_dict,
     to_dict,
 )
 from tformer_jax.config.fields import ConfigError
-from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.model import ModelConfig, MoEConfig, RelativeConfig, RotaryConfig
 from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
@@ -25,14 +24,16 @@ __all__ = [
     "DataConfig",
     "DecodeConfig",
     "EvalConfig",
+    "MoEConfig",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
+    "RelativeConfig",
+    "RotaryConfig",
     "TrainConfig",
     "differences",
     "flat",
     "from_config_dict",
-    "from_dict",
     "load",
     "read_mesh",
     "save",

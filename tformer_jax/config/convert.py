@@ -10,7 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from tformer_jax.config.fields import ConfigError, Section, allowed_types, nearest, qualified
+from tformer_jax.config.fields import ConfigError, Section, allowed_types, qualified
+from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.schema import Config, DecodeConfig, EvalConfig, ParallelConfig
 
 CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
@@ -39,22 +40,7 @@ def from_config_dict(values: ConfigDict) -> Config:
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or range, or settings contradict each other.
     """
-    return from_dict(values.to_dict())
-
-
-def from_dict(values: dict[str, Any], kind: type[Section] = Config) -> Any:
-    """Builds `kind` from nested plain dictionaries; missing settings take their defaults."""
-    fields = {field.name for field in dataclasses.fields(kind)}
-    annotations = typing.get_type_hints(kind)
-    for key in values:
-        if key not in fields:
-            raise ConfigError(f"unknown setting {qualified(kind.path, key)!r}{nearest(key, fields)}")
-    nested = {
-        key: from_dict(value, annotations[key])
-        for key, value in values.items()
-        if isinstance(value, dict) and dataclasses.is_dataclass(annotations[key])
-    }
-    return kind(**{**values, **nested})
+    return Config.from_dict(values.to_dict())
 
 
 def to_dict(section: Section) -> dict[str, Any]:
@@ -72,6 +58,8 @@ def save(cfg: Config, path: Path) -> None:
 def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE` sections, with a warning.
 
+    Settings of `model` may also be flat, as in earlier versions: `rotary_base` for `rotary.base`.
+
     Raises:
         ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
     """
@@ -84,7 +72,7 @@ def load(path: Path) -> Config:
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
-        return from_dict(values)
+        return Config.from_dict({**values, "model": _with_nested_settings(values.get("model", {}))})
     except ConfigError as error:
         version = path.with_name("provenance.json")
         raise ConfigError(f"{path} is of another version: {error}; use the version that {version} names") from None
@@ -101,15 +89,25 @@ def _drop_unknown(values: dict[str, Any]) -> list[str]:
     return sorted(dropped)
 
 
+def _with_nested_settings(model: dict[str, Any]) -> dict[str, Any]:
+    """Moves settings such as `rotary_base` to the sections that hold them now, such as `rotary.base`."""
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    result = {key: value for key, value in model.items() if key in known}
+    for key in model.keys() - known:
+        group, _, name = (ModelConfig.nested_name(key) or key).partition(".")
+        result[group] = {**result.get(group, {}), name: model[key]} if name else model[key]
+    return result
+
+
 def differences(old: Config, new: Config) -> list[str]:
     """Returns the settings that differ, each as `model.dim: 256 -> 512`."""
     before, after = flat(old), flat(new)
     return [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
 
 
-def flat(cfg: Config) -> dict[str, Any]:
-    """Returns every setting by its full name, such as `model.dim`."""
-    return flat_values(to_dict(cfg))
+def flat(section: Section) -> dict[str, Any]:
+    """Returns every setting of a section by its name there: `model.dim` in a `Config`, `dim` in a `ModelConfig`."""
+    return flat_values(to_dict(section))
 
 
 def flat_values(values: dict[str, Any], path: str = "") -> dict[str, Any]:

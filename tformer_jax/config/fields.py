@@ -3,10 +3,11 @@
 import dataclasses
 import difflib
 import math
+import operator
 import types
 import typing
-from collections.abc import Collection, Iterable
-from typing import Any, ClassVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 
 class ConfigError(ValueError):
@@ -34,11 +35,11 @@ def setting(
     )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a hint for an unknown name: `; did you mean 'x'?`, or the known names if none is close."""
+def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """Returns a hint for an unknown name: `; did you mean 'PREFIXx'?`, or the known names if none is close."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
 
 
 def allowed_types(annotation: Any) -> tuple[type, ...]:
@@ -49,8 +50,10 @@ def allowed_types(annotation: Any) -> tuple[type, ...]:
 
 
 def coerce(annotation: Any, value: Any) -> Any:
-    """Converts lists and single strings to tuples, and integers to floats, where the annotation requires it."""
+    """Converts a value to the annotated type: lists and strings to tuples, integers to floats, dicts to sections."""
     kinds = allowed_types(annotation)
+    if isinstance(value, Mapping) and issubclass(kinds[0], Section):
+        return kinds[0].from_dict(value)
     if isinstance(value, str) and tuple in kinds and str not in kinds:
         return (value,)
     if isinstance(value, list) and tuple in kinds:
@@ -66,6 +69,48 @@ class Section:
 
     path: ClassVar[str] = ""
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Builds the section from nested plain dictionaries; missing settings take their defaults.
+
+        Raises:
+            ConfigError: a key is unknown, a value has the wrong type or range, or settings contradict each other.
+        """
+        for key in values:
+            cls.check_name(key)
+        return cls(**values)
+
+    @classmethod
+    def check_name(cls, name: str) -> None:
+        """Checks that `name` is a setting, such as `dim` or `rotary.base` in `model`.
+
+        Raises:
+            ConfigError: it is not; the message names the nearest setting.
+        """
+        first, _, below = name.partition(".")
+        known = [field.name for field in dataclasses.fields(cls)]
+        if first not in known:
+            nested = cls.nested_name(name)
+            hint = nearest(nested or first, [nested] if nested else known, prefix=qualified(cls.path, ""))
+            raise ConfigError(f"unknown setting {qualified(cls.path, name)!r}{hint}")
+        if below and first in cls.nested():
+            cls.nested()[first].check_name(below)
+
+    @classmethod
+    def nested(cls) -> dict[str, type["Section"]]:
+        """Returns the sections within this one, by name."""
+        kinds = typing.get_type_hints(cls).items()
+        return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
+
+    @classmethod
+    def nested_name(cls, name: str) -> str | None:
+        """Finds a setting of a nested section, such as `moe.num_experts`, by `num_experts` or `moe_num_experts`."""
+        for group, section in cls.nested().items():
+            for field in dataclasses.fields(section):
+                if name in (field.name, f"{group}_{field.name}"):
+                    return f"{group}.{field.name}"
+        return None
+
     def __post_init__(self) -> None:
         annotations = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
@@ -77,18 +122,25 @@ class Section:
     def check(self) -> None:
         """Raises `ConfigError` if settings contradict each other."""
 
+    def changed_settings(self) -> Iterator[str]:
+        """Yields the names of all settings that differ from their defaults, such as `dim` and `rotary.base`."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Section):
+                yield from (f"{field.name}.{name}" for name in value.changed_settings())
+            elif value != field.default:
+                yield field.name
+
     def error(self, name: str, problem: str) -> ConfigError:
-        """Returns a `ConfigError` that names the setting and shows its value."""
-        return ConfigError(f"{qualified(self.path, name)}={getattr(self, name)!r}: {problem}")
+        """Returns a `ConfigError` that names the setting, such as `dim` or `moe.num_experts`, and shows its value."""
+        return ConfigError(f"{qualified(self.path, name)}={operator.attrgetter(name)(self)!r}: {problem}")
 
     def _check_setting(self, field: dataclasses.Field, annotation: Any, value: Any) -> None:
-        if dataclasses.is_dataclass(annotation):
-            return
         kinds = allowed_types(annotation)
         if type(value) not in kinds:
             expected = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
             raise self.error(field.name, f"must be {expected}, not {type(value).__name__}")
-        if value is None:
+        if value is None or isinstance(value, Section):
             return
         choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
         for part in value if isinstance(value, tuple) else (value,):

@@ -18,12 +18,98 @@ REMAT_POLICIES = (
 
 
 @dataclasses.dataclass(frozen=True)
+class RotaryConfig(Section):
+    """Rotary position embeddings."""
+
+    path: ClassVar[str] = "model.rotary"
+
+    pairing: str = setting(
+        "halves", "rotate feature i with i + H/2, or with its neighbour", choices=("halves", "interleaved")
+    )
+    base: float = setting(10_000.0, "base of the wavelengths; the longest is about 2 pi base tokens", low=1.0)
+    window_base: float | None = setting(
+        None, "base in `window` layers, without scaling; None: as in full layers", low=1.0
+    )
+    scaling: str = setting("none", "scaling of long contexts", choices=("none", "linear", "llama3"))
+    factor: float = setting(1.0, "scaling factor", low=1.0)
+    original_length: int = setting(8192, "context length before llama3 scaling, in tokens", low=1)
+
+    def check(self) -> None:
+        if self.scaling == "none" and self.factor != 1.0:
+            raise self.error("factor", "needs model.rotary.scaling='linear' or 'llama3'; write 1.0")
+        if self.scaling != "none" and self.factor == 1.0:
+            raise self.error("factor", f"must exceed 1.0 for model.rotary.scaling={self.scaling!r}")
+        if self.scaling != "llama3" and self.original_length != RotaryConfig.original_length:
+            raise self.error("original_length", "is used only by model.rotary.scaling='llama3'; leave it out")
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeConfig(Section):
+    """Relative position biases of T5."""
+
+    path: ClassVar[str] = "model.relative"
+
+    buckets: int = setting(32, "number of distance buckets", low=4)
+    distance: int = setting(128, "distance, in tokens, from which all distances share a bucket", low=2)
+
+    def check(self) -> None:
+        if self.buckets % 4:
+            raise self.error("buckets", "must be a multiple of 4")
+        if self.distance <= self.buckets // 2:
+            raise self.error("distance", f"must exceed half of model.relative.buckets={self.buckets}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEConfig(Section):
+    """Mixture of experts."""
+
+    path: ClassVar[str] = "model.moe"
+
+    num_experts: int = setting(8, "[E] experts", low=1)
+    experts_per_token: int = setting(2, "experts chosen per token", low=1)
+    expert_gated: bool = setting(True, "experts are gated FFNs")
+    expert_capacity: float | None = setting(
+        None, "capacity factor: an expert reads at most this times its share of tokens; training only", low=0.0
+    )
+    router_normalize: bool = setting(True, "normalise the weights of the chosen experts to sum to 1")
+    balance_loss: float = setting(0.01, "weight of the load-balance loss", low=0.0)
+    router_z_loss: float = setting(0.0, "weight of the router's z-loss", low=0.0)
+
+    def check(self) -> None:
+        if self.experts_per_token > self.num_experts:
+            raise self.error("experts_per_token", f"must be at most model.moe.num_experts={self.num_experts}")
+
+
+USED_BY = {
+    "rotary": ("position", "rotary"),
+    "relative": ("position", "relative"),
+    "position_offset": ("position", "learned"),
+    "moe": ("ffn", "moe"),
+    "attention_projections": ("attention", "multi_head"),
+    "attention_scale": ("attention", "multi_head"),
+    "attention_softcap": ("attention", "multi_head"),
+    "qk_norm": ("attention", "multi_head"),
+    "attention_dropout": ("attention", "multi_head"),
+    "source_vocab_size": ("family", "seq2seq"),
+    "prefix_lm": ("family", "decoder_lm"),
+    "num_classes": ("family", "classifier"),
+    "token_types": ("family", "classifier"),
+    "pooling": ("family", "classifier"),
+    "pooler": ("family", "classifier"),
+}
+"""Settings, and sections of them, that only one value of another setting uses."""
+FAMILIES = ("seq2seq", "decoder_lm", "classifier")
+BUILT_IN = {*FAMILIES, *kinds.ATTENTIONS, *kinds.POSITIONS, *kinds.FFNS}
+"""Kinds of this package; those that other code adds may use any setting."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
     """The architecture. Letters in brackets are those of `axes.py`; kinds are those of `config/kinds.py`."""
 
     path: ClassVar[str] = "model"
 
-    family: str = setting("seq2seq", "kind of model", choices=("seq2seq", "decoder_lm", "classifier"))
+    family: str = setting("seq2seq", "kind of model", choices=FAMILIES)
     vocab_size: int | None = setting(None, "[V] target (or only) vocabulary; None: the tokenizer's", low=1)
     source_vocab_size: int | None = setting(None, "seq2seq source vocabulary; None: the tokenizer's", low=1)
     num_classes: int | None = setting(None, "number of classes; None: taken from the data", low=1)
@@ -65,36 +151,14 @@ class ModelConfig(Section):
 
     position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)
     position_offset: int = setting(0, "learned: unused rows at the start of the table", low=0)
-    rotary_pairing: str = setting(
-        "halves", "rotary: rotate feature i with i + H/2, or with its neighbour", choices=("halves", "interleaved")
-    )
-    rotary_base: float = setting(
-        10_000.0, "rotary: base of the wavelengths; the longest is about 2 pi base tokens", low=1.0
-    )
-    rotary_window_base: float | None = setting(
-        None, "rotary: base in `window` layers, without scaling; None: as in full layers", low=1.0
-    )
-    rotary_scaling: str = setting("none", "rotary: scaling of long contexts", choices=("none", "linear", "llama3"))
-    rotary_factor: float = setting(1.0, "rotary: scaling factor", low=1.0)
-    rotary_original_length: int = setting(8192, "rotary: context length before llama3 scaling, in tokens", low=1)
-    relative_buckets: int = setting(32, "relative: number of distance buckets", low=4)
-    relative_distance: int = setting(
-        128, "relative: distance, in tokens, from which all distances share a bucket", low=2
-    )
+    rotary: RotaryConfig = dataclasses.field(default_factory=RotaryConfig)
+    relative: RelativeConfig = dataclasses.field(default_factory=RelativeConfig)
 
     ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
     ffn_dim: int = setting(2048, "[F] FFN width, of one expert for moe", low=1)
     activation: str = setting("relu", "FFN activation; with a gated FFN, of the gate", choices=kinds.ACTIVATIONS)
     ffn_bias: bool = setting(True, "biases in the FFN")
-    num_experts: int = setting(8, "moe: [E] experts", low=1)
-    experts_per_token: int = setting(2, "moe: experts chosen per token", low=1)
-    expert_gated: bool = setting(True, "moe: experts are gated FFNs")
-    expert_capacity: float | None = setting(
-        None, "moe: capacity factor: an expert reads at most this times its share of tokens; training only", low=0.0
-    )
-    router_normalize: bool = setting(True, "moe: normalise the weights of the chosen experts to sum to 1")
-    balance_loss: float = setting(0.01, "moe: weight of the load-balance loss", low=0.0)
-    router_z_loss: float = setting(0.0, "moe: weight of the router's z-loss", low=0.0)
+    moe: MoEConfig = dataclasses.field(default_factory=MoEConfig)
 
     norm: str = setting("layernorm", "normalisation", choices=kinds.NORMS)
     norm_placement: str = setting(
@@ -141,14 +205,13 @@ class ModelConfig(Section):
     param_dtype: str = setting("float32", "dtype of the parameters", choices=DTYPES)
 
     def check(self) -> None:
+        self._check_used()
         self._check_heads()
         self._check_positions()
         self._check_windows()
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             if getattr(self, name) == 1.0:
                 raise self.error(name, "must be below 1")
-        if self.ffn == "moe" and self.experts_per_token > self.num_experts:
-            raise self.error("experts_per_token", f"must be at most model.num_experts={self.num_experts}")
         if self.ffn == "moe" and self.ffn_dropout:
             raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
         one_vocabulary = self.tie_embeddings in ("inputs", "all")
@@ -158,8 +221,14 @@ class ModelConfig(Section):
             raise self.error(
                 "source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when source and target share one"
             )
-        if self.token_types and self.family != "classifier":
-            raise self.error("token_types", f"is for model.family='classifier'; write 0 for {self.family!r}")
+
+    def _check_used(self) -> None:
+        """Raises `ConfigError` for a setting that differs from its default but has no effect in this model."""
+        for name in self.changed_settings():
+            kind, user = USED_BY.get(name.partition(".")[0], (None, None))
+            value = kind and getattr(self, kind)
+            if value in BUILT_IN and value != user:
+                raise self.error(name, f"is used only by model.{kind}={user!r}, not {value!r}; leave it out")
 
     def _check_heads(self) -> None:
         if self.head_dim is None and self.dim % self.num_heads:
@@ -168,11 +237,8 @@ class ModelConfig(Section):
             raise self.error("num_kv_heads", f"must divide model.num_heads={self.num_heads}")
         if self.attention == "basic" and (self.num_heads > 1 or self.head_size != self.dim):
             raise self.error("attention", "has no projections; write model.num_heads=1, model.head_dim=None")
-        for name in ("attention_softcap", "attention_scale", "qk_norm", "attention_dropout"):
-            if self.attention == "basic" and getattr(self, name):
-                raise self.error(name, "is not applied by model.attention='basic'; leave it out")
         if self.attention == "basic" and self.position == "rotary":
-            raise self.error("position", "turns queries and keys, which model.attention='basic' does not have")
+            raise self.error("position", "rotates queries and keys, which model.attention='basic' does not project")
         fused = {"separate": set(), "fused_qkv": {"query", "key", "value"}, "fused_kv": {"key", "value"}}
         together = fused[self.attention_projections]
         if 0 < len(together & set(self.attention_bias)) < len(together):
@@ -186,11 +252,7 @@ class ModelConfig(Section):
         if self.position.startswith("sinusoidal") and self.dim % 2:
             raise self.error("dim", f"must be even for model.position={self.position!r}")
         if self.position == "rotary" and self.head_size % 2:
-            raise self.error("position", f"turns pairs of features; the head size {self.head_size} must be even")
-        if self.position == "relative" and self.relative_buckets % 4:
-            raise self.error("relative_buckets", "must be a multiple of 4")
-        if self.position == "relative" and self.relative_distance <= self.relative_buckets // 2:
-            raise self.error("relative_distance", f"must exceed half of model.relative_buckets={self.relative_buckets}")
+            raise self.error("position", f"rotates pairs of features; the head size {self.head_size} must be even")
 
     def _check_windows(self) -> None:
         if not self.layer_pattern:
@@ -199,8 +261,8 @@ class ModelConfig(Section):
             raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
         if self.window is not None and "window" not in self.layer_pattern:
             raise self.error("window", "no layer uses it; write 'window' in model.layer_pattern")
-        if self.prefix_lm and self.family != "decoder_lm":
-            raise self.error("prefix_lm", f"is for model.family='decoder_lm', not {self.family!r}")
+        if self.rotary.window_base is not None and "window" not in self.layer_pattern:
+            raise self.error("rotary.window_base", "no layer uses it; write 'window' in model.layer_pattern")
 
     def known(self, name: str) -> int:
         """Returns a size that may have to be filled in from the data.

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tformer_jax.config.fields import ConfigError, Section, nearest, qualified, setting
+from tformer_jax.config.fields import ConfigError, Section, setting
 from tformer_jax.config.model import DTYPES, ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
@@ -239,9 +239,8 @@ class DecodeConfig(Section):
         """
         if changes.get("temperature") == 0:
             changes = {key: value for key, value in changes.items() if key not in SAMPLING} | {"strategy": "greedy"}
-        known = {field.name for field in dataclasses.fields(self)}
-        for unknown in changes.keys() - known:
-            raise ConfigError(f"unknown setting {qualified(self.path, unknown)!r}{nearest(unknown, known)}")
+        for changed in changes:
+            self.check_name(changed)
         sampling, search = ([setting for setting in names if setting in changes] for names in (SAMPLING, SEARCH))
         if sampling and search:
             raise ConfigError(

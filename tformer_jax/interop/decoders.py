@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, RotaryConfig
 from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of, refuse, written
 from tformer_jax.interop.mapping import FLAT, SAME, Rule, kernel, untransposed
 
@@ -133,34 +133,34 @@ def _rotary(hf: Settings) -> Settings:
     for part in (hf, full, local):
         refuse(part, partial_rotary_factor=1.0)
     refuse(local, rope_type="default")
-    result: Settings = {"position": "rotary", "rotary_base": float(full.get("rope_theta") or hf["rope_theta"])}
+    result: Settings = {"base": float(full.get("rope_theta") or hf["rope_theta"])}
     if (base := local.get("rope_theta")) is not None:
-        result["rotary_window_base"] = float(base)
+        result["window_base"] = float(base)
     kind = full.get("rope_type", full.get("type", "default"))
-    if kind == "default":
+    if kind == "default" or full.get("factor") == 1:
         return result
     check(kind in ("linear", "llama3"), f"rotary scaling {kind!r} is not here; known are linear and llama3")
-    result |= {"rotary_scaling": kind, "rotary_factor": float(full["factor"])}
+    result |= {"scaling": kind, "factor": float(full["factor"])}
     if kind == "llama3":
         turns = full["low_freq_factor"], full["high_freq_factor"]
         check(turns == (1.0, 4.0), f"llama3 scaling between {turns} turns is not here; known is (1, 4)")
-        result["rotary_original_length"] = full["original_max_position_embeddings"]
+        result["original_length"] = full["original_max_position_embeddings"]
     return result
 
 
-def _rope_parameters(cfg: ModelConfig) -> Settings:
-    scaling: Settings = {"rope_type": "default" if cfg.rotary_scaling == "none" else cfg.rotary_scaling}
-    if cfg.rotary_scaling != "none":
-        scaling["factor"] = cfg.rotary_factor
-    if cfg.rotary_scaling == "llama3":
+def _rope_parameters(rotary: RotaryConfig) -> Settings:
+    scaling: Settings = {"rope_type": "default" if rotary.scaling == "none" else rotary.scaling}
+    if rotary.scaling != "none":
+        scaling["factor"] = rotary.factor
+    if rotary.scaling == "llama3":
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        scaling["original_max_position_embeddings"] = cfg.rotary_original_length
-    return {"rope_theta": cfg.rotary_base, **scaling}
+        scaling["original_max_position_embeddings"] = rotary.original_length
+    return {"rope_theta": rotary.base, **scaling}
 
 
-def _gemma3_rope_parameters(cfg: ModelConfig) -> Settings:
-    local = {"rope_theta": cfg.rotary_window_base or cfg.rotary_base, "rope_type": "default"}
-    return {"full_attention": _rope_parameters(cfg), "sliding_attention": local}
+def _gemma3_rope_parameters(rotary: RotaryConfig) -> Settings:
+    local = {"rope_theta": rotary.window_base or rotary.base, "rope_type": "default"}
+    return {"full_attention": _rope_parameters(rotary), "sliding_attention": local}
 
 
 def _llama_settings(hf: Settings) -> Settings:
@@ -185,7 +185,8 @@ def _llama_settings(hf: Settings) -> Settings:
         "attention_dropout": hf.get("attention_dropout", 0.0),
         "initializer": "normal",
         "init_std": hf.get("initializer_range", 0.02),
-        **_rotary(hf),
+        "position": "rotary",
+        "rotary": _rotary(hf),
     }
 
 
@@ -239,18 +240,21 @@ def _gemma2_settings(hf: Settings) -> Settings:
 
 
 def _gemma3_settings(hf: Settings) -> Settings:
-    return _gemma2_settings(hf) | {"qk_norm": True}
+    settings = _gemma2_settings(hf)
+    if "window" not in settings:
+        settings["rotary"].pop("window_base", None)
+    return settings | {"qk_norm": True}
 
 
 def _mixtral_settings(hf: Settings) -> Settings:
     layers, k = hf["num_hidden_layers"], hf["num_experts_per_tok"]
-    return _mistral_settings(hf) | {
-        "ffn": "moe",
+    moe = {
         "num_experts": hf["num_local_experts"],
         "experts_per_token": k,
         # theirs is the mean over layers of the sum over choices, ours the sum over layers of the mean over choices
         "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
     }
+    return _mistral_settings(hf) | {"ffn": "moe", "moe": moe}
 
 
 def _llama_config(cfg: ModelConfig) -> Settings:
@@ -270,7 +274,7 @@ def _llama_config(cfg: ModelConfig) -> Settings:
         "attention_dropout": cfg.attention_dropout,
         "initializer_range": cfg.init_std,
         "tie_word_embeddings": cfg.tie_embeddings == "output",
-        "rope_parameters": _rope_parameters(cfg),
+        "rope_parameters": _rope_parameters(cfg.rotary),
     }
 
 
@@ -300,14 +304,14 @@ def _gemma_config(cfg: ModelConfig) -> Settings:
 
 
 def _gemma3_config(cfg: ModelConfig) -> Settings:
-    return _gemma_config(cfg) | {"rope_parameters": _gemma3_rope_parameters(cfg)}
+    return _gemma_config(cfg) | {"rope_parameters": _gemma3_rope_parameters(cfg.rotary)}
 
 
 def _mixtral_config(cfg: ModelConfig) -> Settings:
     return _mistral_config(cfg) | {
-        "num_local_experts": cfg.num_experts,
-        "num_experts_per_tok": cfg.experts_per_token,
-        "router_aux_loss_coef": cfg.balance_loss * cfg.decoder_layers / cfg.experts_per_token,
+        "num_local_experts": cfg.moe.num_experts,
+        "num_experts_per_tok": cfg.moe.experts_per_token,
+        "router_aux_loss_coef": cfg.moe.balance_loss * cfg.decoder_layers / cfg.moe.experts_per_token,
     }
 
 

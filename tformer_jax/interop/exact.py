@@ -1,6 +1,7 @@
 """Compares configs: a written checkpoint must define the same function of the same parameters."""
 
 import math
+from operator import attrgetter
 from typing import Any
 
 from tformer_jax.config import ModelConfig
@@ -17,11 +18,10 @@ ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     ("family", "decoder_lm"): ("decoder_layers",),
     ("family", "classifier"): ("encoder_layers", "num_classes", "token_types", "pooling", "pooler"),
     ("position", "learned"): ("position_offset",),
-    ("position", "rotary"): ("rotary_pairing", "rotary_base", "rotary_scaling"),
-    ("rotary_scaling", "linear"): ("rotary_factor",),
-    ("rotary_scaling", "llama3"): ("rotary_factor", "rotary_original_length"),
-    ("position", "relative"): ("relative_buckets", "relative_distance"),
-    ("ffn", "moe"): ("num_experts", "experts_per_token", "expert_gated", "router_normalize"),
+    ("position", "rotary"): ("rotary.pairing", "rotary.base", "rotary.scaling", "rotary.factor"),
+    ("rotary.scaling", "llama3"): ("rotary.original_length",),
+    ("position", "relative"): ("relative.buckets", "relative.distance"),
+    ("ffn", "moe"): ("moe.num_experts", "moe.experts_per_token", "moe.expert_gated", "moe.router_normalize"),
     ("norm", "layernorm"): ("norm_bias",),
 }
 """Settings that matter only if another setting has the given value."""
@@ -36,9 +36,9 @@ def differences(cfg: ModelConfig, other: ModelConfig) -> list[str]:
 def _facts(cfg: ModelConfig) -> dict[str, Any]:
     names = [
         *ALWAYS,
-        *(name for (kind, value), more in ONLY_FOR.items() if getattr(cfg, kind) == value for name in more),
+        *(name for (kind, value), more in ONLY_FOR.items() if attrgetter(kind)(cfg) == value for name in more),
     ]
-    facts = {name: getattr(cfg, name) for name in names}
+    facts = {name: attrgetter(name)(cfg) for name in names}
     facts["attention_bias"] = tuple(sorted(cfg.attention_bias))
     facts["attention_scale"] = cfg.attention_scale or 1 / math.sqrt(cfg.head_size)
     depths = {"classifier": cfg.encoder_layers, "decoder_lm": cfg.decoder_layers}
@@ -47,8 +47,8 @@ def _facts(cfg: ModelConfig) -> dict[str, Any]:
     if "window" in facts["layer_pattern"]:
         facts["window"] = cfg.window
         if cfg.position == "rotary":
-            unscaled = cfg.rotary_base if cfg.rotary_scaling == "none" else "scaled"
-            facts["rotary_window_base"] = cfg.rotary_window_base or unscaled
+            unscaled = cfg.rotary.base if cfg.rotary.scaling == "none" else "scaled"
+            facts["rotary.window_base"] = cfg.rotary.window_base or unscaled
     return facts
 
 

@@ -54,7 +54,7 @@ def mixture(
         float32 [B, T, D].
     """
     B, T, D = x.shape
-    sizes = {axes.EXPERTS: cfg.num_experts, axes.EMBED: D, axes.MLP: cfg.ffn_dim}
+    sizes = {axes.EXPERTS: cfg.moe.num_experts, axes.EMBED: D, axes.MLP: cfg.ffn_dim}
     split = Split(*(sharding.mesh_axes(name, size) for name, size in sizes.items()))
     on_device = partial(_on_device, room=room, split=split, cfg=cfg)
     rows, length = sharding.mesh_axes(axes.BATCH), sharding.mesh_axes(axes.LENGTH, T)
@@ -75,7 +75,7 @@ def mixture(
 def _on_device(params, x, chosen, weights, *, room: int, split: Split, cfg: ModelConfig) -> jax.Array:
     """Computes `mixture` for the rows of one device, with its shards of the parameters."""
     B, T, D = x.shape
-    E, k, n = cfg.num_experts, cfg.experts_per_token, sharding.devices(split.experts)
+    E, k, n = cfg.moe.num_experts, cfg.moe.experts_per_token, sharding.devices(split.experts)
     slots = max(1, B * min(T * min(k, E // n), min(T, room) * (E // n)))
     places, counts = _places(jnp.where(weights != 0, chosen, E).reshape(-1), E, n, slots)
     filling = jnp.full(n * slots, B * T * k).at[places].set(jnp.arange(B * T * k), mode="drop")
@@ -148,5 +148,5 @@ def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Spl
 
     activation = kinds.load(kinds.ACTIVATIONS, cfg.activation)
     hidden = affine("expand", tokens)
-    hidden = hidden * activation(affine("gate", tokens)) if cfg.expert_gated else activation(hidden)
+    hidden = hidden * activation(affine("gate", tokens)) if cfg.moe.expert_gated else activation(hidden)
     return affine("contract", hidden)

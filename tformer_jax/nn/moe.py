@@ -25,10 +25,10 @@ class Routing(NamedTuple):
 
 
 class MixtureOfExperts(nn.Module):
-    """Computes `sum_i weight_i * expert_i(x)` over the `cfg.experts_per_token` most probable experts of each token.
+    """Computes `sum_i weight_i * expert_i(x)` over the `cfg.moe.experts_per_token` most probable experts of each token.
 
     "Outrageously Large Neural Networks" (2017), with the load-balance loss of "Switch Transformers" (2021) and the
-    router z-loss of "ST-MoE" (2022), both already weighted, in the collection "losses". `cfg.expert_capacity` drops
+    router z-loss of "ST-MoE" (2022), both already weighted, in the collection "losses". `cfg.moe.expert_capacity` drops
     tokens in training only, as in "DeepSeek-V2" (2024, section 3.1.2).
     """
 
@@ -48,18 +48,18 @@ class MixtureOfExperts(nn.Module):
         Args:
             real: bool [B, T], tokens that are not padding; None: all.
             segments: int [B, T], segment ids of documents packed into a row; the capacity applies to each document.
-            train: enforce `cfg.expert_capacity`.
+            train: enforce `cfg.moe.expert_capacity`.
         """
         cfg = self.cfg
         if real is None:
             real = jnp.ones(x.shape[:2], bool)
-        init = named(kernel_initializer(cfg, cfg.dim, cfg.num_experts), axes.EMBED, None)
-        router = self.param("router", init, (cfg.dim, cfg.num_experts), jnp.dtype(cfg.param_dtype))
+        init = named(kernel_initializer(cfg, cfg.dim, cfg.moe.num_experts), axes.EMBED, None)
+        router = self.param("router", init, (cfg.dim, cfg.moe.num_experts), jnp.dtype(cfg.param_dtype))
         logits = x.astype(jnp.float32) @ router.astype(jnp.float32)
-        limited = train and cfg.expert_capacity is not None
+        limited = train and cfg.moe.expert_capacity is not None
         routing = route(logits, real, cfg, segments=segments, limited=limited)
-        self.sow("losses", "balance", cfg.balance_loss * balance_loss(logits, routing.experts, real))
-        self.sow("losses", "router_z", cfg.router_z_loss * router_z_loss(logits, real))
+        self.sow("losses", "balance", cfg.moe.balance_loss * balance_loss(logits, routing.experts, real))
+        self.sow("losses", "router_z", cfg.moe.router_z_loss * router_z_loss(logits, real))
         most = int(capacity(cfg, x.shape[1])[-1]) if limited and segments is None else x.shape[1]
         return mixture(self._parameters(), x, *routing, most, cfg).astype(x.dtype)
 
@@ -68,24 +68,24 @@ class MixtureOfExperts(nn.Module):
         cfg, params = self.cfg, {}
         factor = residual_factor(cfg, self.path)
         D, F, dtype = cfg.dim, cfg.ffn_dim, jnp.dtype(cfg.param_dtype)
-        sizes = {"expand": (D, F)} | ({"gate": (D, F)} if cfg.expert_gated else {}) | {"contract": (F, D)}
+        sizes = {"expand": (D, F)} | ({"gate": (D, F)} if cfg.moe.expert_gated else {}) | {"contract": (F, D)}
         for name, size in sizes.items():
             kernel, bias = f"{name}_kernel", f"{name}_bias"
             init = named(kernel_initializer(cfg, *size, factor if name == "contract" else 1.0), *AXES[kernel])
-            params[kernel] = self.param(kernel, init, (cfg.num_experts, *size), dtype)
+            params[kernel] = self.param(kernel, init, (cfg.moe.num_experts, *size), dtype)
             if cfg.ffn_bias:
                 zeros = named(nn.initializers.zeros, *AXES[bias])
-                params[bias] = self.param(bias, zeros, (cfg.num_experts, size[1]), dtype)
+                params[bias] = self.param(bias, zeros, (cfg.moe.num_experts, size[1]), dtype)
         return params
 
 
 def capacity(cfg: ModelConfig, T: int) -> np.ndarray:
     """Returns the capacity of one expert for the first n tokens, int32 [T + 1], n = 0..T: `min(ceil(c k n / E), n)`.
 
-    c is `cfg.expert_capacity`, k `cfg.experts_per_token`.
+    c is `cfg.moe.expert_capacity`, k `cfg.moe.experts_per_token`.
     """
     tokens = np.arange(T + 1)
-    share = (cfg.expert_capacity or 0.0) * cfg.experts_per_token * tokens / cfg.num_experts
+    share = (cfg.moe.expert_capacity or 0.0) * cfg.moe.experts_per_token * tokens / cfg.moe.num_experts
     return np.minimum(np.ceil(share), tokens).astype(np.int32)
 
 
@@ -98,8 +98,8 @@ def route(
     admitted in order of position, so that routing does not depend on later tokens, padding, other documents or other
     rows; "GShard" (2020) admits all first choices before second ones.
     """
-    weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.experts_per_token)
-    if cfg.router_normalize:
+    weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.moe.experts_per_token)
+    if cfg.moe.router_normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     kept = jnp.broadcast_to(real[..., None], weights.shape)
     if limited:
@@ -125,7 +125,7 @@ def _admits(chosen: jax.Array, real: jax.Array, segments: jax.Array | None, cfg:
     """
     T, places = real.shape[1], jnp.arange(real.shape[1])
     first = places - token_positions(T, segments)
-    asked = jax.nn.one_hot(chosen, cfg.num_experts, dtype=jnp.int32).sum(axis=2) * real[..., None]
+    asked = jax.nn.one_hot(chosen, cfg.moe.num_experts, dtype=jnp.int32).sum(axis=2) * real[..., None]
 
     def since_first(counts: jax.Array) -> jax.Array:
         total = jnp.cumsum(counts, axis=1)

@@ -18,7 +18,7 @@ from tformer_jax.nn.attention_ops import Bias
 from tformer_jax.nn.parameters import named
 
 LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
-"""Rotations in `rotary_original_length` tokens below which a pair is fully scaled, and above which it is not."""
+"""Rotations in `rotary.original_length` tokens below which a pair is fully scaled, and above which it is not."""
 
 
 @flax.struct.dataclass
@@ -67,21 +67,22 @@ class AttentionPositions(nn.Module):
 
 
 def rotary_rates(cfg: ModelConfig, *, window: bool) -> np.ndarray:
-    """Returns the rotation rates in radians per token, float64 [H/2]: `base^(-2i/H)`, scaled by `cfg.rotary_scaling`.
+    """Returns the rotation rates in radians per token, float64 [H/2]: `base^(-2i/H)`, scaled by `cfg.rotary.scaling`.
 
     `linear` divides all rates by the factor ("Extending Context Window ... via Positional Interpolation", 2023).
-    `llama3` divides rates of less than one rotation in `rotary_original_length` tokens, keeps rates of more than 4
+    `llama3` divides rates of less than one rotation in `rotary.original_length` tokens, keeps rates of more than 4
     rotations, and interpolates in between ("The Llama 3 Herd of Models", 2024).
     """
-    local = window and cfg.rotary_window_base is not None
-    base = cfg.rotary_window_base if local else cfg.rotary_base
-    rates = float(base or 0) ** (-np.arange(0, cfg.head_size, 2) / cfg.head_size)
-    if local or cfg.rotary_scaling == "none":
+    rotary, exponents = cfg.rotary, -np.arange(0, cfg.head_size, 2) / cfg.head_size
+    if window and rotary.window_base is not None:
+        return rotary.window_base**exponents
+    rates = rotary.base**exponents
+    if rotary.scaling == "none":
         return rates
-    stretched = rates / cfg.rotary_factor
-    if cfg.rotary_scaling == "linear":
+    stretched = rates / rotary.factor
+    if rotary.scaling == "linear":
         return stretched
-    turns = rates * cfg.rotary_original_length / (2 * math.pi)
+    turns = rates * rotary.original_length / (2 * math.pi)
     keep = (turns - LLAMA3_LOW_FREQUENCY) / (LLAMA3_HIGH_FREQUENCY - LLAMA3_LOW_FREQUENCY)
     keep = np.clip(keep, 0, 1)
     return keep * rates + (1 - keep) * stretched
@@ -94,7 +95,7 @@ class Rotary(AttentionPositions):
         """Returns the rotation by `position * rate`."""
         rates = rotary_rates(self.cfg, window=window).astype(np.float32)
         angles = (positions[..., None].astype(jnp.float32) * rates)[:, :, None, :]
-        interleaved = self.cfg.rotary_pairing == "interleaved"
+        interleaved = self.cfg.rotary.pairing == "interleaved"
         return AttentionPosition(rotation=Rotation(jnp.cos(angles), jnp.sin(angles), interleaved))
 
 
@@ -178,8 +179,8 @@ class RelativeBuckets(AttentionPositions):
         """Returns the bias from the stack's table."""
         cfg = self.cfg
         init = named(nn.initializers.normal(cfg.init_std), None, axes.HEADS)
-        table = self.param("embedding", init, (cfg.relative_buckets, cfg.num_heads), jnp.dtype(cfg.param_dtype))
-        return AttentionPosition(bias=BucketBias(table, self.bidirectional, cfg.relative_distance))
+        table = self.param("embedding", init, (cfg.relative.buckets, cfg.num_heads), jnp.dtype(cfg.param_dtype))
+        return AttentionPosition(bias=BucketBias(table, self.bidirectional, cfg.relative.distance))
 
 
 def make_attention_positions(cfg: ModelConfig, *, bidirectional: bool) -> AttentionPositions | None:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ RULES: Rules = {
 ZERO1: Rules = {**RULES, axes.EMBED: ("fsdp", "data")}
 """Rules of the optimizer state for `parallel.preset="zero1"` ("ZeRO", 2020, stage 1)."""
 
-MUST_DIVIDE = {axes.HEADS: "num_heads", axes.MLP: "ffn_dim", axes.EMBED: "dim", axes.EXPERTS: "num_experts"}
+MUST_DIVIDE = {axes.HEADS: "num_heads", axes.MLP: "ffn_dim", axes.EMBED: "dim", axes.EXPERTS: "moe.num_experts"}
 """Settings of model that must be multiples of their mesh axes; vocabularies and kv heads are replicated otherwise."""
 
 
@@ -134,7 +135,7 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
         raise cfg.parallel.error("expert", "there are no experts; write model.ffn='moe', or parallel.fsdp instead")
     for name, setting in MUST_DIVIDE.items():
         for axis in RULES[name]:
-            if getattr(model, setting) % sizes[axis] and (moe or name != axes.EXPERTS):
+            if attrgetter(setting)(model) % sizes[axis] and (moe or name != axes.EXPERTS):
                 raise model.error(setting, f"must be a multiple of the mesh's {axis}={sizes[axis]}")
     if sizes["sequence"] == 1:
         return
