@@ -24,7 +24,7 @@ from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, Opt
 from tformer_jax.config.schema import BATCHINGS, SOURCES
 from tformer_jax.interop import exact, hf
 from tformer_jax.models import registry
-from tformer_jax.nn import kv_cache, layouts, projections
+from tformer_jax.nn import conversions, kv_cache
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import optimizers
 
@@ -59,13 +59,15 @@ class Case:
 
     def forth(self, params: Any) -> Any:
         """Converts parameters or gradients from the plain config's layout to the drawn config's."""
-        fused = projections.convert(params, self.plain.cfg, self.cfg.attention_projections)
-        return layouts.convert(fused, with_settings(self.cfg, scan_layers=False), scan_layers=self.cfg.scan_layers)
+        fused = conversions.convert_projections(params, self.plain.cfg, self.cfg.attention_projections)
+        return conversions.convert_layers(
+            fused, with_settings(self.cfg, scan_layers=False), scan_layers=self.cfg.scan_layers
+        )
 
     def back(self, params: Any) -> Any:
         """Converts parameters or gradients from the drawn config's layout to the plain config's."""
-        loop = layouts.convert(params, self.cfg, scan_layers=False)
-        return projections.convert(loop, with_settings(self.cfg, scan_layers=False), "separate")
+        loop = conversions.convert_layers(params, self.cfg, scan_layers=False)
+        return conversions.convert_projections(loop, with_settings(self.cfg, scan_layers=False), "separate")
 
     @functools.cached_property
     def run(self) -> Callable[..., jax.Array]:
@@ -145,7 +147,7 @@ def cached(case: Case) -> Iterator[Finding]:
     """Prefill and decoding steps, with padding anywhere, equal the full pass."""
     if case.cfg.family == "classifier":
         return
-    cfg, params = layouts.unrolled(case.cfg, case.converted)
+    cfg, params = conversions.unrolled(case.cfg, case.converted)
     model, inputs = registry.build(cfg), case.inputs
     prefix = min(inputs.prefix, 2)
     full = jax.jit(lambda params, arguments: model.apply({"params": params}, **arguments))
@@ -278,7 +280,7 @@ def precision(case: Case) -> Iterator[Finding]:
 def files(case: Case) -> Iterator[Finding]:
     """What `hf.save` writes loads as the same model, or saving is refused."""
     arguments = case.arguments(case.inputs.rows, case.inputs.sources)
-    cfg, params = layouts.unrolled(case.cfg, case.converted)
+    cfg, params = conversions.unrolled(case.cfg, case.converted)
     for model_type in hf.ARCHITECTURES:
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -11,7 +11,7 @@ from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_sett
 from tformer_jax import axes
 from tformer_jax.models import registry
 from tformer_jax.models.classifier import mean_pool
-from tformer_jax.nn import projections
+from tformer_jax.nn import conversions
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
@@ -180,13 +180,13 @@ def test_whole_models_load_each_others_projections():
     kinds = ("separate", "fused_kv", "fused_qkv")
     models = {kind: build(tiny("seq2seq", num_kv_heads=2, head_dim=3, attention_projections=kind)) for kind in kinds}
     separate, params = models["separate"]
-    converted = {kind: projections.convert(params, separate.cfg, kind) for kind in kinds}
+    converted = {kind: conversions.convert_projections(params, separate.cfg, kind) for kind in kinds}
     for kind, (model, fresh) in models.items():
         assert jax.tree.map(jnp.shape, converted[kind]) == jax.tree.map(jnp.shape, fresh)
         expected = apply(separate, params, SOURCE, TOKENS)
         assert_close(apply(model, converted[kind], SOURCE, TOKENS), expected, 1e-6)
         for other in kinds:
-            back = projections.convert(converted[kind], model.cfg, other)
+            back = conversions.convert_projections(converted[kind], model.cfg, other)
             jax.tree.map(np.testing.assert_array_equal, back, converted[other])
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
 from tformer_jax.config import ConfigError
-from tformer_jax.nn import projections
+from tformer_jax.nn import conversions
 from tformer_jax.nn.attention import Attention
 from tformer_jax.nn.masks import Mask
 
@@ -73,14 +73,14 @@ def test_fused_projections_load_separate_weights_and_back(kv_heads, kind, cross)
     fused, fresh = layer(cross=cross, num_kv_heads=kv_heads, attention_projections=kind)
     whole = kind == "fused_qkv" and not cross
     names, name = (("query", "key", "value"), "qkv") if whole else (("key", "value"), "kv")
-    converted = projections.fuse(params, names, name)
+    converted = conversions.fuse_projections(params, names, name)
     assert jax.tree.map(jnp.shape, converted) == jax.tree.map(jnp.shape, fresh)
     x, memory = normal(B, T, D, seed=5), normal(B, S, D, seed=6) if cross else None
     expected, _ = separate.apply({"params": params}, x, memory)
     assert_close(fused.apply({"params": converted}, x, memory)[0], expected, 1e-6)
 
     heads = {"query": 4, "key": kv_heads, "value": kv_heads}
-    back = projections.split(converted, name, {part: heads[part] for part in names})
+    back = conversions.split_projection(converted, name, {part: heads[part] for part in names})
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 

@@ -10,7 +10,7 @@ from tests.helpers import assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax.benchmarks.jitted_loop import continue_text
 from tformer_jax.config import DecodeConfig, model
 from tformer_jax.models import registry
-from tformer_jax.nn import layouts
+from tformer_jax.nn import conversions
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
@@ -43,16 +43,18 @@ def test_scan_equals_loop_and_parameters_convert_both_ways(name):
     family = "seq2seq" if name == "seq2seq" else "decoder_lm"
     loop, params = build(tiny(family, **changes))
     scan, fresh = build(with_settings(loop.cfg, scan_layers=True))
-    stacked = layouts.convert(params, loop.cfg, scan_layers=True)
+    stacked = conversions.convert_layers(params, loop.cfg, scan_layers=True)
     assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(jnp.shape, fresh)
-    jax.tree.map(np.testing.assert_array_equal, layouts.convert(stacked, scan.cfg, scan_layers=False), params)
-    jax.tree.map(np.testing.assert_array_equal, layouts.convert(params, loop.cfg, scan_layers=False), params)
+    jax.tree.map(
+        np.testing.assert_array_equal, conversions.convert_layers(stacked, scan.cfg, scan_layers=False), params
+    )
+    jax.tree.map(np.testing.assert_array_equal, conversions.convert_layers(params, loop.cfg, scan_layers=False), params)
 
     logits, gradients = run(loop, params, batch)
     scanned_logits, scanned_gradients = run(scan, stacked, batch)
     proves = ("scan_layers=True", "a loop over layers")
     assert_close(scanned_logits, logits, proves=proves)
-    back = layouts.convert(scanned_gradients, scan.cfg, scan_layers=False)
+    back = conversions.convert_layers(scanned_gradients, scan.cfg, scan_layers=False)
     jax.tree.map(lambda found, expected: assert_close(found, expected, proves=proves), back, gradients)
 
 
@@ -93,7 +95,7 @@ def test_dropout_differs_from_layer_to_layer_of_a_scan():
 def test_a_scanned_model_generates_as_its_loop():
     loop, params = build(tiny("decoder_lm", decoder_layers=3))
     scan, _ = build(with_settings(loop.cfg, scan_layers=True))
-    stacked = layouts.convert(params, loop.cfg, scan_layers=True)
+    stacked = conversions.convert_layers(params, loop.cfg, scan_layers=True)
     keys = jax.random.split(jax.random.key(0), 2)
     prompt = np.array([[5, 6, 7], [PAD, 4, 10]], np.int32)
     texts = [

@@ -14,7 +14,7 @@ from tformer_jax import axes
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS, SOURCES
 from tformer_jax.models import registry
-from tformer_jax.nn import projections
+from tformer_jax.nn import conversions
 from tformer_jax.train import optimizers
 
 RATES = (0.005, 0.01, 0.01)
@@ -372,7 +372,7 @@ def test_fused_projections_take_the_steps_of_separate_ones(changes, layout):
     }
     of_both = []
     for cfg in (model, fused):
-        own = [projections.convert(tree, model, cfg.attention_projections) for tree in (params, *grads)]
+        own = [conversions.convert_projections(tree, model, cfg.attention_projections) for tree in (params, *grads)]
         data = DataConfig(source=SOURCES[family][0], batching=BATCHINGS[family][0], window=32)
         found = steps(
             dataclasses.replace(settings(**changes), model=cfg, data=data),
@@ -380,7 +380,7 @@ def test_fused_projections_take_the_steps_of_separate_ones(changes, layout):
             own[0],
             own[1:],
         )
-        of_both.append(projections.convert(found, cfg, "separate"))
+        of_both.append(conversions.convert_projections(found, cfg, "separate"))
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), *of_both)
 
 

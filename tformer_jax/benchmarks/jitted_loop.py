@@ -20,7 +20,7 @@ from tformer_jax.inference.rows import Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn import layouts
+from tformer_jax.nn import conversions
 from tformer_jax.nn.kv_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, PAD
 
@@ -129,7 +129,7 @@ def _begin_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length
 
 def _in_a_loop(model: Any, params: Any) -> tuple[Any, Any]:
     """The model and its parameters, with layers that are not scanned."""
-    cfg, params = layouts.unrolled(model.cfg, params)
+    cfg, params = conversions.unrolled(model.cfg, params)
     return type(model)(cfg), params
 
 

@@ -13,7 +13,7 @@ from tformer_jax.allocator import keep_memory
 from tformer_jax.benchmarks.processes import peak_bytes
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.models import cost, registry
-from tformer_jax.nn import projections
+from tformer_jax.nn import conversions
 from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, provenance, state
@@ -48,7 +48,7 @@ class Ours:
 
     def save(self, path: Path) -> None:
         """Saves the parameters, with separate projections, and the batches to an `.npz` file."""
-        params = projections.convert(self.state.params, self._case.cfg.model, "separate")
+        params = conversions.convert_projections(self.state.params, self._case.cfg.model, "separate")
         leaves = jax.tree_util.tree_leaves_with_path(params)
         arrays = {"params/" + "/".join(str(key.key) for key in path): np.asarray(leaf) for path, leaf in leaves}
         for number, batch in enumerate(self._batches):

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from tformer_jax.nn import layouts, projections
+from tformer_jax.nn import conversions
 
 Key = tuple[Any, tuple[int, ...]]
 _converted: dict[Key, tuple[Any, Any]] = {}
@@ -35,10 +35,10 @@ def prepared(model: Any, params: Any) -> tuple[Any, Any]:
 
 def _convert(model: Any, params: Any) -> tuple[Any, Any]:
     model, params = _in_a_loop(model, params)
-    cfg, params = projections.fused(*layouts.untied(model.cfg, params))
+    cfg, params = conversions.fused(*conversions.untied(model.cfg, params))
     return type(model)(cfg), params
 
 
 def _in_a_loop(model: Any, params: Any) -> tuple[Any, Any]:
-    cfg, params = layouts.unrolled(model.cfg, params)
+    cfg, params = conversions.unrolled(model.cfg, params)
     return type(model)(cfg), params

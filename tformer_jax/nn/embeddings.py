@@ -13,9 +13,8 @@ from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
 from tformer_jax.nn.linear import as_rows, kernel_initializer, product
 from tformer_jax.nn.norms import make_norm
-from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import make_positions
-from tformer_jax.nn.sharding import constrain, mesh_axes
+from tformer_jax.nn.sharding import constrain, mesh_axes, named
 
 
 class TokenEmbedding(nn.Module):

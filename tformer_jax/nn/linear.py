@@ -10,8 +10,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.gathered import Names, with_gathered
-from tformer_jax.nn.parameters import named
-from tformer_jax.nn.sharding import mesh_axes
+from tformer_jax.nn.sharding import mesh_axes, named
 
 
 def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int, factor: float = 1.0) -> nn.initializers.Initializer:

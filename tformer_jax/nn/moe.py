@@ -11,8 +11,8 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.experts import AXES, mixture
 from tformer_jax.nn.linear import kernel_initializer, residual_factor
-from tformer_jax.nn.parameters import named
 from tformer_jax.nn.positions import token_positions
+from tformer_jax.nn.sharding import named
 
 
 class Routing(NamedTuple):

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.nn.parameters import named
+from tformer_jax.nn.sharding import named
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -8,7 +8,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.gathered import with_gathered
-from tformer_jax.nn.parameters import named
+from tformer_jax.nn.sharding import named
 
 
 def sinusoid(positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:

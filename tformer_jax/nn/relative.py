@@ -15,7 +15,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention_ops import Bias
-from tformer_jax.nn.parameters import named
+from tformer_jax.nn.sharding import named
 
 LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
 """Rotations in `rotary.original_length` tokens below which a pair is fully scaled, and above which it is not."""

@@ -1,7 +1,8 @@
 """Sharding of arrays by the logical names of their axes."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -22,6 +23,11 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
 def whole(x: jax.Array) -> jax.Array:
     """Replicates x on every device of the current mesh, so that every process can read it."""
     return constrain(x, *[None] * x.ndim)
+
+
+def named(init: Callable[..., Any], *names: str | None) -> Callable[..., Any]:
+    """Adds logical axis names to an initializer, by which `parallel.rules` shards the parameter."""
+    return nn.with_logical_partitioning(init, names)
 
 
 def partition(names: Iterable[str | None], shape: Iterable[int]) -> PartitionSpec:

@@ -31,7 +31,7 @@ class Stack(nn.Module):
     """`depth` layers that repeat `cfg.layer_pattern`, as a loop or as a scan over its repetitions.
 
     In a scan, the layers of one repetition are `periods/layers_0`, ..., with each parameter stacked over repetitions
-    along its first axis; remaining layers follow as a loop. `layouts.convert` converts between the two layouts.
+    along its first axis; remaining layers follow as a loop. `conversions.convert_layers` converts between the two.
     """
 
     cfg: ModelConfig
@@ -185,7 +185,9 @@ class Decoder(Stack):
             ConfigError: the layers are scanned.
         """
         if self.repetitions:
-            raise ConfigError("model.scan_layers=True: decoding wants a loop; convert with `layouts.unrolled` first")
+            raise ConfigError(
+                "model.scan_layers=True: decoding needs looped layers; convert with `conversions.unrolled` first"
+            )
 
         def mask(keys: Tokens) -> Mask:
             explicit = None if lineage is None else lineage.may_attend(keys)

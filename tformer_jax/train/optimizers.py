@@ -21,7 +21,7 @@ from optax import contrib
 from tformer_jax import axes
 from tformer_jax.config import Config, ModelConfig, OptimConfig
 from tformer_jax.models import registry
-from tformer_jax.nn import projections
+from tformer_jax.nn import conversions
 from tformer_jax.train import schedules
 
 MUON_RMS = 0.2
@@ -60,7 +60,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         masks = jax.tree.map(
             lambda box, decays: np.broadcast_to(decays, box.value.shape), shapes, mask, is_leaf=_is_box
         )
-        masks = projections.convert(masks, cfg.model, "separate")
+        masks = conversions.convert_projections(masks, cfg.model, "separate")
         parts.append(_on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model))
     if optim.learning_rates:
         parts.append(_scaled(_factors(optim, names)))
@@ -128,8 +128,8 @@ def _on_separate_projections(
 ) -> optax.GradientTransformation:
     """Applies an optimizer of separate attention projections to parameters with fused ones."""
     separate = dataclasses.replace(model, attention_projections="separate")
-    split = functools.partial(projections.convert, cfg=model, kind="separate")
-    fuse = functools.partial(projections.convert, cfg=separate, kind=model.attention_projections)
+    split = functools.partial(conversions.convert_projections, cfg=model, kind="separate")
+    fuse = functools.partial(conversions.convert_projections, cfg=separate, kind=model.attention_projections)
 
     def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
         updates, opt_state = optimizer.update(split(grads), opt_state, split(params))

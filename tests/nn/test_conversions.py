@@ -5,7 +5,7 @@ import pytest
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tests.models.test_cache import SOURCE, TOKENS
 from tformer_jax.models import registry
-from tformer_jax.nn import layouts, projections
+from tformer_jax.nn import conversions
 from tformer_jax.special_tokens import PAD
 
 
@@ -14,7 +14,7 @@ from tformer_jax.special_tokens import PAD
 )
 def test_a_head_of_its_own_changes_nothing(family, tie):
     model, params = build(tiny(family, tie_embeddings=tie, output_bias=True, scale_output=True))
-    cfg, separate = layouts.untied(model.cfg, params)
+    cfg, separate = conversions.untied(model.cfg, params)
     assert cfg.tie_embeddings == {"all": "inputs"}.get(tie, "none")
     inputs = (SOURCE, TOKENS) if family == "seq2seq" else (TOKENS,)
     options = {"source_mask": SOURCE != PAD} if family == "seq2seq" else {}
@@ -35,7 +35,7 @@ def test_a_head_of_its_own_changes_nothing(family, tie):
 @pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm"], 1))
 def test_projections_are_fused_where_they_can_be(family, changes, kind):
     model, params = build(tiny(family, **changes))
-    cfg, together = projections.fused(model.cfg, params)
+    cfg, together = conversions.fused(model.cfg, params)
     assert cfg.attention_projections == kind
     inputs = (SOURCE, TOKENS) if family == "seq2seq" else (TOKENS,)
     assert_close(apply(registry.build(cfg), together, *inputs), apply(model, params, *inputs), 1e-6)

@@ -1,0 +1,134 @@
+"""Converts parameters between equivalent forms of one model.
+
+Layers may be looped or scanned, the output head tied or separate, attention projections separate or fused.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tformer_jax.config import ModelConfig
+
+Params = dict[str, Any]
+
+FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
+"""Projections that each value of `attention_projections` fuses into one."""
+
+
+def convert_layers(params: Params, cfg: ModelConfig, *, scan_layers: bool) -> Params:
+    """Converts parameters of a model built from `cfg` to the same model with the given `scan_layers`.
+
+    Also converts optimizer moments and other trees with the structure of the parameters.
+    """
+    if scan_layers == cfg.scan_layers:
+        return params
+    change = _stack if scan_layers else _unstack
+    period = len(cfg.layer_pattern)
+    depths = {"encoder": cfg.encoder_layers, "decoder": cfg.decoder_layers}
+    return params | {name: change(params[name], depth, period) for name, depth in depths.items() if name in params}
+
+
+def unrolled(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """Returns the same model with looped layers, as decoding requires."""
+    return dataclasses.replace(cfg, scan_layers=False), convert_layers(params, cfg, scan_layers=False)
+
+
+def untied(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """Returns the same model with a separate output kernel [D, V], which is faster on a CPU than a table [V, D]."""
+    kinds = {"output": "none", "all": "inputs"}
+    if cfg.tie_embeddings not in kinds:
+        return cfg, params
+    table = params["target_embedding" if cfg.family == "seq2seq" else "embedding"]["embedding"]
+    head = {**params.get("head", {}), "kernel": table.T}
+    return dataclasses.replace(cfg, tie_embeddings=kinds[cfg.tie_embeddings]), {**params, "head": head}
+
+
+def convert_projections(params: Params, cfg: ModelConfig, kind: str) -> Params:
+    """Converts parameters of a model built from `cfg` to the same model with `attention_projections=kind`.
+
+    Also converts parts of a model, down to one self-attention; other parameters are unchanged.
+    """
+    return _convert_tree(params, cfg, kind, cross=False)
+
+
+def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """Returns the same model with `fused_qkv` projections, if it has all three and all or none of them have a bias."""
+    biased = {"query", "key", "value"} & set(cfg.attention_bias)
+    if cfg.attention == "basic" or len(biased) in (1, 2):
+        return cfg, params
+    return dataclasses.replace(cfg, attention_projections="fused_qkv"), convert_projections(params, cfg, "fused_qkv")
+
+
+def fuse_projections(params: Params, names: tuple[str, ...], fused: str) -> Params:
+    """Replaces the projections `names` of one layer by one named `fused`, with their heads concatenated."""
+    others = {name: value for name, value in params.items() if name not in names}
+    leaves = params[names[0]].keys()
+    return others | {fused: {leaf: jnp.concatenate([params[n][leaf] for n in names], axis=-2) for leaf in leaves}}
+
+
+def split_projection(params: Params, fused: str, heads: dict[str, int]) -> Params:
+    """Inverts `fuse_projections`; `heads` is the number of heads of each projection, in order."""
+    others = {name: value for name, value in params.items() if name != fused}
+    start = 0
+    for name, count in heads.items():
+        part = slice(start, start + count)
+        others[name] = {leaf: array[..., part, :] for leaf, array in params[fused].items()}
+        start += count
+    return others
+
+
+def _stack(stack: Params, depth: int, period: int) -> Params:
+    """Stacks the parameters of an encoder's or decoder's layers over repetitions of the layer pattern."""
+    repetitions = depth // period
+    if not repetitions:
+        return stack
+    periods = {
+        f"layers_{offset}": jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(stack[f"layers_{r * period + offset}"] for r in range(repetitions))
+        )
+        for offset in range(period)
+    }
+    scanned = repetitions * period
+    remaining = {f"layers_{number - scanned}": stack[f"layers_{number}"] for number in range(scanned, depth)}
+    return _without_layers(stack) | {"periods": periods} | remaining
+
+
+def _unstack(stack: Params, depth: int, period: int) -> Params:
+    """Inverts `_stack`."""
+    scanned = depth // period * period
+    layers = {
+        f"layers_{number}": jax.tree.map(
+            lambda leaf, repetition=number // period: leaf[repetition], stack["periods"][f"layers_{number % period}"]
+        )
+        for number in range(scanned)
+    }
+    remaining = {f"layers_{number}": stack[f"layers_{number - scanned}"] for number in range(scanned, depth)}
+    return _without_layers(stack) | layers | remaining
+
+
+def _without_layers(stack: Params) -> Params:
+    return {name: value for name, value in stack.items() if name != "periods" and not name.startswith("layers_")}
+
+
+def _convert_tree(params: Params, cfg: ModelConfig, kind: str, cross: bool) -> Params:
+    """Converts all attentions of a tree; cross-attention cannot fuse its queries, which have another input."""
+    if "output" in params:
+        return _convert_attention(params, cfg, "fused_kv" if cross and kind == "fused_qkv" else kind)
+    return {
+        name: _convert_tree(value, cfg, kind, name == "cross_attention") if isinstance(value, dict) else value
+        for name, value in params.items()
+    }
+
+
+def _convert_attention(params: Params, cfg: ModelConfig, kind: str) -> Params:
+    heads = {"query": cfg.num_heads, "key": cfg.kv_heads, "value": cfg.kv_heads}
+    for present in FUSED:
+        if (fused := _fused_name(present)) in params:
+            params = split_projection(params, fused, {name: heads[name] for name in FUSED[present]})
+    return fuse_projections(params, FUSED[kind], _fused_name(kind)) if FUSED[kind] else params
+
+
+def _fused_name(kind: str) -> str:
+    return kind.removeprefix("fused_")
