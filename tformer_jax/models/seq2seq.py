@@ -1,29 +1,23 @@
 """Encoder-decoder models, as in "Attention Is All You Need" (2017)."""
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
-from flax import linen as nn
 
-from tformer_jax import axes
-from tformer_jax.config import ModelConfig
-from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
-from tformer_jax.nn.kv_cache import DecoderCache, Lineage, empty_cache
+from tformer_jax.models.token_decoder import TokenDecoder
+from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
+from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
 from tformer_jax.nn.padding import RealFirst
 from tformer_jax.nn.positions import token_positions
-from tformer_jax.nn.stacks import Decoder, Encoder
+from tformer_jax.nn.stacks import Encoder
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(TokenDecoder):
     """Encodes a source sequence, and predicts each target token from the source and the target tokens before it.
 
     `cfg.tie_embeddings` names which of source embedding, target embedding and output head share one matrix.
     """
 
-    cfg: ModelConfig
-
     def setup(self) -> None:
+        super().setup()
         cfg = self.cfg
         self.target_embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
         if cfg.tie_embeddings in ("inputs", "all"):
@@ -33,12 +27,10 @@ class Seq2Seq(nn.Module):
         self.source_input = InputEmbedding(cfg)
         self.target_input = InputEmbedding(cfg)
         self.encoder = Encoder(cfg, cfg.encoder_layers)
-        self.decoder = Decoder(cfg, cfg.decoder_layers, cross=True)
-        self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
-    def __call__(self, *arguments: Any, **options: Any) -> jax.Array:
-        """Takes the arguments of `features` and returns float32 logits [B, T, V]."""
-        return self.logits(self.features(*arguments, **options))
+    def target_embeddings(self) -> tuple[TokenEmbedding, InputEmbedding]:
+        """Returns the modules that embed target tokens."""
+        return self.target_embedding, self.target_input
 
     def features(
         self,
@@ -86,28 +78,6 @@ class Seq2Seq(nn.Module):
         x = self.source_input(self.source_embedding(source), token_positions(source.shape[1], segments), train=train)
         return rows.restore(self.encoder(x, mask, segments, train=train))
 
-    def decode(
-        self,
-        target: jax.Array,
-        memory: jax.Array,
-        memory_mask: jax.Array | None,
-        *,
-        target_mask: jax.Array | None = None,
-        segments: jax.Array | None = None,
-        memory_segments: jax.Array | None = None,
-        right_padded: bool = False,
-        train: bool = False,
-    ) -> jax.Array:
-        """Decodes target int [B, T] (shifted right), memory [B, S, D], memory_mask bool [B, S] -> features [B, T, D].
-
-        `segments` (int [B, T]) and `memory_segments` (int [B, S]) are segment ids of pairs packed into a row.
-        """
-        rows = RealFirst(target_mask, right_padded=right_padded)
-        target, mask, segments = rows.sort(target), rows.sort(target_mask), rows.sort(segments)
-        x = self.target_input(self.target_embedding(target), token_positions(target.shape[1], segments), train=train)
-        x = self.decoder(x, mask, memory, memory_mask, segments=segments, memory_segments=memory_segments, train=train)
-        return rows.restore(x)
-
     def init_cache(
         self,
         memory: jax.Array,
@@ -131,29 +101,3 @@ class Seq2Seq(nn.Module):
             cross_attention=crosses,
             memory_mask=memory_mask,
         )
-
-    def decode_step(
-        self,
-        tokens: jax.Array,
-        cache: DecoderCache,
-        *,
-        token_mask: jax.Array | None = None,
-        lineage: Lineage | None = None,
-        last_only: bool = False,
-    ) -> tuple[jax.Array, DecoderCache]:
-        """Decodes T more target tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
-
-        With a `lineage`, they are T beams at one position, each of which attends only to its ancestors.
-
-        Returns:
-            float32 logits [B, T, V], or [B, 1, V] of the last token if `last_only`, and the updated cache.
-        """
-        real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
-        admitted, positions, seen = cache.admit(real, side_by_side=lineage is not None)
-        x = self.target_input(self.target_embedding(tokens), positions)
-        x, admitted = self.decoder.step(x, admitted, real=real, positions=positions, seen=seen, lineage=lineage)
-        return self.logits(x[:, -1:] if last_only else x), admitted
-
-    def logits(self, x: jax.Array) -> jax.Array:
-        """Projects features [..., D] to float32 logits [..., V]."""
-        return self.head(x, self.target_embedding if self.cfg.tie_embeddings in ("output", "all") else None)
