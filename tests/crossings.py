@@ -91,8 +91,8 @@ class Case:
         inputs = self.arguments(np.concatenate([rows, empty]), np.concatenate([sources, empty]))
         real, sources_real = (np.concatenate([one, np.zeros((1, T), bool)]) for one in (real, sources_real))
         if self.cfg.family == "seq2seq":
-            return inputs | {"source_mask": sources_real, "target_mask": real}, real
-        return inputs | {"mask": real}, real
+            return inputs | {"source_padding_mask": sources_real, "target_padding_mask": real}, real
+        return inputs | {"padding_mask": real}, real
 
 
 def difference(found: Any, expected: Any) -> float:
@@ -156,7 +156,7 @@ def cached(case: Case) -> Iterator[Finding]:
 
     @jax.jit
     def step(params, cache, tokens, mask):
-        return model.apply({"params": params}, tokens, cache, token_mask=mask, method="decode_step")
+        return model.apply({"params": params}, tokens, cache, padding_mask=mask, method="decode_step")
 
     kinds = _caches(case, cfg, params, prefix)
     names = ["dense", *case.rng.permutation([name for name in kinds if name != "dense"])[:1]]

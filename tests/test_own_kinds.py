@@ -78,7 +78,7 @@ def test_the_norm_from_outside_is_finite_where_it_meets_zeros():
     model, params = build(cfg)
 
     def total(params):
-        return model.apply({"params": params}, TOKENS, mask=TOKENS < 8).sum()
+        return model.apply({"params": params}, TOKENS, padding_mask=TOKENS < 8).sum()
 
     value, gradients = jax.jit(jax.value_and_grad(total))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, gradients)))

@@ -42,7 +42,10 @@ ENTRY %main.9 (x: f32[8,4]) -> f32[8,2] {
             "jit(s)/transpose(jvp(LM))/head/tied.attend/...D,VD->...V/dot_general",
             ("backward", "head/tied/...D,VD->...V"),
         ),
-        ("jit(s)/jvp(LM)/layers_0/a_residual.enter/norm/while/body/add", ("forward", "layers_*/a_residual/norm")),
+        (
+            "jit(s)/jvp(LM)/layers_0/a_residual.sublayer_input/norm/while/body/add",
+            ("forward", "layers_*/a_residual/norm"),
+        ),
     ],
 )
 def test_direction_and_module(op_name, expected):

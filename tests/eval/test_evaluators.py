@@ -93,7 +93,7 @@ def test_classification(batch_size):
     losses, hits = [], []
     for example in LABELLED:
         tokens = np.array([LETTERS.encode(example["text"])], np.int32)
-        found = log_probabilities(apply(model, params, tokens, mask=tokens != PAD))[0]
+        found = log_probabilities(apply(model, params, tokens, padding_mask=tokens != PAD))[0]
         label = "xyz".index(example["label"])
         losses.append(-found[label])
         hits.append(found.argmax() == label)

@@ -43,7 +43,7 @@ def read_in_chunks(model, params, cache, tokens, chunks, mask=None):
 
     @jax.jit
     def step(params, cache, tokens, token_mask):
-        return model.apply({"params": params}, tokens, cache, token_mask=token_mask, method="decode_step")
+        return model.apply({"params": params}, tokens, cache, padding_mask=token_mask, method="decode_step")
 
     logits = []
     for end, size in zip(np.cumsum(chunks), chunks, strict=True):
@@ -86,7 +86,7 @@ def test_seq2seq(changes):
     memory = apply(model, params, SOURCE, mask, method="encode")
     cache = apply(model, params, memory, mask, length=6, method="init_cache")
     logits, _ = read_in_chunks(model, params, cache, TOKENS, CHUNKS["chunked prefill"])
-    assert_close(logits, apply(model, params, SOURCE, TOKENS, source_mask=mask))
+    assert_close(logits, apply(model, params, SOURCE, TOKENS, source_padding_mask=mask))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.02), ("int8", 0.02)])

@@ -69,7 +69,7 @@ def proves(cfg: ModelConfig) -> tuple[list[str], str]:
 @pytest.mark.parametrize("cfg", variants("decoder_lm", *LANGUAGE_MODELS))
 def test_decoder_lm_equals_the_formulas(cfg):
     model, params = build(cfg)
-    logits = apply(model, params, TOKENS, mask=REAL)
+    logits = apply(model, params, TOKENS, padding_mask=REAL)
     assert logits.dtype == jnp.float32
     expected = oracles.decoder_lm(oracles.f64(params), cfg, TOKENS, REAL)
     assert_close(logits[REAL], expected[REAL], proves=proves(cfg))
@@ -79,10 +79,10 @@ def test_prefix_lm_equals_the_formulas():
     cfg = tiny("decoder_lm", prefix_lm=True)
     model, params = build(cfg)
     prefix = np.array([3, 2])
-    logits = apply(model, params, TOKENS, mask=REAL, prefix=prefix)
+    logits = apply(model, params, TOKENS, padding_mask=REAL, prefix=prefix)
     expected = oracles.decoder_lm(oracles.f64(params), cfg, TOKENS, REAL, prefix)
     assert_close(logits, expected, proves=proves(cfg))
-    assert np.abs(logits - apply(model, params, TOKENS, mask=REAL)).max() > 1e-3
+    assert np.abs(logits - apply(model, params, TOKENS, padding_mask=REAL)).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_prefix_lm_equals_the_formulas():
 )
 def test_seq2seq_equals_the_formulas(cfg):
     model, params = build(cfg)
-    logits = apply(model, params, SOURCE, TOKENS, source_mask=SOURCE != PAD, target_mask=REAL)
+    logits = apply(model, params, SOURCE, TOKENS, source_padding_mask=SOURCE != PAD, target_padding_mask=REAL)
     expected = oracles.seq2seq(oracles.f64(params), cfg, SOURCE, TOKENS, SOURCE != PAD, REAL)
     assert_close(logits[REAL], expected[REAL], proves=proves(cfg))
 
@@ -105,7 +105,7 @@ def test_seq2seq_equals_the_formulas(cfg):
 @pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS))
 def test_classifier_equals_the_formulas(cfg):
     model, params = build(cfg)
-    logits = apply(model, params, TOKENS, mask=REAL)
+    logits = apply(model, params, TOKENS, padding_mask=REAL)
     assert_close(logits, oracles.classifier(oracles.f64(params), cfg, TOKENS, REAL), proves=proves(cfg))
 
 
@@ -165,7 +165,7 @@ def test_the_decoder_reads_the_shifted_target_and_never_the_labels():
     batch = {"source": SOURCE, "target_in": TOKENS, "target_out": np.roll(TOKENS, -1, 1)}
     logits, labels, _ = jax.jit(lambda params: registry.forward(model, params, batch))(params)
     np.testing.assert_array_equal(labels, batch["target_out"])
-    expected = apply(model, params, SOURCE, TOKENS, source_mask=SOURCE != PAD, target_mask=REAL)
+    expected = apply(model, params, SOURCE, TOKENS, source_padding_mask=SOURCE != PAD, target_padding_mask=REAL)
     assert_close(logits, expected, 1e-6)
 
 

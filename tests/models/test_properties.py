@@ -43,9 +43,9 @@ def test_no_logit_depends_on_a_later_token():
 def test_each_real_source_token_reaches_each_target_position():
     model, params = build(tiny("seq2seq"))
     source = np.array([[9, 8, 7, 4]])
-    masks = {"source_mask": np.array([[True, True, True, False]])}
+    masks = {"source_padding_mask": np.array([[True, True, True, False]])}
     reached = influence(model, params, "source_embedding", source, source, TOKENS[:1], **masks) > 0
-    np.testing.assert_array_equal(reached, np.tile(masks["source_mask"], (5, 1)))
+    np.testing.assert_array_equal(reached, np.tile(masks["source_padding_mask"], (5, 1)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,8 +56,10 @@ def test_more_padding_changes_nothing(family):
         padded = [np.pad(tokens, ((0, 0), (0, extra))) for tokens in (SOURCE, TOKENS)]
         if family == "seq2seq":
             source, target = padded
-            return apply(model, params, source, target, source_mask=source != PAD, target_mask=target != PAD)
-        return apply(model, params, padded[1], mask=padded[1] != PAD)
+            return apply(
+                model, params, source, target, source_padding_mask=source != PAD, target_padding_mask=target != PAD
+            )
+        return apply(model, params, padded[1], padding_mask=padded[1] != PAD)
 
     plain, wide = logits(0), logits(3)
     if family == "classifier":
@@ -81,7 +83,7 @@ def test_rows_of_padding_alone_leave_values_and_gradients_finite(family):
 
 def test_a_text_of_padding_alone_gets_the_bias():
     model, params = build(tiny("classifier"))
-    logits = apply(model, params, np.zeros((1, 4), np.int32), mask=np.zeros((1, 4), bool))
+    logits = apply(model, params, np.zeros((1, 4), np.int32), padding_mask=np.zeros((1, 4), bool))
     np.testing.assert_allclose(logits, [params["head"]["bias"]], rtol=1e-6)
 
 
@@ -210,12 +212,12 @@ def test_padding_anywhere_takes_no_position(family, name):
     padded = np.full(real.shape, 9, np.int32)
     padded[real] = np.tile(alone[0], len(PADDED))
     if family == "classifier":
-        assert_close(apply(model, params, padded, mask=real), np.repeat(apply(model, params, alone), 3, axis=0))
+        assert_close(apply(model, params, padded, padding_mask=real), np.repeat(apply(model, params, alone), 3, axis=0))
         return
     if family == "decoder_lm":
-        found, expected = apply(model, params, padded, mask=real), apply(model, params, alone)
+        found, expected = apply(model, params, padded, padding_mask=real), apply(model, params, alone)
     else:
-        masks = {"source_mask": real[[1, 2, 0]], "target_mask": real}
+        masks = {"source_padding_mask": real[[1, 2, 0]], "target_padding_mask": real}
         found, expected = apply(model, params, padded[[1, 2, 0]], padded, **masks), apply(model, params, alone, alone)
     for row, keep in zip(found, real, strict=True):
         assert_close(row[keep], expected[0])

@@ -183,7 +183,7 @@ def blockwise_and_reference(rule):
 def test_blockwise_equals_reference_for_ragged_sizes_and_every_mask(rule, data):
     T, S = RULES[rule][:2]
     arrays = {
-        "real": data.draw(booleans((2, S))),
+        "padding_mask": data.draw(booleans((2, S))),
         "segments": (data.draw(rising((2, T))), data.draw(rising((2, S)))),
         "prefix": data.draw(array((2,), 0, S)),
         "positions": (data.draw(array((2, T), 0, S)), data.draw(array((2, S), -1, S))),
@@ -229,7 +229,7 @@ REAL = jnp.arange(9) < jnp.array([[9], [5]])
 SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
 SELF = {
     "causal": Mask(causal=True, self_attention=True),
-    "padding": Mask(real=REAL, self_attention=True),
+    "padding": Mask(padding_mask=REAL, self_attention=True),
     "segments": Mask(causal=True, segments=(SEGMENTS, SEGMENTS), self_attention=True),
 }
 
@@ -253,7 +253,7 @@ FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
         (Mask(window=2, self_attention=True), r"windows \(model.window\)"),
         (Mask(causal=True, prefix=jnp.array([2]), self_attention=True), r"prefixes \(model.prefix_lm\)"),
         (Mask(segments=FOREIGN), "cross-attention"),
-        (Mask(real=jnp.array([[True, False, True, True]])), "cross-attention"),
+        (Mask(padding_mask=jnp.array([[True, False, True, True]])), "cross-attention"),
         (Mask(positions=(jnp.arange(4)[None], jnp.arange(4)[None])), "cross-attention, caches"),
     ],
 )

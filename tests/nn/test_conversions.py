@@ -17,7 +17,7 @@ def test_a_head_of_its_own_changes_nothing(family, tie):
     cfg, separate = conversions.untied(model.cfg, params)
     assert cfg.tie_embeddings == {"all": "inputs"}.get(tie, "none")
     inputs = (SOURCE, TOKENS) if family == "seq2seq" else (TOKENS,)
-    options = {"source_mask": SOURCE != PAD} if family == "seq2seq" else {}
+    options = {"source_padding_mask": SOURCE != PAD} if family == "seq2seq" else {}
     expected = apply(model, params, *inputs, **options)
     assert_close(apply(registry.build(cfg), separate, *inputs, **options), expected, 1e-6)
 

@@ -19,7 +19,7 @@ def test_layer_with_cross_attention(placement, norm):
     cfg = tiny("seq2seq", norm_placement=placement, norm=norm, num_kv_heads=2)
     module = TransformerLayer(cfg, cross=True)
     x, memory = normal(B, T, D), normal(B, S, D, seed=1)
-    around = LayerContext(masks={"full": Mask(causal=True)}, memory=memory, memory_mask=Mask(real=REAL))
+    around = LayerContext(masks={"full": Mask(causal=True)}, memory=memory, cross_mask=Mask(padding_mask=REAL))
     params = init_module(module, x, around)
     out, cache = apply(module, params, x, around)
     expected = oracles.layer(

@@ -31,13 +31,13 @@ def test_causal_keeps_the_lower_triangle_with_its_diagonal():
 
 
 def test_padding_hides_keys_in_every_row():
-    mask = Mask(real=jnp.array([[True, True, False], [True, False, False]]))
+    mask = Mask(padding_mask=jnp.array([[True, True, False], [True, False, False]]))
     np.testing.assert_array_equal(dense(mask, 2, 3), rows("xx.", "xx."))
     np.testing.assert_array_equal(dense(mask, 2, 3, row=1), rows("x..", "x.."))
 
 
 def test_rules_are_combined():
-    mask = Mask(causal=True, real=jnp.array([[True, False, True]]))
+    mask = Mask(causal=True, padding_mask=jnp.array([[True, False, True]]))
     np.testing.assert_array_equal(dense(mask, 3, 3), rows("x..", "x..", "x.x"))
     explicit = Mask(causal=True, explicit=jnp.array([[[[False, True, True]]]]))
     np.testing.assert_array_equal(dense(explicit, 3, 3), rows("...", ".x.", ".xx"))
@@ -169,7 +169,7 @@ def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
     """Draws any combination of mask rules for two rows."""
     return st.builds(
         Mask,
-        real=st.none() | booleans((2, S)),
+        padding_mask=st.none() | booleans((2, S)),
         segments=st.none() | st.tuples(rising((2, T)), rising((2, S))),
         prefix=st.none() | array((2,), 0, S),
         positions=st.none() | st.tuples(array((2, T), 0, S), array((2, S), -1, S)),

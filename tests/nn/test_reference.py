@@ -17,7 +17,7 @@ MASKS = {
     "causal": Mask(causal=True, self_attention=True),
     "window": Mask(causal=True, window=20, self_attention=True),
     "window on both sides": Mask(window=9, self_attention=True),
-    "padding": Mask(causal=True, real=np.arange(T)[None] % 5 > 0, self_attention=True),
+    "padding": Mask(causal=True, padding_mask=np.arange(T)[None] % 5 > 0, self_attention=True),
 }
 
 
@@ -50,7 +50,7 @@ def test_gradients_of_chunks_equal_those_of_one_call(mask, monkeypatch):
 
 
 def test_a_mask_that_hides_no_key_from_all_queries_is_computed_at_once():
-    for mask in (Mask(), Mask(real=np.ones((1, T), bool)), Mask(causal=True, prefix=np.array([3], np.int32))):
+    for mask in (Mask(), Mask(padding_mask=np.ones((1, T), bool)), Mask(causal=True, prefix=np.array([3], np.int32))):
         assert reference.chunk_size(mask, T) == T
 
 

@@ -101,7 +101,7 @@ RULES = {
 def test_every_mask(rule, mesh, data):
     T, S, K, static, bias, scoring = RULES[rule]
     arrays = {
-        "real": data.draw(booleans((2, S))),
+        "padding_mask": data.draw(booleans((2, S))),
         "segments": (data.draw(rising((2, T))), data.draw(rising((2, S)))),
         "prefix": data.draw(array((2,), 0, S)),
         "positions": (data.draw(array((2, T), 0, S)), data.draw(array((2, S), -1, S))),
@@ -110,7 +110,7 @@ def test_every_mask(rule, mesh, data):
 
 
 ARRAYS = {
-    "real": {"real": jnp.arange(16) < jnp.array([[16], [5]])},
+    "padding_mask": {"padding_mask": jnp.arange(16) < jnp.array([[16], [5]])},
     "segments": {"segments": 2 * (jnp.array([[0] * 3 + [1] * 9 + [2] * 4, [0] * 8 + [1] * 8]),)},
     "prefix": {"prefix": jnp.array([7, 0])},
     "positions of one row for all": {"positions": 2 * (jnp.arange(16)[None] + 3,)},
@@ -148,7 +148,7 @@ def test_rows_that_see_nothing_are_zero_in_value_and_gradient(mesh):
     qkv, segments = inputs(16, 16), jnp.array([[9] * 2 + [1] * 14, [1] * 14 + [9] * 2])
     arrays = {
         "segments": (segments, jnp.ones((2, 16), jnp.int32)),
-        "real": jnp.arange(16)[None] < jnp.array([[16], [0]]),
+        "padding_mask": jnp.arange(16)[None] < jnp.array([[16], [0]]),
     }
     out, *gradients = check(mesh, qkv, arrays=arrays)
     for array_of_queries in (out, gradients[0]):
@@ -160,7 +160,13 @@ def test_rows_that_see_nothing_are_zero_in_value_and_gradient(mesh):
 
 
 def test_a_batch_that_cannot_be_split_stays_whole():
-    check("rows", inputs(8, 8, B=3), TABLE, {"real": jnp.arange(8)[None] < jnp.array([[8], [6], [3]])}, causal=True)
+    check(
+        "rows",
+        inputs(8, 8, B=3),
+        TABLE,
+        {"padding_mask": jnp.arange(8)[None] < jnp.array([[8], [6], [3]])},
+        causal=True,
+    )
 
 
 @pytest.mark.parametrize("lengths", rest_slow([(6, 8), (8, 6), (7, 5), (1, 8)], 2))
@@ -173,7 +179,7 @@ def test_an_explicit_mask():
     check("rows", inputs(8, 8), arrays={"explicit": explicit}, causal=True)
 
 
-PADDED = {"real": jnp.arange(8)[None] < jnp.array([[8], [5]])}
+PADDED = {"padding_mask": jnp.arange(8)[None] < jnp.array([[8], [5]])}
 
 
 @pytest.mark.parametrize("sizes", [{}, {"data": 2, "tensor": 2}])
@@ -232,7 +238,7 @@ def planned(T: int, run=larger_blocks, **sizes: int):
     where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", "tensor"))
     shape = jax.ShapeDtypeStruct((2, T, 2, 8), jnp.float32, sharding=where)
     real = jax.ShapeDtypeStruct((2, T), bool, sharding=NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence")))
-    return both.lower(shape, shape, shape, None, {"real": real}).compile()
+    return both.lower(shape, shape, shape, None, {"padding_mask": real}).compile()
 
 
 @pytest.mark.parametrize("sizes", [ROWS, BOTH, ALL])

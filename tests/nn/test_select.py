@@ -17,7 +17,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 
 PLAIN = attention_ops.Needs(
-    dtype="float32", head_size=64, softcap=False, bias=False, dropout=False, rules=frozenset({"causal", "real"})
+    dtype="float32", head_size=64, softcap=False, bias=False, dropout=False, rules=frozenset({"causal", "padding_mask"})
 )
 SCORING = attention_ops.Scoring(0.5, None, 0.0)
 
@@ -38,7 +38,7 @@ SCORING = attention_ops.Scoring(0.5, None, 0.0)
         ("tpu", {"bias": True}, (64, 64), "reference"),
         ("gpu", {"dtype": "bfloat16"}, (64, 65), "reference"),
         ("gpu", {"dtype": "bfloat16", "head_size": 60}, (64, 64), "reference"),
-        ("tpu", {"rules": frozenset({"real", "cross"}), "softcap": True}, (64, 64), "splash"),
+        ("tpu", {"rules": frozenset({"padding_mask", "cross"}), "softcap": True}, (64, 64), "splash"),
         ("tpu", {"rules": frozenset({"causal", "prefix"})}, (4096, 4096), "blockwise"),
     ],
 )
@@ -119,9 +119,9 @@ MASKS = {
     "causal": Mask(causal=True),
     "causal window": Mask(causal=True, window=2),
     "window": Mask(window=2),
-    "causal, padding": Mask(causal=True, real=REAL),
-    "padding": Mask(real=REAL),
-    "nothing real": Mask(real=jnp.zeros((2, 5), bool)),
+    "causal, padding": Mask(causal=True, padding_mask=REAL),
+    "padding": Mask(padding_mask=REAL),
+    "nothing real": Mask(padding_mask=jnp.zeros((2, 5), bool)),
     "causal prefix": Mask(causal=True, prefix=jnp.array([3, 0])),
     "packed": Mask(causal=True, segments=(SEGMENTS, SEGMENTS), self_attention=True),
     "packed window": Mask(causal=True, window=2, segments=(SEGMENTS, SEGMENTS), self_attention=True),
@@ -134,18 +134,18 @@ MASKS = {
 def test_queries_that_see_something_are_found_from_the_rules(mask):
     dense = mask.dense(5, 5)
     expected = np.broadcast_to(np.asarray(dense).any(-1).swapaxes(1, 2), (2, 5, 1))
-    found = mask.sees_something(5, 5)
+    found = mask.attends_to_any(5, 5)
     np.testing.assert_array_equal(True if found is None else np.broadcast_to(found, (2, 5, 1)), expected)
 
 
 def test_queries_beyond_a_window_of_few_keys_see_nothing():
-    assert not Mask(causal=True, window=2).sees_something(5, 3)[0, 4, 0]
+    assert not Mask(causal=True, window=2).attends_to_any(5, 3)[0, 4, 0]
 
 
 @pytest.mark.parametrize("rule", ["causal", "causal window", "packed", "causal prefix"])
 def test_only_padding_asks_which_queries_see_something(rule):
     own = dataclasses.replace(MASKS[rule], self_attention=True)
-    assert own.sees_something(5, 5) is None
+    assert own.attends_to_any(5, 5) is None
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)

@@ -20,10 +20,10 @@ REAL = jnp.arange(T) < jnp.array([[T], [5]])
 SEGMENTS = jnp.arange(T)[None] // jnp.array([[30], [70]])
 CASES = {
     "causal": (Mask(causal=True, self_attention=True), T, None),
-    "padding, both directions": (Mask(real=REAL, self_attention=True), T, None),
-    "padding before the first key": (Mask(real=~REAL, causal=True, self_attention=True), T, 2.0),
+    "padding, both directions": (Mask(padding_mask=REAL, self_attention=True), T, None),
+    "padding before the first key": (Mask(padding_mask=~REAL, causal=True, self_attention=True), T, 2.0),
     "window in both directions, soft-cap": (Mask(window=9, self_attention=True), T, 1.5),
-    "cross": (Mask(real=jnp.arange(40) < jnp.array([[40], [0]])), 40, None),
+    "cross": (Mask(padding_mask=jnp.arange(40) < jnp.array([[40], [0]])), 40, None),
     "packed, causal window": (
         Mask(causal=True, window=7, segments=(SEGMENTS, SEGMENTS), self_attention=True),
         T,

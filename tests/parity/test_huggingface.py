@@ -105,9 +105,14 @@ def run_theirs(model: torch.nn.Module) -> torch.Tensor:
 
 def run_ours(model, params) -> jax.Array:
     arguments = {
-        "seq2seq": {"source": SOURCE, "target": TOKENS, "source_mask": SOURCE_REAL, "target_mask": REAL},
-        "decoder_lm": {"tokens": TOKENS, "mask": REAL},
-        "classifier": {"tokens": TOKENS, "mask": REAL},
+        "seq2seq": {
+            "source": SOURCE,
+            "target": TOKENS,
+            "source_padding_mask": SOURCE_REAL,
+            "target_padding_mask": REAL,
+        },
+        "decoder_lm": {"tokens": TOKENS, "padding_mask": REAL},
+        "classifier": {"tokens": TOKENS, "padding_mask": REAL},
     }[model.cfg.family]
     return model.apply({"params": params}, **arguments)
 

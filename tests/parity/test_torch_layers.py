@@ -116,7 +116,7 @@ def test_self_attention(mask):
         "attn_mask": hidden_causal() if mask in ("causal", "both") else None,
         "key_padding_mask": torch.tensor(~real) if mask in ("padding", "both") else None,
     }
-    may_attend = Mask(causal=mask in ("causal", "both"), real=real if mask in ("padding", "both") else None)
+    may_attend = Mask(causal=mask in ("causal", "both"), padding_mask=real if mask in ("padding", "both") else None)
     compare(
         lambda params, x: layer.apply({"params": params}, x, mask=may_attend)[0],
         lambda x: torch_layer(x, x, x, need_weights=False, **hide)[0],
@@ -130,7 +130,7 @@ def test_attention_from_three_inputs():
     torch_layer = randomised(torch.nn.MultiheadAttention(D, N, batch_first=True))
     layer = Attention(tiny("decoder_lm", dim=D, num_heads=N), cross=True)
     compare(
-        lambda params, *inputs: layer.apply({"params": params}, *inputs, mask=Mask(real=REAL))[0],
+        lambda params, *inputs: layer.apply({"params": params}, *inputs, mask=Mask(padding_mask=REAL))[0],
         lambda *inputs: torch_layer(*inputs, key_padding_mask=torch.tensor(~REAL), need_weights=False)[0],
         our_attention,
         torch_layer,
@@ -182,7 +182,7 @@ def test_encoder_layer(placement, activation):
     torch_layer = randomised(torch.nn.TransformerEncoderLayer(D, N, **options))
     layer = TransformerLayer(cfg)
     compare(
-        lambda params, x: layer.apply({"params": params}, x, LayerContext(masks={"full": Mask(real=REAL)}))[0],
+        lambda params, x: layer.apply({"params": params}, x, LayerContext(masks={"full": Mask(padding_mask=REAL)}))[0],
         lambda x: torch_layer(x, src_key_padding_mask=torch.tensor(~REAL)),
         our_layer,
         torch_layer,
@@ -198,7 +198,7 @@ def test_decoder_layer(placement, activation):
     layer = TransformerLayer(cfg, cross=True)
 
     def ours(params, x, memory):
-        around = LayerContext(masks={"full": Mask(causal=True)}, memory=memory, memory_mask=Mask(real=REAL))
+        around = LayerContext(masks={"full": Mask(causal=True)}, memory=memory, cross_mask=Mask(padding_mask=REAL))
         return layer.apply({"params": params}, x, around)[0]
 
     def theirs(x, memory):

@@ -108,12 +108,12 @@ class _Begun(NamedTuple):
 
 def _begin_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:
     model, params = _in_a_loop(model, params)
-    variables, real = {"params": params}, source != PAD
-    memory = model.apply(variables, source, real, method="encode")
+    variables, padding_mask = {"params": params}, source != PAD
+    memory = model.apply(variables, source, padding_mask, method="encode")
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
-    cache: Any = model.apply(variables, memory, real, length, **options, method="init_cache")
+    cache: Any = model.apply(variables, memory, padding_mask, length, **options, method="init_cache")
     first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
-    return _Begun(step_fn(model, params), first, cache, jnp.where(real.any(axis=1), length, 0))
+    return _Begun(step_fn(model, params), first, cache, jnp.where(padding_mask.any(axis=1), length, 0))
 
 
 def _begin_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:

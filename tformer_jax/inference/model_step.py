@@ -27,7 +27,7 @@ def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:
     """Returns the decoding step of a model with unscanned layers."""
 
     def step(tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None) -> tuple[jax.Array, DecoderCache]:
-        options: Any = {"token_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}
+        options: Any = {"padding_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}
         result: Any = model.apply({"params": params}, tokens, cache, **options, method="decode_step")
         return result
 

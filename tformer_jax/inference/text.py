@@ -164,5 +164,5 @@ class LabelClassifier:
 @functools.partial(jax.jit, static_argnames="model")
 def label_probabilities(model: nn.Module, params: Any, tokens: jax.Array) -> jax.Array:
     """Returns label probabilities, float32 [B, classes], for tokens int [B, S] with PAD on the right."""
-    logits: Any = model.apply({"params": params}, tokens, mask=tokens != PAD)
+    logits: Any = model.apply({"params": params}, tokens, padding_mask=tokens != PAD)
     return whole(jax.nn.softmax(logits, axis=-1))

@@ -12,24 +12,29 @@ from tformer_jax.nn.padding import RealFirst
 from tformer_jax.nn.stacks import Encoder
 
 
-def mean_pool(x: jax.Array, real: jax.Array | None) -> jax.Array:
-    """Averages x [B, S, D] over real tokens, bool [B, S] (None: all): float32 [B, D]; zeros if there are none."""
-    weights = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
+def mean_pool(x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
+    """Averages x [B, S, D] over the tokens that are not padding: float32 [B, D]; zeros for an empty row."""
+    weights = jnp.ones(x.shape[:2]) if padding_mask is None else padding_mask.astype(jnp.float32)
     total = jnp.einsum("BSD,BS->BD", x, weights, preferred_element_type=jnp.float32)
     return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1)
 
 
-def pool_token(x: jax.Array, real: jax.Array | None, *, last: bool) -> jax.Array:
-    """Returns the first (or last) real token of x [B, S, D], real tokens bool [B, S] (None: all): [B, D]."""
-    if real is None:
+def pool_token(x: jax.Array, padding_mask: jax.Array | None, *, last: bool) -> jax.Array:
+    """Returns the first (or last) token of x [B, S, D] that is not padding: [B, D]."""
+    if padding_mask is None:
         return x[:, -1 if last else 0]
-    place = real.shape[1] - 1 - real[:, ::-1].argmax(axis=1) if last else real.argmax(axis=1)
-    return jnp.take_along_axis(x, place[:, None, None], axis=1)[:, 0]
+    index = padding_mask.shape[1] - 1 - padding_mask[:, ::-1].argmax(axis=1) if last else padding_mask.argmax(axis=1)
+    return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
 
 
-def pool(x: jax.Array, real: jax.Array | None, kind: str) -> jax.Array:
-    """Pools x [B, S, D] over real tokens, bool [B, S] (None: all), by `kind` ("mean", "first" or "last"): [B, D]."""
-    return mean_pool(x, real) if kind == "mean" else pool_token(x, real, last=kind == "last")
+def pool(x: jax.Array, padding_mask: jax.Array | None, kind: str) -> jax.Array:
+    """Pools x [B, S, D] over the tokens that are not padding: [B, D].
+
+    Args:
+        padding_mask: bool [B, S], True for tokens that are not padding; None: all.
+        kind: "mean", "first" or "last".
+    """
+    return mean_pool(x, padding_mask) if kind == "mean" else pool_token(x, padding_mask, last=kind == "last")
 
 
 class Classifier(nn.Module):
@@ -50,7 +55,7 @@ class Classifier(nn.Module):
         self,
         tokens: jax.Array,
         *,
-        mask: jax.Array | None = None,
+        padding_mask: jax.Array | None = None,
         types: jax.Array | None = None,
         right_padded: bool = False,
         train: bool = False,
@@ -58,12 +63,12 @@ class Classifier(nn.Module):
         """Computes logits: tokens int [B, S] -> float32 [B, classes].
 
         Args:
-            mask: bool [B, S], real tokens; None: all. Padding takes no positions.
+            padding_mask: bool [B, S], True for tokens that are not padding; None: all. Padding has no position.
             types: int [B, S], token types (such as first or second sentence), if `cfg.token_types` is not 0; None: 0.
             right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
-        rows = RealFirst(mask, right_padded=right_padded)
-        tokens, mask, types = rows.sort(tokens), rows.sort(mask), rows.sort(types)
+        rows = RealFirst(padding_mask, right_padded=right_padded)
+        tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
         x = self.input(self.embedding(tokens), types=types, train=train)
-        pooled = pool(self.encoder(x, mask, train=train), mask, self.cfg.pooling)
+        pooled = pool(self.encoder(x, padding_mask, train=train), padding_mask, self.cfg.pooling)
         return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)

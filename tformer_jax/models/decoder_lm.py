@@ -23,7 +23,7 @@ class DecoderLM(TokenDecoder):
         self,
         tokens: jax.Array,
         *,
-        mask: jax.Array | None = None,
+        padding_mask: jax.Array | None = None,
         prefix: jax.Array | None = None,
         segments: jax.Array | None = None,
         right_padded: bool = False,
@@ -32,11 +32,10 @@ class DecoderLM(TokenDecoder):
         """Computes the inputs of `logits`: tokens int [B, T] -> [B, T, D].
 
         Args:
-            mask: bool [B, T], real tokens; None: all. Padding takes no positions.
-            prefix, segments, right_padded: as for `decode`.
+            padding_mask, prefix, segments, right_padded: as for `decode`.
         """
         return self.decode(
-            tokens, target_mask=mask, prefix=prefix, segments=segments, right_padded=right_padded, train=train
+            tokens, padding_mask=padding_mask, prefix=prefix, segments=segments, right_padded=right_padded, train=train
         )
 
     def init_cache(

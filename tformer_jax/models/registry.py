@@ -36,8 +36,8 @@ def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
     return {
         "source": source,
         "target": target,
-        "source_mask": source != PAD,
-        "target_mask": target != PAD,
+        "source_padding_mask": source != PAD,
+        "target_padding_mask": target != PAD,
         "right_padded": True,
         "source_segments": batch.get("source_segments"),
         "target_segments": batch.get("target_segments"),
@@ -49,7 +49,7 @@ def _decoder_lm_arguments(batch: Batch) -> dict[str, Any]:
 
 
 def _classifier_arguments(batch: Batch) -> dict[str, Any]:
-    return {"tokens": batch["tokens"], "mask": batch["tokens"] != PAD, "right_padded": True}
+    return {"tokens": batch["tokens"], "padding_mask": batch["tokens"] != PAD, "right_padded": True}
 
 
 FAMILIES = {
@@ -67,7 +67,7 @@ def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
             `train`).
     """
     for needs in attention_needs(cfg, train=train).values():
-        attention_ops.usable(cfg.attention_backend, needs)
+        attention_ops.get_backend(cfg.attention_backend, needs)
     return FAMILIES[cfg.family].module(cfg)
 
 
@@ -79,9 +79,9 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
     windows = {"window"} if "window" in cfg.layer_pattern else set()
     prefix = {"prefix"} if cfg.prefix_lm else set()
     rules = {
-        "encoder": {"real"} | windows,
-        "decoder": {"real", "causal"} | windows | prefix,
-        "cross": {"real", "cross"},
+        "encoder": {"padding_mask"} | windows,
+        "decoder": {"padding_mask", "causal"} | windows | prefix,
+        "cross": {"padding_mask", "cross"},
     }
     attentions = {"seq2seq": ("encoder", "decoder", "cross"), "decoder_lm": ("decoder",), "classifier": ("encoder",)}
     return {

@@ -37,8 +37,8 @@ class Seq2Seq(TokenDecoder):
         source: jax.Array,
         target: jax.Array,
         *,
-        source_mask: jax.Array | None = None,
-        target_mask: jax.Array | None = None,
+        source_padding_mask: jax.Array | None = None,
+        target_padding_mask: jax.Array | None = None,
         source_segments: jax.Array | None = None,
         target_segments: jax.Array | None = None,
         right_padded: bool = False,
@@ -47,16 +47,17 @@ class Seq2Seq(TokenDecoder):
         """Computes the inputs of `logits`: source int [B, S], target int [B, T] -> [B, T, D].
 
         Args:
-            source_mask, target_mask: bool [B, S] and [B, T], real tokens; None: all. Padding takes no positions.
+            source_padding_mask, target_padding_mask: bool [B, S] and [B, T], True for tokens that are not padding;
+                None: all. Padding has no position.
             source_segments, target_segments: int [B, S] and [B, T], segment ids of the pairs packed into a row; pairs
                 do not affect each other.
             right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
         return self.decode(
             target,
-            self.encode(source, source_mask, source_segments, right_padded=right_padded, train=train),
-            source_mask,
-            target_mask=target_mask,
+            self.encode(source, source_padding_mask, source_segments, right_padded=right_padded, train=train),
+            source_padding_mask,
+            padding_mask=target_padding_mask,
             segments=target_segments,
             memory_segments=source_segments,
             right_padded=right_padded,
@@ -66,22 +67,22 @@ class Seq2Seq(TokenDecoder):
     def encode(
         self,
         source: jax.Array,
-        source_mask: jax.Array | None,
+        padding_mask: jax.Array | None,
         segments: jax.Array | None = None,
         *,
         right_padded: bool = False,
         train: bool = False,
     ) -> jax.Array:
-        """Encodes source int [B, S], real tokens bool [B, S], segments int [B, S] (None: one) -> memory [B, S, D]."""
-        rows = RealFirst(source_mask, right_padded=right_padded)
-        source, mask, segments = rows.sort(source), rows.sort(source_mask), rows.sort(segments)
+        """Encodes source tokens: int [B, S] -> memory [B, S, D]; arguments as for `features`."""
+        rows = RealFirst(padding_mask, right_padded=right_padded)
+        source, padding_mask, segments = rows.sort(source), rows.sort(padding_mask), rows.sort(segments)
         x = self.source_input(self.source_embedding(source), token_positions(source.shape[1], segments), train=train)
-        return rows.restore(self.encoder(x, mask, segments, train=train))
+        return rows.restore(self.encoder(x, padding_mask, segments, train=train))
 
     def init_cache(
         self,
         memory: jax.Array,
-        memory_mask: jax.Array | None,
+        memory_padding_mask: jax.Array | None,
         length: int,
         *,
         width: int = 1,
@@ -99,5 +100,5 @@ class Seq2Seq(TokenDecoder):
             width=width,
             dtype=dtype,
             cross_attention=crosses,
-            memory_mask=memory_mask,
+            memory_mask=memory_padding_mask,
         )

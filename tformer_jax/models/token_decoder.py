@@ -37,9 +37,9 @@ class TokenDecoder(nn.Module):
         self,
         target: jax.Array,
         memory: jax.Array | None = None,
-        memory_mask: jax.Array | None = None,
+        memory_padding_mask: jax.Array | None = None,
         *,
-        target_mask: jax.Array | None = None,
+        padding_mask: jax.Array | None = None,
         prefix: jax.Array | None = None,
         segments: jax.Array | None = None,
         memory_segments: jax.Array | None = None,
@@ -49,23 +49,23 @@ class TokenDecoder(nn.Module):
         """Decodes target tokens, int [B, T] -> features [B, T, D], the inputs of `logits`.
 
         Args:
-            memory, memory_mask: the encoder's output [B, S, D] and its real tokens, bool [B, S] (None: all), if the
-                decoder has cross-attention.
-            target_mask: bool [B, T], real tokens; None: all. Padding takes no positions.
+            memory: [B, S, D], the encoder's output, if the decoder has cross-attention.
+            memory_padding_mask: bool [B, S], True for tokens of the source that are not padding; None: all.
+            padding_mask: bool [B, T], True for tokens that are not padding; None: all. Padding has no position.
             prefix: int [B], number of leading real tokens that all tokens of a row may attend to (`cfg.prefix_lm`).
             segments, memory_segments: int [B, T] and [B, S], segment ids of documents packed into a row; documents do
                 not affect each other.
             right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
-        rows = RealFirst(target_mask, right_padded=right_padded)
-        target, mask, segments = rows.sort(target), rows.sort(target_mask), rows.sort(segments)
+        rows = RealFirst(padding_mask, right_padded=right_padded)
+        target, padding_mask, segments = rows.sort(target), rows.sort(padding_mask), rows.sort(segments)
         embedding, input_embedding = self.target_embeddings()
         x = input_embedding(embedding(target), token_positions(target.shape[1], segments), train=train)
         x = self.decoder(
             x,
-            mask,
+            padding_mask,
             memory,
-            memory_mask,
+            memory_padding_mask,
             prefix=prefix,
             segments=segments,
             memory_segments=memory_segments,
@@ -78,23 +78,29 @@ class TokenDecoder(nn.Module):
         tokens: jax.Array,
         cache: DecoderCache,
         *,
-        token_mask: jax.Array | None = None,
+        padding_mask: jax.Array | None = None,
         lineage: Lineage | None = None,
         last_only: bool = False,
     ) -> tuple[jax.Array, DecoderCache]:
-        """Decodes T more target tokens, int [B, T]; `token_mask` (bool [B, T]) marks the real ones (None: all).
+        """Decodes T more target tokens, int [B, T].
 
-        With a `lineage`, they are T beams at one position, each of which attends only to its ancestors.
+        Args:
+            cache: as returned by `init_cache` or by the previous call.
+            padding_mask: bool [B, T], True for tokens that are not padding; None: all.
+            lineage: the tokens are T beams at one position, each of which attends only to its ancestors.
+            last_only: compute the logits of the last token only.
 
         Returns:
             float32 logits [B, T, V], or [B, 1, V] of the last token if `last_only`, and the updated cache.
         """
-        real = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
-        admitted, positions, seen = cache.admit(real, side_by_side=lineage is not None)
+        padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
+        cache, positions, attended = cache.admit(padding_mask, side_by_side=lineage is not None)
         embedding, input_embedding = self.target_embeddings()
         x = input_embedding(embedding(tokens), positions)
-        x, admitted = self.decoder.step(x, admitted, real=real, positions=positions, seen=seen, lineage=lineage)
-        return self.logits(x[:, -1:] if last_only else x), admitted
+        x, cache = self.decoder.step(
+            x, cache, padding_mask=padding_mask, positions=positions, attended=attended, lineage=lineage
+        )
+        return self.logits(x[:, -1:] if last_only else x), cache
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Projects features [..., D] to float32 logits [..., V]."""

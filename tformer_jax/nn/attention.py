@@ -90,9 +90,9 @@ class Attention(nn.Module):
         if position is not None and position.rotation is not None:
             q = position.rotation(q)
         q = constrain(q, axes.BATCH, axes.LENGTH, axes.HEADS, None)
-        seen = keys_values
+        attended = keys_values
         if cache is not None and slots is not None:
-            keys_values, seen = cache.extend(keys_values, slots)
+            keys_values, attended = cache.extend(keys_values, slots)
         drop, backend, mask = train and self.cfg.attention_dropout > 0, self.cfg.attention_backend, as_mask(mask)
         scoring: Any = {"scale": self.cfg.attention_scale, "softcap": self.cfg.attention_softcap}
         scoring["bias"] = None if position is None else position.bias
@@ -100,7 +100,7 @@ class Attention(nn.Module):
             return self.output(attend_pages(q, keys_values, slots, mask, **scoring)), keys_values
         out = attend(
             q,
-            *seen.unpack(self.cfg.dtype),
+            *attended.unpack(self.cfg.dtype),
             mask,
             **scoring,
             backend=backend if cache is None else beside_cache(backend, query.shape[1], mask),
@@ -172,14 +172,14 @@ class BasicAttention(nn.Module):
             keys_values = cache
         else:
             keys_values = self.keys_values(query if key is None else key, value)
-        seen = keys_values
+        attended = keys_values
         if cache is not None and slots is not None:
-            keys_values, seen = cache.extend(keys_values, slots)
+            keys_values, attended = cache.extend(keys_values, slots)
         bias = None if position is None else position.bias
         q = query[:, :, None]
         if isinstance(slots, PagedSlots):
             return attend_pages(q, keys_values, slots, mask, bias=bias, scale=1.0)[:, :, 0], keys_values
-        out = attend(q, *seen.unpack(self.cfg.dtype), mask, bias=bias, scale=1.0)
+        out = attend(q, *attended.unpack(self.cfg.dtype), mask, bias=bias, scale=1.0)
         return out[:, :, 0], keys_values
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:

@@ -39,7 +39,7 @@ class Split(NamedTuple):
 
 
 def mixture(
-    params: Params, x: jax.Array, chosen: jax.Array, weights: jax.Array, room: int, cfg: ModelConfig
+    params: Params, x: jax.Array, chosen: jax.Array, weights: jax.Array, capacity: int, cfg: ModelConfig
 ) -> jax.Array:
     """Computes the weighted sum of the chosen experts' outputs for each token.
 
@@ -48,7 +48,7 @@ def mixture(
         x: [B, T, D].
         chosen: int [B, T, k], distinct experts of each token.
         weights: float32 [B, T, k]; an expert with weight 0 does not process the token.
-        room: maximum number of tokens per row that an expert processes.
+        capacity: maximum number of tokens per row that an expert processes.
 
     Returns:
         float32 [B, T, D].
@@ -56,7 +56,7 @@ def mixture(
     B, T, D = x.shape
     sizes = {axes.EXPERTS: cfg.moe.num_experts, axes.EMBED: D, axes.MLP: cfg.ffn_dim}
     split = Split(*(sharding.mesh_axes(name, size) for name, size in sizes.items()))
-    on_device = partial(_on_device, room=room, split=split, cfg=cfg)
+    on_device = partial(_on_device, capacity=capacity, split=split, cfg=cfg)
     rows, length = sharding.mesh_axes(axes.BATCH), sharding.mesh_axes(axes.LENGTH, T)
     arrays: tuple[jax.Array, ...] = (x.astype(cfg.dtype), chosen, weights)
     params = {name: value.astype(cfg.dtype) for name, value in params.items()}
@@ -72,24 +72,24 @@ def mixture(
     return result[:B]
 
 
-def _on_device(params, x, chosen, weights, *, room: int, split: Split, cfg: ModelConfig) -> jax.Array:
+def _on_device(params, x, chosen, weights, *, capacity: int, split: Split, cfg: ModelConfig) -> jax.Array:
     """Computes `mixture` for the rows of one device, with its shards of the parameters."""
     B, T, D = x.shape
     E, k, n = cfg.moe.num_experts, cfg.moe.experts_per_token, sharding.devices(split.experts)
-    slots = max(1, B * min(T * min(k, E // n), min(T, room) * (E // n)))
-    places, counts = _places(jnp.where(weights != 0, chosen, E).reshape(-1), E, n, slots)
-    filling = jnp.full(n * slots, B * T * k).at[places].set(jnp.arange(B * T * k), mode="drop")
+    slots = max(1, B * min(T * min(k, E // n), min(T, capacity) * (E // n)))
+    indices, counts = _buffer_indices(jnp.where(weights != 0, chosen, E).reshape(-1), E, n, slots)
+    choice_of_slot = jnp.full(n * slots, B * T * k).at[indices].set(jnp.arange(B * T * k), mode="drop")
     if split.mlp:
         x = jax.lax.pcast(x, split.mlp, to="varying")
-    tokens = x.reshape(B * T, D).at[filling // k].get(mode="fill", fill_value=0)
+    tokens = x.reshape(B * T, D).at[choice_of_slot // k].get(mode="fill", fill_value=0)
     run = partial(_experts, _gathered(params, split.embed), split=split, cfg=cfg)
-    results = _exchanged(run, tokens, counts, split.experts) if split.experts else run(tokens, counts[0])
-    results = results.at[places].get(mode="fill", fill_value=0).reshape(B, T, k, D)
+    results = _dispatch_and_combine(run, tokens, counts, split.experts) if split.experts else run(tokens, counts[0])
+    results = results.at[indices].get(mode="fill", fill_value=0).reshape(B, T, k, D)
     out = (results.astype(jnp.float32) * weights[..., None]).sum(axis=2)
     return jax.lax.psum(out, split.mlp) if split.mlp else out
 
 
-def _places(chosen: jax.Array, E: int, n: int, slots: int) -> tuple[jax.Array, jax.Array]:
+def _buffer_indices(chosen: jax.Array, E: int, n: int, slots: int) -> tuple[jax.Array, jax.Array]:
     """Assigns each choice an index into n buffers of `slots` slots, one per device, each sorted by expert.
 
     Args:
@@ -102,22 +102,28 @@ def _places(chosen: jax.Array, E: int, n: int, slots: int) -> tuple[jax.Array, j
     counts = jnp.bincount(chosen, length=E).astype(jnp.int32).reshape(n, E // n)
     starts = jnp.pad(jnp.cumsum(counts.sum(axis=1)), (1, 0))
     device = chosen[order] // (E // n)
-    places = device * slots + jnp.arange(len(chosen)) - starts[device]
-    return jnp.zeros_like(places).at[order].set(places, unique_indices=True), counts
+    indices = device * slots + jnp.arange(len(chosen)) - starts[device]
+    return jnp.zeros_like(indices).at[order].set(indices, unique_indices=True), counts
 
 
-def _exchanged(run, tokens: jax.Array, counts: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """Runs the experts of all devices along `mesh_axes`: [n * slots, D], counts int32 [n, E / n] -> [n * slots, D].
+def _dispatch_and_combine(run, tokens: jax.Array, counts: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """Sends tokens to the devices of their experts, applies the experts there, and sends the results back.
 
-    `run` receives the tokens sent to this device, sorted by expert, and the number of tokens per expert.
+    Args:
+        run: applies the experts of this device to tokens sorted by expert, given the number of tokens per expert.
+        tokens: [n * slots, D], the buffers for n devices.
+        counts: int32 [n, E / n], tokens per expert.
+
+    Returns:
+        [n * slots, D], the results in the order of `tokens`.
     """
     n, swap = len(counts), partial(jax.lax.all_to_all, axis_name=mesh_axes, split_axis=0, concat_axis=0)
-    arrived, counts = swap(tokens.reshape(n, -1, tokens.shape[-1])), swap(counts)
-    before = jnp.arange(arrived.shape[1])[:, None] >= jnp.cumsum(counts, axis=1)[:, None]
+    received, counts = swap(tokens.reshape(n, -1, tokens.shape[-1])), swap(counts)
+    before = jnp.arange(received.shape[1])[:, None] >= jnp.cumsum(counts, axis=1)[:, None]
     order = jnp.argsort(before.sum(axis=-1).reshape(-1), stable=True)
-    results = run(arrived.reshape(tokens.shape)[order], counts.sum(axis=0))
+    results = run(received.reshape(tokens.shape)[order], counts.sum(axis=0))
     results = jnp.zeros_like(results).at[order].set(results, unique_indices=True)
-    return swap(results.reshape(arrived.shape)).reshape(tokens.shape)
+    return swap(results.reshape(received.shape)).reshape(tokens.shape)
 
 
 def _gathered(params: Params, along: tuple[str, ...]) -> Params:

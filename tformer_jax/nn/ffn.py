@@ -22,15 +22,8 @@ class FFN(nn.Module):
         self.contract = Linear(cfg, hidden, embed, cfg.ffn_bias, ends_sublayer=True)
         self.dropout = Dropout(cfg.ffn_dropout)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        real: jax.Array | None = None,
-        *,
-        segments: jax.Array | None = None,
-        train: bool = False,
-    ) -> jax.Array:
-        """[B, T, D] -> [B, T, D]; only mixtures of experts use `real` (bool [B, T]) and `segments` (int [B, T])."""
+    def __call__(self, x: jax.Array, *, train: bool = False, **_: jax.Array | None) -> jax.Array:
+        """Applies the FFN to each token, [B, T, D] -> [B, T, D]; ignores the other arguments of mixtures of experts."""
         hidden = constrain(self.hidden(x), axes.BATCH, axes.LENGTH, axes.MLP)
         return self.contract(self.dropout(hidden, train=train))
 

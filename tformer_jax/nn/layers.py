@@ -21,19 +21,19 @@ from tformer_jax.nn.slots import Slots
 
 @flax.struct.dataclass
 class LayerContext:
-    """Inputs shared by all layers of a stack, besides x [B, T, D]."""
+    """Inputs shared by all layers of a stack, other than x [B, T, D]."""
 
     masks: dict[str, Mask]
     """Self-attention masks by kind of layer, "full" and "window"."""
-    real: jax.Array | None = None
-    """bool [B, T]: tokens of x that are not padding; None: all."""
+    padding_mask: jax.Array | None = None
+    """bool [B, T]: True for tokens of x that are not padding; None: all."""
     segments: jax.Array | None = None
     """int [B, T]: segment ids of documents packed into a row; None: one document per row."""
     positions: dict[str, AttentionPosition] = dataclasses.field(default_factory=dict)
     """Positions that attention uses, by kind of layer."""
     memory: jax.Array | None = None
     """[B, S, D]: the encoder's output; not needed if a cache holds its keys and values."""
-    memory_mask: Mask = Mask()
+    cross_mask: Mask = Mask()
     """Mask of cross-attention."""
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
     """Cache slots for the keys and values of x, by kind of layer; empty without a cache."""
@@ -53,12 +53,12 @@ class Residual(nn.Module):
             self.norm_after = make_norm(self.cfg)
         self.dropout = Dropout(self.cfg.dropout)
 
-    def enter(self, x: jax.Array) -> jax.Array:
+    def sublayer_input(self, x: jax.Array) -> jax.Array:
         """Returns the sub-layer's input: norm(x), or x if `cfg.norm_placement` is "post"."""
         return x if self.cfg.norm_placement == "post" else self.norm(x)
 
-    def leave(self, x: jax.Array, y: jax.Array, *, train: bool) -> jax.Array:
-        """Adds the sub-layer's output y, after dropout, to its input x, with norms as in `cfg.norm_placement`."""
+    def add_output(self, x: jax.Array, y: jax.Array, *, train: bool) -> jax.Array:
+        """Returns the residual sum of x and the sub-layer's output y after dropout, with norms as configured."""
         if self.cfg.norm_placement == "both":
             y = self.norm_after(y)
         joined = x + self.dropout(y, train=train)
@@ -96,23 +96,25 @@ class TransformerLayer(nn.Module):
             [B, T, D], and the updated cache, or None without a cache.
         """
         h, keys_values = self.self_attention(
-            self.self_attention_residual.enter(x),
+            self.self_attention_residual.sublayer_input(x),
             mask=ctx.masks[self.kind],
             position=ctx.positions.get(self.kind),
             cache=cache.self_attention if cache else None,
             slots=ctx.slots.get(self.kind),
             train=train,
         )
-        x = self.self_attention_residual.leave(x, h, train=train)
+        x = self.self_attention_residual.add_output(x, h, train=train)
         if self.cross:
             h, _ = self.cross_attention(
-                self.cross_attention_residual.enter(x),
+                self.cross_attention_residual.sublayer_input(x),
                 ctx.memory,
-                mask=ctx.memory_mask,
+                mask=ctx.cross_mask,
                 cache=cache.cross_attention if cache else None,
                 train=train,
             )
-            x = self.cross_attention_residual.leave(x, h, train=train)
-        h = self.ffn(self.ffn_residual.enter(x), ctx.real, segments=ctx.segments, train=train)
-        x = self.ffn_residual.leave(x, h, train=train)
+            x = self.cross_attention_residual.add_output(x, h, train=train)
+        h = self.ffn(
+            self.ffn_residual.sublayer_input(x), padding_mask=ctx.padding_mask, segments=ctx.segments, train=train
+        )
+        x = self.ffn_residual.add_output(x, h, train=train)
         return x, dataclasses.replace(cache, self_attention=keys_values) if cache else None

@@ -14,11 +14,11 @@ from tformer_jax.config import ConfigError
 class Mask:
     """Conjunction of rules: a query may attend to a key if all rules that are set allow it.
 
-    Stored as rules on positions rather than as an array, so that a backend can evaluate it whole or block by block.
+    Stored as rules on positions rather than as an array, so that a backend can evaluate it in full or in blocks.
     """
 
-    real: jax.Array | None = None
-    """bool [B, S]: keys that are not padding."""
+    padding_mask: jax.Array | None = None
+    """bool [B, S]: True for keys that are not padding."""
     segments: tuple[jax.Array, jax.Array] | None = None
     """int [B, T] and [B, S]: segment ids of queries and keys; a query may attend to its own segment."""
     prefix: jax.Array | None = None
@@ -32,17 +32,20 @@ class Mask:
     window: int | None = flax.struct.field(pytree_node=False, default=None)
     """A query may attend to positions less than `window` away."""
     self_attention: bool = flax.struct.field(pytree_node=False, default=False)
-    """Queries and keys are the same tokens: T = S, and `real` and `segments` describe both."""
+    """Queries and keys are the same tokens: T = S, and `padding_mask` and `segments` describe both."""
 
     @property
     def rules(self) -> frozenset[str]:
         """Names of the rules that are set, and "cross" unless `self_attention` is set."""
-        optional = ("real", "segments", "prefix", "explicit", "positions", "window")
+        optional = ("padding_mask", "segments", "prefix", "explicit", "positions", "window")
         found = {name for name in optional if getattr(self, name) is not None}
         return frozenset(found | ({"causal"} if self.causal else set()) | (set() if self.self_attention else {"cross"}))
 
-    def places(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> tuple[jax.Array, jax.Array]:
-        """Positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1: int32 [T], [S] or [B, T], [B, S]."""
+    def block_positions(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> tuple[jax.Array, jax.Array]:
+        """Returns the positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1.
+
+        They are int32 [T] and [S], or [B, T] and [B, S] if `positions` is set.
+        """
         if self.positions is None:
             return t + jnp.arange(T), s + jnp.arange(S)
         queries, keys = self.positions
@@ -55,8 +58,8 @@ class Mask:
     def block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array | None:
         """Returns the mask of queries t, ..., t + T - 1 and keys s, ..., s + S - 1, in the form of `dense`."""
         rules = [self._by_distance(t, T, s, S)]
-        if self.real is not None:
-            rules.append(_part(self.real, s, S, 1)[:, None, None, :])
+        if self.padding_mask is not None:
+            rules.append(_part(self.padding_mask, s, S, 1)[:, None, None, :])
         if self.segments is not None:
             queries, keys = _part(self.segments[0], t, T, 1), _part(self.segments[1], s, S, 1)
             rules.append((queries[:, :, None] == keys[:, None, :])[:, None])
@@ -67,18 +70,18 @@ class Mask:
             result = rule if result is None or rule is None else result & rule
         return result
 
-    def sees_something(self, T: int, S: int) -> jax.Array | None:
-        """Returns which queries may attend to any key: bool, broadcastable to [B, T, N]; None: all of them."""
+    def attends_to_any(self, T: int, S: int) -> jax.Array | None:
+        """Returns which queries may attend to at least one key: bool, broadcastable to [B, T, N]; None: all."""
         rules = self.rules
-        sees_itself = self.self_attention and rules <= {"causal", "prefix", "window", "segments"}
-        sees_the_first_key = rules <= {"causal", "prefix", "cross"}
-        if sees_itself or sees_the_first_key:
+        attends_to_itself = self.self_attention and rules <= {"causal", "prefix", "window", "segments"}
+        attends_to_first_key = rules <= {"causal", "prefix", "cross"}
+        if attends_to_itself or attends_to_first_key:
             return None
-        if self.real is not None and rules <= {"real", "causal", "cross"}:
-            some = self.real.any(axis=1)[:, None]
+        if self.padding_mask is not None and rules <= {"padding_mask", "causal", "cross"}:
+            found = self.padding_mask.any(axis=1)[:, None]
             if self.causal:
-                some = some & (jnp.arange(T) >= self.real.argmax(axis=1)[:, None])
-            return some[..., None]
+                found = found & (jnp.arange(T) >= self.padding_mask.argmax(axis=1)[:, None])
+            return found[..., None]
         may_attend = self.dense(T, S)
         return None if may_attend is None else jnp.swapaxes(may_attend.any(axis=-1), 1, 2)
 
@@ -96,7 +99,7 @@ class Mask:
 
         Ignores `explicit`, so that some fully masked blocks are not detected.
         """
-        queries, keys = self.places(t, T, s, S)
+        queries, keys = self.block_positions(t, T, s, S)
         after, before = keys.min() - queries.max(), queries.min() - keys.max()
         hidden = jnp.zeros((), bool) if self.positions is None else keys.max() < 0
         if self.causal:
@@ -104,8 +107,8 @@ class Mask:
             hidden |= (after > 0) & beyond_prefix
         if self.window is not None:
             hidden |= (before >= self.window) | (after >= self.window)
-        if self.real is not None:
-            hidden |= ~_part(self.real, s, S, 1).any()
+        if self.padding_mask is not None:
+            hidden |= ~_part(self.padding_mask, s, S, 1).any()
         if self.segments is not None:
             mine, others = _part(self.segments[0], t, T, 1), _part(self.segments[1], s, S, 1)
             apart = (mine.max(axis=1) < others.min(axis=1)) | (mine.min(axis=1) > others.max(axis=1))
@@ -114,12 +117,12 @@ class Mask:
 
     def _by_distance(self, t, T, s, S) -> jax.Array | None:
         """Evaluates `positions`, `causal`, `prefix` and `window`: bool [B or 1, 1, T, S]; None if none is set."""
-        queries, keys = map(jnp.atleast_2d, self.places(t, T, s, S))
+        queries, keys = map(jnp.atleast_2d, self.block_positions(t, T, s, S))
         queries, keys = queries[:, None, :, None], keys[:, None, None, :]
         rules = [] if self.positions is None else [keys >= 0]
         if self.causal:
-            seen = keys <= queries
-            rules.append(seen if self.prefix is None else seen | (keys < self.prefix[:, None, None, None]))
+            visible = keys <= queries
+            rules.append(visible if self.prefix is None else visible | (keys < self.prefix[:, None, None, None]))
         if self.window is not None:
             rules.append(abs(queries - keys) < self.window)
         return functools.reduce(operator.and_, rules) if rules else None
@@ -152,7 +155,7 @@ def hidden_suffix(length: int, hidden: int) -> jax.Array:
 
 
 def _part(array: jax.Array, start: jax.Array | int, size: int, axis: int) -> jax.Array:
-    """Slices one axis; returns the array unchanged if the axis has size 1 or the slice is the whole axis."""
+    """Slices one axis; returns the array unchanged if the axis has size 1 or the slice is the full axis."""
     if array.shape[axis] == 1 or (isinstance(start, int) and start == 0 and array.shape[axis] == size):
         return array
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis)

@@ -38,7 +38,7 @@ class MixtureOfExperts(nn.Module):
     def __call__(
         self,
         x: jax.Array,
-        real: jax.Array | None = None,
+        padding_mask: jax.Array | None = None,
         *,
         segments: jax.Array | None = None,
         train: bool = False,
@@ -46,22 +46,22 @@ class MixtureOfExperts(nn.Module):
         """Applies the chosen experts: x [B, T, D] -> [B, T, D]; zeros for padding.
 
         Args:
-            real: bool [B, T], tokens that are not padding; None: all.
+            padding_mask: bool [B, T], True for tokens that are not padding; None: all.
             segments: int [B, T], segment ids of documents packed into a row; the capacity applies to each document.
             train: enforce `cfg.moe.expert_capacity`.
         """
         cfg = self.cfg
-        if real is None:
-            real = jnp.ones(x.shape[:2], bool)
+        if padding_mask is None:
+            padding_mask = jnp.ones(x.shape[:2], bool)
         init = named(kernel_initializer(cfg, cfg.dim, cfg.moe.num_experts), axes.EMBED, None)
         router = self.param("router", init, (cfg.dim, cfg.moe.num_experts), jnp.dtype(cfg.param_dtype))
         logits = x.astype(jnp.float32) @ router.astype(jnp.float32)
         limited = train and cfg.moe.expert_capacity is not None
-        routing = route(logits, real, cfg, segments=segments, limited=limited)
-        self.sow("losses", "balance", cfg.moe.balance_loss * balance_loss(logits, routing.experts, real))
-        self.sow("losses", "router_z", cfg.moe.router_z_loss * router_z_loss(logits, real))
-        most = int(capacity(cfg, x.shape[1])[-1]) if limited and segments is None else x.shape[1]
-        return mixture(self._parameters(), x, *routing, most, cfg).astype(x.dtype)
+        routing = route(logits, padding_mask, cfg, segments=segments, limited=limited)
+        self.sow("losses", "balance", cfg.moe.balance_loss * balance_loss(logits, routing.experts, padding_mask))
+        self.sow("losses", "router_z", cfg.moe.router_z_loss * router_z_loss(logits, padding_mask))
+        max_tokens = int(capacity(cfg, x.shape[1])[-1]) if limited and segments is None else x.shape[1]
+        return mixture(self._parameters(), x, *routing, max_tokens, cfg).astype(x.dtype)
 
     def _parameters(self) -> dict[str, jax.Array]:
         """Creates the experts' parameters, named as in `experts.AXES`."""
@@ -90,9 +90,14 @@ def capacity(cfg: ModelConfig, T: int) -> np.ndarray:
 
 
 def route(
-    logits: jax.Array, real: jax.Array, cfg: ModelConfig, *, segments: jax.Array | None = None, limited: bool = False
+    logits: jax.Array,
+    padding_mask: jax.Array,
+    cfg: ModelConfig,
+    *,
+    segments: jax.Array | None = None,
+    limited: bool = False,
 ) -> Routing:
-    """Selects the most probable experts of each token: logits float32 [B, T, E], real tokens bool [B, T].
+    """Selects the most probable experts of each token: logits float32 [B, T, E], padding_mask bool [B, T].
 
     If `limited`, an expert drops a token that would exceed its `capacity` for the document's tokens so far. Tokens are
     admitted in order of position, so that routing does not depend on later tokens, padding, other documents or other
@@ -101,9 +106,9 @@ def route(
     weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.moe.experts_per_token)
     if cfg.moe.router_normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
-    kept = jnp.broadcast_to(real[..., None], weights.shape)
+    kept = jnp.broadcast_to(padding_mask[..., None], weights.shape)
     if limited:
-        kept = kept & jnp.take_along_axis(_admits(chosen, real, segments, cfg), chosen, axis=-1)
+        kept = kept & jnp.take_along_axis(_admits(chosen, padding_mask, segments, cfg), chosen, axis=-1)
     return Routing(chosen, jnp.where(kept, weights, 0))
 
 
@@ -117,43 +122,43 @@ def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return jnp.take_along_axis(probabilities, experts, axis=-1), experts
 
 
-def _admits(chosen: jax.Array, real: jax.Array, segments: jax.Array | None, cfg: ModelConfig) -> jax.Array:
+def _admits(chosen: jax.Array, padding_mask: jax.Array, segments: jax.Array | None, cfg: ModelConfig) -> jax.Array:
     """Returns whether each expert has capacity for a token that chose it: int [B, T, k] -> bool [B, T, E].
 
     A(n) of the first n tokens choose an expert of capacity C(n). It accepts a(n) = min(a(n-1) + A(n) - A(n-1), C(n)),
     which equals A(n) + min(0, C(1) - A(1), ..., C(n) - A(n)): token n is accepted unless its term is a new minimum.
     """
-    T, places = real.shape[1], jnp.arange(real.shape[1])
-    first = places - token_positions(T, segments)
-    asked = jax.nn.one_hot(chosen, cfg.moe.num_experts, dtype=jnp.int32).sum(axis=2) * real[..., None]
+    T, indices = padding_mask.shape[1], jnp.arange(padding_mask.shape[1])
+    first = indices - token_positions(T, segments)
+    requested = jax.nn.one_hot(chosen, cfg.moe.num_experts, dtype=jnp.int32).sum(axis=2) * padding_mask[..., None]
 
     def since_first(counts: jax.Array) -> jax.Array:
         total = jnp.cumsum(counts, axis=1)
         before = jnp.broadcast_to(first[..., None], (*counts.shape[:2], 1))
         return total - jnp.take_along_axis(total - counts, before, axis=1)
 
-    tokens = since_first(real.astype(jnp.int32)[..., None])
-    spare = jnp.asarray(capacity(cfg, T))[tokens] - since_first(asked)
+    tokens = since_first(padding_mask.astype(jnp.int32)[..., None])
+    spare = jnp.asarray(capacity(cfg, T))[tokens] - since_first(requested)
     falling = first[..., None] * (2 * T + 1)  # makes the terms of a document less than those of earlier documents
     least = jax.lax.cummin(spare - falling, axis=1)
     least = jnp.pad(least[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=T)
     return spare >= jnp.minimum(least + falling, 0)
 
 
-def balance_loss(logits: jax.Array, experts: jax.Array, real: jax.Array) -> jax.Array:
+def balance_loss(logits: jax.Array, experts: jax.Array, padding_mask: jax.Array) -> jax.Array:
     """Computes `E * sum_e f_e P_e` from the fraction f_e of choices and mean probability P_e of each expert e.
 
     A float32 scalar, 1 for uniform use of all experts ("Switch Transformers", 2021, equation 4, for any k).
     """
     E, k = logits.shape[-1], experts.shape[-1]
-    count = jnp.maximum(real.sum(), 1)
-    weights = real.astype(jnp.float32)[..., None]
+    count = jnp.maximum(padding_mask.sum(), 1)
+    weights = padding_mask.astype(jnp.float32)[..., None]
     probability = (jax.nn.softmax(logits, axis=-1) * weights).sum(axis=(0, 1)) / count
     share = (jax.nn.one_hot(experts, E).sum(axis=2) * weights).sum(axis=(0, 1)) / (count * k)
     return E * (share * probability).sum()
 
 
-def router_z_loss(logits: jax.Array, real: jax.Array) -> jax.Array:
+def router_z_loss(logits: jax.Array, padding_mask: jax.Array) -> jax.Array:
     """Computes the mean of `logsumexp(logits)^2` over real tokens ("ST-MoE", 2022, equation 5), a float32 scalar."""
     z = jax.nn.logsumexp(logits, axis=-1)
-    return jnp.where(real, z * z, 0).sum() / jnp.maximum(real.sum(), 1)
+    return jnp.where(padding_mask, z * z, 0).sum() / jnp.maximum(padding_mask.sum(), 1)

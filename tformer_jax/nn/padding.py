@@ -15,9 +15,12 @@ MaybeArray = TypeVar("MaybeArray", jax.Array, jax.Array | None)
 class RealFirst:
     """Stable permutation of each row that moves its real tokens to the front."""
 
-    def __init__(self, real: jax.Array | None, *, right_padded: bool = False):
-        """Takes the real tokens, bool [B, T]; if it is None (all are real) or `right_padded`, nothing is reordered."""
-        self._order = None if real is None or right_padded else jnp.argsort(~real, axis=1, stable=True)
+    def __init__(self, padding_mask: jax.Array | None, *, right_padded: bool = False):
+        """Computes the permutation from a mask, bool [B, T], of tokens that are not padding.
+
+        Nothing is reordered if the mask is None (no padding) or `right_padded`.
+        """
+        self._order = None if padding_mask is None or right_padded else jnp.argsort(~padding_mask, axis=1, stable=True)
 
     def sort(self, x: MaybeArray) -> MaybeArray:
         """Permutes [B, T]; returns None for None."""

@@ -44,8 +44,8 @@ class Stack(nn.Module):
         self.repetitions = self.depth // period if cfg.scan_layers else 0
         if self.repetitions:
             self.periods = Period(cfg, self.cross)
-        rest = range(self.repetitions * period, self.depth)
-        self.layers = [TransformerLayer(cfg, self.cross, cfg.layer_pattern[number % period]) for number in rest]
+        remaining = range(self.repetitions * period, self.depth)
+        self.layers = [TransformerLayer(cfg, self.cross, cfg.layer_pattern[number % period]) for number in remaining]
         self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
         self.norm = make_norm(cfg) if cfg.norms_output else None
 
@@ -95,26 +95,28 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Stack with bidirectional attention among real tokens."""
+    """Stack with bidirectional attention."""
 
     bidirectional: bool = True
 
     def __call__(
         self,
         x: jax.Array,
-        real: jax.Array | None,
+        padding_mask: jax.Array | None,
         segments: jax.Array | None = None,
         *,
         train: bool = False,
     ) -> jax.Array:
-        """Encodes x [B, S, D] with real tokens bool [B, S] (None: all) -> [B, S, D].
+        """Encodes x [B, S, D] -> [B, S, D].
 
-        `segments` (int [B, S]) are segment ids of documents packed into a row; tokens attend to their own document.
+        Args:
+            padding_mask: bool [B, S], True for tokens that are not padding; None: all.
+            segments: int [B, S], segment ids of documents packed into a row; tokens attend to their own document.
         """
         own = None if segments is None else (segments, segments)
         ctx = LayerContext(
-            masks=self.masks(Mask(real=real, segments=own, self_attention=True)),
-            real=real,
+            masks=self.masks(Mask(padding_mask=padding_mask, segments=own, self_attention=True)),
+            padding_mask=padding_mask,
             segments=segments,
             positions=self.positions(token_positions(x.shape[1], segments)),
         )
@@ -127,18 +129,19 @@ class Decoder(Stack):
     def __call__(
         self,
         x: jax.Array,
-        real: jax.Array | None = None,
+        padding_mask: jax.Array | None = None,
         memory: jax.Array | None = None,
-        memory_real: jax.Array | None = None,
+        memory_padding_mask: jax.Array | None = None,
         *,
         prefix: jax.Array | None = None,
         segments: jax.Array | None = None,
         memory_segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """Applies all layers: x [B, T, D], memory [B, S, D], real tokens bool [B, T] and [B, S] -> [B, T, D].
+        """Applies all layers: x [B, T, D], memory [B, S, D] -> [B, T, D].
 
         Args:
+            padding_mask, memory_padding_mask: bool [B, T] and [B, S], True for tokens that are not padding; None: all.
             prefix: int [B], number of leading tokens that all tokens of the row may attend to.
             segments, memory_segments: int [B, T] and [B, S], segment ids of documents packed into a row; self- and
                 cross-attention stay within a document.
@@ -149,18 +152,20 @@ class Decoder(Stack):
         if self.cross and (segments is None) != (memory_segments is None):
             raise ConfigError(
                 "packed rows need segments of both source and target: with one of them alone, "
-                "cross-attention would see other pairs; give both or neither"
+                "cross-attention would attend to other pairs; give both or neither"
             )
         pairs = None if segments is None or memory_segments is None else (segments, memory_segments)
-        memory_mask = Mask(real=memory_real, segments=pairs)
+        cross_mask = Mask(padding_mask=memory_padding_mask, segments=pairs)
         own = None if segments is None else (segments, segments)
         ctx = LayerContext(
-            masks=self.masks(Mask(real=real, causal=True, prefix=prefix, segments=own, self_attention=True)),
-            real=real,
+            masks=self.masks(
+                Mask(padding_mask=padding_mask, causal=True, prefix=prefix, segments=own, self_attention=True)
+            ),
+            padding_mask=padding_mask,
             segments=segments,
             positions=self.positions(token_positions(x.shape[1], segments)),
             memory=memory,
-            memory_mask=memory_mask,
+            cross_mask=cross_mask,
         )
         return self.full_pass(x, ctx, train=train)
 
@@ -169,16 +174,16 @@ class Decoder(Stack):
         x: jax.Array,
         cache: DecoderCache,
         *,
-        real: jax.Array,
+        padding_mask: jax.Array,
         positions: jax.Array,
-        seen: dict[str, Tokens],
+        attended: dict[str, Tokens],
         lineage: Lineage | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
         """Continues from `cache`, to which the tokens have been admitted: x [B, T, D] -> [B, T, D].
 
         Args:
-            real: bool [B, T], tokens that are not padding.
-            positions, seen: results of `cache.admit`.
+            padding_mask: bool [B, T], True for tokens that are not padding.
+            positions, attended: results of `cache.admit`.
             lineage: the ancestors that each token may attend to, if the tokens are beams.
 
         Raises:
@@ -191,14 +196,13 @@ class Decoder(Stack):
 
         def mask(keys: Tokens) -> Mask:
             explicit = None if lineage is None else lineage.may_attend(keys)
-            places = (positions, keys.positions)
-            return Mask(explicit=explicit, prefix=cache.prefix, positions=places, causal=True)
+            return Mask(explicit=explicit, prefix=cache.prefix, positions=(positions, keys.positions), causal=True)
 
         ctx = LayerContext(
-            masks={kind: self.masks(mask(keys))[kind] for kind, keys in seen.items()},
-            real=real,
+            masks={kind: self.masks(mask(keys))[kind] for kind, keys in attended.items()},
+            padding_mask=padding_mask,
             positions=self.positions(positions),
-            memory_mask=Mask(real=cache.memory_mask),
+            cross_mask=Mask(padding_mask=cache.memory_mask),
             slots=cache.slots,
         )
         layer_caches: list[Any] = []

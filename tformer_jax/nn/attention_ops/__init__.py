@@ -1,5 +1,5 @@
 """Scaled dot-product attention: the interface (`core`), and one module per backend."""
 
-from tformer_jax.nn.attention_ops.core import Backend, Bias, Needs, Operands, Scoring, attend, usable
+from tformer_jax.nn.attention_ops.core import Backend, Bias, Needs, Operands, Scoring, attend, get_backend
 
-__all__ = ["Backend", "Bias", "Needs", "Operands", "Scoring", "attend", "usable"]
+__all__ = ["Backend", "Bias", "Needs", "Operands", "Scoring", "attend", "get_backend"]

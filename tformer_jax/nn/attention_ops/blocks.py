@@ -105,10 +105,10 @@ def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> So
 def finalize(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """Finalizes the online softmax: the output [B, T, N, H] in `dtype`, and the log-sum-exp as in `Results`."""
     R, B, rows, N, H = softmax.out.shape
-    seen = softmax.total > 0
-    total = jnp.where(seen, softmax.total, 1)
+    any_key = softmax.total > 0
+    total = jnp.where(any_key, softmax.total, 1)
     out = (softmax.out / jnp.swapaxes(total, 2, 3)[..., None]).astype(dtype)
-    logsumexp = jnp.where(seen, softmax.peak + jnp.log(total), jnp.inf)
+    logsumexp = jnp.where(any_key, softmax.peak + jnp.log(total), jnp.inf)
     return jnp.moveaxis(out, 0, 1).reshape(B, R * rows, N, H), jnp.moveaxis(logsumexp, 0, 2).reshape(B, N, R * rows)
 
 
@@ -184,7 +184,7 @@ def _visible(mask: Mask, grid: Grid, i, body, j, carry):
 def _scores(q, k, bias: Bias | None, mask: Mask, grid: Grid, i, j) -> jax.Array:
     added = None
     if bias is not None:
-        added = bias.block(*mask.places(i * grid.rows, grid.rows, j * grid.columns, grid.columns))
+        added = bias.block(*mask.block_positions(i * grid.rows, grid.rows, j * grid.columns, grid.columns))
     return scores(q, k, added, grid.scoring)
 
 
@@ -246,11 +246,13 @@ def _pad_pair(pair: tuple[jax.Array, jax.Array] | None, T: int, S: int) -> tuple
 
 def _pad_mask(mask: Mask, B: int, T: int, S: int, padded_T: int, padded_S: int) -> Mask:
     """Returns the mask of the padded inputs, which hides the padded keys."""
-    real = jnp.ones((B, S), bool) if mask.real is None else mask.real
+    padding_mask = jnp.ones((B, S), bool) if mask.padding_mask is None else mask.padding_mask
     explicit = mask.explicit
     if explicit is not None:
         full = jnp.broadcast_to(explicit, (*explicit.shape[:2], T, S))
         explicit = _pad(_pad(full, padded_T, 2), padded_S, 3)
-    real = _pad(real, padded_S, 1)
+    padding_mask = _pad(padding_mask, padded_S, 1)
     segments, positions = (_pad_pair(pair, padded_T, padded_S) for pair in (mask.segments, mask.positions))
-    return dataclasses.replace(mask, real=real, segments=segments, positions=positions, explicit=explicit)
+    return dataclasses.replace(
+        mask, padding_mask=padding_mask, segments=segments, positions=positions, explicit=explicit
+    )

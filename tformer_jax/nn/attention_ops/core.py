@@ -125,7 +125,7 @@ def attend(
     scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
     mask = as_mask(mask)
     operands = Operands(q, k, v, mask, scoring, bias, dropout_key if rate else None)
-    return usable(backend, needs_of(operands)).run(operands)
+    return get_backend(backend, needs_of(operands)).run(operands)
 
 
 def needs_of(x: Operands) -> Needs:
@@ -140,21 +140,21 @@ def needs_of(x: Operands) -> Needs:
     )
 
 
-def usable(name: str, needs: Needs) -> Backend:
-    """Returns the backend `name` if it meets the requirements on the current mesh.
+def get_backend(name: str, needs: Needs) -> Backend:
+    """Returns the backend `name`, which must support `needs` on the current mesh.
 
     Raises:
-        ConfigError: it is unknown or does not meet them; the message names the backends that do.
+        ConfigError: it is unknown or does not support them; the message names the backends that do.
     """
-    if problem := lack(name, needs):
-        able = ", ".join(other for other in kinds.BACKENDS if not lack(other, needs))
-        raise ConfigError(f"model.attention_backend={name!r} {problem}; write one of {able}")
+    if problem := unsupported_reason(name, needs):
+        supported = ", ".join(other for other in kinds.BACKENDS if not unsupported_reason(other, needs))
+        raise ConfigError(f"model.attention_backend={name!r} {problem}; write one of {supported}")
     backend: Backend = kinds.load(kinds.BACKENDS, name)
     return backend
 
 
-def lack(name: str, needs: Needs) -> str | None:
-    """Returns why the backend `name` does not meet the requirements on the current mesh; None if it does."""
+def unsupported_reason(name: str, needs: Needs) -> str | None:
+    """Returns why the backend `name` does not support `needs` on the current mesh; None if it does."""
     if name not in kinds.BACKENDS:
         return "is not known"
     backend, platform = kinds.load(kinds.BACKENDS, name), sharding.platform()

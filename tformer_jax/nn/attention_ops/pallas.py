@@ -18,7 +18,7 @@ ROWS = 128
 
 NO_SEGMENT = -1
 
-RULES = frozenset({"causal", "real", "segments"})
+RULES = frozenset({"causal", "padding_mask", "segments"})
 """Supported `Mask.rules`. The kernel has one segment id per token, so queries and keys must be the same tokens."""
 
 
@@ -35,7 +35,10 @@ def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
     k, v = (jnp.repeat(keys, N // keys.shape[2], axis=2) for keys in (x.k, x.v))
     q, k, v = (jnp.pad(array, widths) for array in (x.q, k, v))
     segments = None
-    if not x.mask.causal or x.mask.rules & {"real", "segments"}:  # a causal mask alone hides the padding at the end
+    if not x.mask.causal or x.mask.rules & {
+        "padding_mask",
+        "segments",
+    }:  # a causal mask alone hides the padding at the end
         segments = jnp.pad(_segments(x.mask, B, T), widths[:2], constant_values=NO_SEGMENT)
     return mha(q, k, v, segments, sm_scale=x.scoring.scale, causal=x.mask.causal, interpret=interpret)[:, :T]
 
@@ -43,7 +46,7 @@ def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
 def _segments(mask: Mask, B: int, T: int) -> jax.Array:
     """Returns the segment id of each token, int32 [B, T]; padding is a segment of its own."""
     ids = jnp.zeros((B, T), jnp.int32) if mask.segments is None else mask.segments[1].astype(jnp.int32)
-    return ids if mask.real is None else jnp.where(mask.real, ids, NO_SEGMENT)
+    return ids if mask.padding_mask is None else jnp.where(mask.padding_mask, ids, NO_SEGMENT)
 
 
 PALLAS = Backend(pallas, platforms=("gpu",), softcap=False, bias=False, dropout=False, rules=RULES)

@@ -58,7 +58,7 @@ def reference(x: Operands) -> jax.Array:
 
 
 def chunk_size(mask: Mask, T: int) -> int:
-    """Returns the number of queries per chunk: T, unless chunks can skip keys that the whole call cannot.
+    """Returns the number of queries per chunk: T, unless chunks can skip keys that the full call cannot.
 
     Only CPUs use chunks; other devices are unmeasured, and process all queries at once.
     """
@@ -88,7 +88,7 @@ def exponentials(
 
 def block_bias(bias: Bias, mask: Mask, t: int, T: int, s: int, S: int) -> jax.Array:
     """Returns the bias between queries t, ..., t + T - 1 and keys s, ..., s + S - 1: float32 [B or 1, N, T, S]."""
-    block = bias.block(*mask.places(t, T, s, S))
+    block = bias.block(*mask.block_positions(t, T, s, S))
     return block if block.ndim == 4 else block[None]
 
 
@@ -99,8 +99,8 @@ def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | Non
 
 def zero_hidden_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
     """Zeroes the rows of out [B, T, N, H] whose queries may attend to none of the S keys."""
-    sees_something = mask.sees_something(out.shape[1], S)
-    return out if sees_something is None else jnp.where(sees_something[..., None], out, 0)
+    attends = mask.attends_to_any(out.shape[1], S)
+    return out if attends is None else jnp.where(attends[..., None], out, 0)
 
 
 REFERENCE = Backend(reference)

@@ -30,7 +30,7 @@ class _Ring(NamedTuple):
 
     def send(self, arrays: Any) -> Any:
         """Sends each device's arrays to the next device."""
-        hops = [(place, (place + 1) % self.size) for place in range(self.size)]
+        hops = [(source, (source + 1) % self.size) for source in range(self.size)]
         return jax.tree.map(lambda array: jax.lax.ppermute(array, self.axis, hops), arrays)
 
 
@@ -39,7 +39,7 @@ class _Keys(NamedTuple):
 
     k: jax.Array
     v: jax.Array
-    real: jax.Array | None
+    padding_mask: jax.Array | None
     segments: Any
     positions: Any
 
@@ -104,7 +104,7 @@ _attention.defvjp(_forward, _backward)
 def _keys(inputs: Inputs, mask: Mask) -> _Keys:
     """Returns the keys of this device."""
     segments, positions = (pair and pair[1] for pair in (mask.segments, mask.positions))
-    return _Keys(inputs.k, inputs.v, mask.real, segments, positions)
+    return _Keys(inputs.k, inputs.v, mask.padding_mask, segments, positions)
 
 
 def _with(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, NonDiff]:
@@ -113,8 +113,8 @@ def _with(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, NonDiff]:
         pair and (pair[0], others)
         for pair, others in ((mask.segments, keys.segments), (mask.positions, keys.positions))
     )
-    met = dataclasses.replace(mask, real=keys.real, segments=segments, positions=positions)
-    return inputs._replace(k=keys.k, v=keys.v), NonDiff(met, None)
+    combined = dataclasses.replace(mask, padding_mask=keys.padding_mask, segments=segments, positions=positions)
+    return inputs._replace(k=keys.k, v=keys.v), NonDiff(combined, None)
 
 
 RING = Backend(ring, dropout=False)

@@ -1,4 +1,4 @@
-"""`attention_backend="auto"`: the fastest backend that meets the requirements on the current mesh.
+"""`attention_backend="auto"`: the fastest backend that supports the inputs on the current mesh.
 
 It is selected for each call at trace time. The only sizes that matter are T and S, so that the result of a row does
 not depend on the batch size.
@@ -9,7 +9,7 @@ import jax
 from tformer_jax import axes
 from tformer_jax.config import kinds
 from tformer_jax.nn import sharding
-from tformer_jax.nn.attention_ops.core import Backend, Needs, Operands, lack, needs_of
+from tformer_jax.nn.attention_ops.core import Backend, Needs, Operands, needs_of, unsupported_reason
 from tformer_jax.nn.masks import Mask
 
 SCORES = 2**19
@@ -19,7 +19,7 @@ Measured on a CPU in configs/results/benchmarks/attention_backends.json: with 1,
 faster and needs less than half of the memory; with 512 x 512 it is slower. Other devices are unmeasured.
 """
 OF_PLATFORM = {"gpu": "cudnn", "tpu": "splash"}
-"""Preferred backend by the platform of the mesh, used if it meets the requirements. Unmeasured."""
+"""Preferred backend by the platform of the mesh, used if it supports the inputs. Unmeasured."""
 
 
 def choose(needs: Needs, T: int, S: int) -> str:
@@ -28,7 +28,7 @@ def choose(needs: Needs, T: int, S: int) -> str:
         return "reference"  # other backends, except "ring" (by name only), gather all queries on every device
     fused = OF_PLATFORM.get(sharding.platform())
     odd = fused == "cudnn" and (T % 2 or S % 2)  # cuDNN rejects odd lengths with a mask
-    if fused and not odd and not lack(fused, needs):
+    if fused and not odd and not unsupported_reason(fused, needs):
         return fused
     return "reference" if T * S <= SCORES else "blockwise"
 
@@ -40,8 +40,8 @@ def beside_cache(name: str, T: int, mask: Mask) -> str:
     """
     if T == 1 or mask.explicit is not None:
         return "reference"
-    knows = kinds.load(kinds.BACKENDS, name).rules
-    return name if knows is None or "positions" in knows else "auto"
+    rules = kinds.load(kinds.BACKENDS, name).rules
+    return name if rules is None or "positions" in rules else "auto"
 
 
 def auto(x: Operands) -> jax.Array:

@@ -40,13 +40,13 @@ def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, leng
     if jax.sharding.get_abstract_mesh().size <= 1:
         return kernel(x)
     x, along = _split_heads(x), axes.LENGTH if length else None
-    where: Any = _places(x.q, along, axes.HEADS, None)
+    where: Any = _spec(x.q, along, axes.HEADS, None)
     specs = dataclasses.replace(
         x,
         q=where,
         k=where,
         v=where,
-        mask=jax.tree.map(lambda leaf: _places(leaf, *(along,) * min(leaf.ndim - 1, 1)), x.mask),
+        mask=jax.tree.map(lambda leaf: _spec(leaf, *(along,) * min(leaf.ndim - 1, 1)), x.mask),
         bias=jax.tree.map(lambda _: PartitionSpec(), x.bias),
         dropout_key=None,
     )
@@ -63,7 +63,7 @@ def _split_heads(x: Operands) -> Operands:
     return dataclasses.replace(x, k=jnp.repeat(x.k, copies, axis=2), v=jnp.repeat(x.v, copies, axis=2), bias=bias)
 
 
-def _places(x: jax.Array, *names: str | None) -> PartitionSpec:
+def _spec(x: jax.Array, *names: str | None) -> PartitionSpec:
     """Returns the `PartitionSpec` of x: B over the batch axes if they divide it, other axes by their logical names.
 
     Includes the mesh axes of size 1, because gradients are summed over the mesh axes that a spec omits.

@@ -20,7 +20,7 @@ LANES, BLOCK = 128, 512
 PADDING = -1
 """Segment id of padding."""
 
-RULES = frozenset({"causal", "window", "real", "segments", "cross"})
+RULES = frozenset({"causal", "window", "padding_mask", "segments", "cross"})
 
 
 def splash(x: Operands, *, interpret: bool = False) -> jax.Array:
@@ -68,11 +68,11 @@ def _segments(library, x: Operands, padded_T: int, padded_S: int):
     """Returns segment ids, int32 [B, T] and [B, S], that limit attention; None if the static mask suffices."""
     (B, T), S = x.q.shape[:2], x.k.shape[1]
     hidden = x.mask.causal and T == S  # the causal mask hides the padded keys
-    if not x.mask.rules & {"real", "segments"} and (hidden or S == padded_S):
+    if not x.mask.rules & {"padding_mask", "segments"} and (hidden or S == padded_S):
         return None
     zeros = jnp.zeros((B, T), jnp.int32), jnp.zeros((B, S), jnp.int32)
     queries, keys = zeros if x.mask.segments is None else x.mask.segments
-    keys = keys if x.mask.real is None else jnp.where(x.mask.real, keys, PADDING)
+    keys = keys if x.mask.padding_mask is None else jnp.where(x.mask.padding_mask, keys, PADDING)
     queries, keys = (
         jnp.pad(ids.astype(jnp.int32), ((0, 0), (0, padded - ids.shape[1])), constant_values=PADDING)
         for ids, padded in ((queries, padded_T), (keys, padded_S))
