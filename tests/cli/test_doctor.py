@@ -184,7 +184,9 @@ def test_room_for_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage)
     assert list(checks.folder(run, checkpoint=gib, kept=4)) == []
     (sentence,) = checks.folder(run, checkpoint=gib, kept=5)
-    assert "has 5.00 GiB free, and a run needs 6.00 GiB, of which 5 checkpoints take 5.00 GiB: make room" in sentence
+    assert (
+        "has 5.00 GiB free, and a run needs 6.00 GiB, of which 5 checkpoints take 5.00 GiB: free some space" in sentence
+    )
     assert not run.parent.exists()
 
 

@@ -48,8 +48,12 @@ def shell(command: str) -> tuple[int, str, str]:
             "def main():\n say('on')\n try: time.sleep(60)\n finally: time.sleep(60)\nrun_main(main)",
             2,
         ),
+        (
+            "class A:\n def __del__(_): say('on'); time.sleep(60)\ndef main(): A(); time.sleep(60)\nrun_main(main)",
+            1,
+        ),
     ],
-    ids=["at work", "in imports", "where the exception is lost", "while it ends"],
+    ids=["at work", "in imports", "where the exception is lost", "while it ends", "in a destructor"],
 )
 def test_ctrl_c_ends_with_130_and_one_line(program, signals):
     with started(program) as process:

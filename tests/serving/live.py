@@ -24,7 +24,7 @@ class Live:
     def __init__(self, engine: Any, model: Served, *, grace: float, loopback: bool, **limits: Any) -> None:
         self.engine = engine
         self.socket = server.listen("127.0.0.1", 0)
-        self.thread = EngineThread(engine, {**LIMITS, **limits}["queue"])
+        self.thread = EngineThread(engine, {**LIMITS, **limits}["queue"], translates=model.family == "seq2seq")
         application = app.build(self.thread, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback)
         self.server = server.Server(
             application, self.thread, grace=grace, header_seconds={**LIMITS, **limits}["body_timeout"]

@@ -90,7 +90,6 @@ def test_what_the_engine_refuses(lm, translator):
         (lm[-1], "/v1/completions", {"prompt": ""}, "the prompt is empty"),
         (lm[-1], "/v1/completions", {"prompt": "a" * 99}, "the prompt has 99 tokens"),
         (lm[-1], "/v1/completions", {"prompt": "a", "n": 4}, "4 outputs are more than the engine's 3 rows"),
-        (translator[-1], "/translate", {"text": ["a", " "]}, "text 2: the source is empty"),
     ):
         answer = server.post(route, **body)
         assert answer.status_code == 400

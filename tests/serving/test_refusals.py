@@ -23,7 +23,7 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({}, "prompt: must be a text, or a list of texts", "prompt"),
         ({"prompt": []}, "prompt: must be a text, or a list of texts", "prompt"),
         ({"prompt": [1, 2]}, "prompt: must be a text, or a list of texts", "prompt"),
-        ({"prompt": 5}, "prompt: must be a text or a list of texts, not a whole number", "prompt"),
+        ({"prompt": 5}, "prompt: must be a text or a list of texts, not an integer", "prompt"),
         ({"prompt": {"a": 1}}, "not an object", "prompt"),
         ({"prompt": ""}, "the prompt is empty", None),
         ({"prompt": ["a", ""]}, "text 2: the prompt is empty", None),
@@ -33,7 +33,7 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({"prompt": "a", "logprobs": 3}, "logprobs: this server does not offer it", "logprobs"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1", "max_tokens"),
         ({"prompt": "a", "max_tokens": 10**12}, "max_tokens: must be at most", "max_tokens"),
-        ({"prompt": "a", "max_tokens": 1.5}, "must be a whole number or null, not a number", "max_tokens"),
+        ({"prompt": "a", "max_tokens": 1.5}, "must be an integer or null, not a number", "max_tokens"),
         ({"prompt": "a", "max_tokens": True}, "not true or false", "max_tokens"),
         ({"prompt": "a", "temperature": -1}, "temperature: must be at least 0", "temperature"),
         ({"prompt": "a", "temperature": 1e300}, "temperature: must be at most 100", "temperature"),
@@ -82,11 +82,11 @@ def test_wrong_fields_of_translate(translator, body, sentence, param):
         (b'{"prompt": "a"} x', "the body is not JSON"),
         (b'{"prompt": "\xff"}', "the body is not UTF-8"),
         (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
-        (b'{"prompt": "a", "temperature": NaN}', "holds the number NaN"),
-        (b'{"prompt": "a", "temperature": -Infinity}', "holds the number -Infinity"),
-        (b'{"prompt": "a", "temperature": 1e999}', "holds the number 1e999"),
+        (b'{"prompt": "a", "temperature": NaN}', "has the number NaN"),
+        (b'{"prompt": "a", "temperature": -Infinity}', "has the number -Infinity"),
+        (b'{"prompt": "a", "temperature": 1e999}', "has the number 1e999"),
         (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "which is out of range"),
-        (b'{"prompt": "a", "prompt": "b"}', "names a field twice"),
+        (b'{"prompt": "a", "prompt": "b"}', "has a field twice"),
         (b"[" * 9000, "nested too deeply"),
     ],
 )
@@ -99,9 +99,9 @@ def test_the_wrong_content_type_route_method_family_or_model(lm, translator):
     refused(lm.client.post(COMPLETE, content=b'{"prompt": "a"}'), 415, "must be application/json")
     refused(lm.client.get("/nowhere"), 404, "/nowhere is not a route")
     response = lm.client.get(COMPLETE)
-    refused(response, 405, "does not take GET")
+    refused(response, 405, "does not accept GET")
     assert response.headers["allow"] == "POST"
-    refused(lm.client.post("/health"), 405, "does not take POST")
+    refused(lm.client.post("/health"), 405, "does not accept POST")
     refused(lm.post(TRANSLATE, text="a"), 404, "holds a decoder_lm model, which does not translate")
     refused(lm.post(COMPLETE, prompt="a", model="gpt-4"), 404, "this server holds only 'fake'", "model")
 
@@ -169,12 +169,12 @@ def test_what_is_not_http(lm):
 def test_a_mistake_of_the_server_itself():
     with live() as one:
         one.thread.load = None
-        refused(one.client.get("/metrics"), 500, "the server made a mistake")
+        refused(one.client.get("/metrics"), 500, "internal server error")
         assert one.client.get("/health").status_code == 200
 
 
 def test_a_request_that_the_engine_cannot_take(lm):
-    refused(lm.post(COMPLETE, prompt="odd"), 500, "could not take this request")
+    refused(lm.post(COMPLETE, prompt="odd"), 500, "could not accept this request")
     assert lm.post(COMPLETE, prompt="ab").status_code == 200
 
 

@@ -19,6 +19,13 @@ def test_translate_one_text_and_several(translator):
     assert [one["score"] for one in found[0]] == [0.0, -0.25]
 
 
+def test_a_blank_text_has_a_blank_translation(translator):
+    found = translator.post("/translate", text=["abc", " ", ""], n_best=2).json()["translations"]
+    assert [[one["text"] for one in row] for row in found] == [["cba", "1cba"], ["", ""], ["", ""]]
+    pieces = translator.stream("/translate", text=["", "ab"])
+    assert "".join(piece["text"] for piece in pieces) == "ba"
+
+
 @pytest.mark.parametrize("score", [math.nan, -math.inf, None])
 def test_a_score_that_is_no_number(score):
     with live("seq2seq") as one:

@@ -33,7 +33,7 @@ def test_a_warning_where_others_can_reach_it(host, warned, monkeypatch, caplog, 
     with server.listen(options.host, options.port) as bound:
         serve.serve(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
         port = bound.getsockname()[1]
-    assert ("there is no password" in caplog.text) == warned
+    assert ("there is no authentication" in caplog.text) == warned
     shown = capsys.readouterr().out
     assert shown.startswith("Serving fake (seq2seq) at http://")
     assert f":{port};" in shown

@@ -14,7 +14,7 @@ from tformer_jax.benchmarks.growth import GROWTHS, measure_growth
 from tformer_jax.benchmarks.operations import measure_operations
 from tformer_jax.benchmarks.train import measure_training
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.cli.common import whole
+from tformer_jax.cli.common import integer
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
 from tformer_jax.config import ConfigError
 from tformer_jax.config.model import DTYPES
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     pages = commands.add_parser("paged", help="decoding with a paged cache and with a dense one")
     for name, (default, meaning) in paged.FLAGS.items():
         pages.add_argument(
-            f"--{name}", type=whole(1), default=default, metavar="N", help=f"{meaning} (default: {default})"
+            f"--{name}", type=integer(1), default=default, metavar="N", help=f"{meaning} (default: {default})"
         )
     train = commands.add_parser("train", help="training speed, compared with PyTorch")
     what = train.add_mutually_exclusive_group()
@@ -102,14 +102,14 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show the time per operation and module instead",
     )
-    train.add_argument("--rounds", type=whole(1), default=5, metavar="N", help="rounds per system (default: 5)")
-    train.add_argument("--steps", type=whole(1), default=5, metavar="N", help="measured steps per round (default: 5)")
+    train.add_argument("--rounds", type=integer(1), default=5, metavar="N", help="rounds per system (default: 5)")
+    train.add_argument("--steps", type=integer(1), default=5, metavar="N", help="measured steps per round (default: 5)")
     growth = commands.add_parser("growth", help="cost of training as context, depth, vocabulary or experts grow")
     names = list(GROWTHS)
     growth.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}"
     )
-    growth.add_argument("--steps", type=whole(1), default=3, metavar="N", help="measured steps (default: 3)")
+    growth.add_argument("--steps", type=integer(1), default=3, metavar="N", help="measured steps (default: 3)")
     for command in (attention, data, decode, pages, train, growth):
         command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
     return result

@@ -180,7 +180,7 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
     if free < needed:
         held = f", of which {kept} checkpoints take {size_of(checkpoint * kept)}" if checkpoint else ""
         yield (
-            f"the disk of {run} has {size_of(free)} free, and a run needs {size_of(needed)}{held}: make room, "
+            f"the disk of {run} has {size_of(free)} free, and a run needs {size_of(needed)}{held}: free some space, "
             "name another folder with --run, or keep fewer (train.keep_checkpoints, train.keep_best)"
         )
 

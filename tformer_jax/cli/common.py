@@ -16,7 +16,7 @@ from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.train.errors import RunError
 
-FAILED, MISTAKE, INTERRUPTED = 1, 2, interrupt.STATUS
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 
@@ -24,7 +24,7 @@ GIB, MIB, KIB = 2**30, 2**20, 2**10
 def run_main(main: Callable[[], None]) -> NoReturn:
     """Runs a command and exits; errors are reported in one sentence on stderr.
 
-    The status is 0, 2 for a user's mistake, 1 for a run that cannot continue, or 130 for Ctrl-C.
+    The status is 0, 2 for a user error, 1 for a run that cannot continue, or 130 for Ctrl-C.
     """
     interrupt.install_gently()
     for stream in (sys.stdout, sys.stderr):
@@ -42,24 +42,24 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         gc.freeze()  # the final collection at exit then skips all objects
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(MISTAKE)
+        sys.exit(USER_ERROR)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt:
         interrupt.end()
     except BrokenPipeError:
-        forget_output()
+        discard_output()
     except OSError as error:
         if error.errno not in FULL:
             raise
-        forget_output()
+        discard_output()
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(FAILED)
     sys.exit(0)
 
 
-def forget_output() -> None:
+def discard_output() -> None:
     """Discards output that stdout has not accepted, so that the interpreter does not write it again at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,13 +78,13 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return result
 
 
-def whole(lowest: int) -> Callable[[str], int]:
+def integer(lowest: int) -> Callable[[str], int]:
     """Returns an argparse type for integers from `lowest` to 2^31 - 1."""
 
     def number(text: str) -> int:
         value = int(text)
         if not lowest <= value < 2**31:
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {lowest} on")
+            raise argparse.ArgumentTypeError(f"{text} is not an integer of at least {lowest}")
         return value
 
     return number

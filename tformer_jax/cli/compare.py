@@ -42,11 +42,11 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("baseline", type=Path, metavar="RUN_A", help="run folder of the baseline")
     result.add_argument("run", type=Path, metavar="RUN_B", help="run folder to compare with it")
     result.add_argument(
-        "--resamples", type=report.whole(100), default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
+        "--resamples", type=report.integer(100), default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
     )
     result.add_argument(
         "--sentences",
-        type=report.whole(0),
+        type=report.integer(0),
         default=3,
         metavar="N",
         help="outputs to show that changed most (default: 3)",

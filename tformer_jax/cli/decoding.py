@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from tformer_jax.cli import interactive, lines
-from tformer_jax.cli.common import whole
+from tformer_jax.cli.common import integer
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import allowed_types
 
@@ -32,9 +32,9 @@ def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
     for field in dataclasses.fields(DecodeConfig):
         _add_flag(group, field, annotations[field.name])
     parser.add_argument(
-        OUTPUTS[family], dest="outputs", type=whole(1), default=1, metavar="N", help="outputs per text (default: 1)"
+        OUTPUTS[family], dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"
     )
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="S", help="random seed (default: 0)")
+    parser.add_argument("--seed", type=integer(0), default=0, metavar="S", help="random seed (default: 0)")
     parser.add_argument("--scores", action="store_true", help="write the score and a tab before each output")
 
 

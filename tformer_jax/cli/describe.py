@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tformer_jax import presets
-from tformer_jax.cli.common import size_of, whole
+from tformer_jax.cli.common import integer, size_of
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, ModelConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, SOURCES
@@ -53,10 +53,14 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     which.add_argument("--preset", metavar="NAME", help="for example gpt2, llama3_8b, t5_base")
     result.add_argument(
-        "--batch", type=whole(1), metavar="B", help="global batch size (default: 1, or 1 per device with --topology)"
+        "--batch", type=integer(1), metavar="B", help="global batch size (default: 1, or 1 per device with --topology)"
     )
     result.add_argument(
-        "--length", type=whole(1), default=1024, metavar="T", help="sequence length, at most max_length (default: 1024)"
+        "--length",
+        type=integer(1),
+        default=1024,
+        metavar="T",
+        help="sequence length, at most max_length (default: 1024)",
     )
     result.add_argument(
         "--topology",

@@ -22,7 +22,7 @@ class Identity(Protocol):
     """Identifies an input, or its first lines."""
 
     def __call__(self, lines: int | None = None) -> dict[str, Any]:
-        """Returns what identifies the whole input, or its first `lines` lines."""
+        """Returns what identifies the input, or its first `lines` lines."""
 
 
 class Output(Protocol):
@@ -148,7 +148,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
     again = "leave out --resume to write it again"
     saved = read_facts(provenance)
     if saved is None:
-        raise ConfigError(f"{path} exists, but not {provenance.name}, which tells how it was made: {again}")
+        raise ConfigError(f"{path} exists, but not {provenance.name}, which says how it was made: {again}")
     if changed := differences(saved, {**settings, "input": identity()}):
         raise ConfigError(f"{path} was written by another command ({'; '.join(changed[:3])}): {again}")
     return True
@@ -191,7 +191,7 @@ class PartialFile:
 
     def begin(self, settings: Facts, identity: Identity, resume: bool) -> None:
         """Empties the file, or continues after its last complete text; raises as `opened` does."""
-        self.done, whole_bytes = self._whole_texts()
+        self.done, complete_bytes = self._complete_texts()
         if self.done and not resume:
             raise ConfigError(
                 f"{self._partial} holds {self.done:,} results of an interrupted command: add --resume to continue, "
@@ -199,7 +199,7 @@ class PartialFile:
             )
         if self.done:
             self._check_same(settings, identity)
-        self._file.truncate(whole_bytes)
+        self._file.truncate(complete_bytes)
         write_facts(self._facts, {**settings, "input": identity()})
 
     def save_input(self, identity: Identity) -> None:
@@ -221,8 +221,8 @@ class PartialFile:
         """Moves the complete file to its final path; compresses it if the path ends in .gz."""
         try:
             if self._path.suffix == ".gz":
-                compress(self._partial, whole := self._path.with_name(f"{self._partial.name}.gz"))
-                whole.replace(self._path)
+                compress(self._partial, packed := self._path.with_name(f"{self._partial.name}.gz"))
+                packed.replace(self._path)
                 self._partial.unlink()
             else:
                 self._partial.replace(self._path)
@@ -240,16 +240,16 @@ class PartialFile:
             self._facts.unlink(missing_ok=True)
             self._partial.unlink(missing_ok=True)
 
-    def _whole_texts(self) -> tuple[int, int]:
+    def _complete_texts(self) -> tuple[int, int]:
         """Returns the number of texts with all their lines, and the size of these lines in bytes."""
         self._file.seek(0)
-        lines = position = whole_bytes = 0
+        lines = position = complete_bytes = 0
         for line in self._file:
             position += len(line)
             lines += line.endswith(b"\n")
             if line.endswith(b"\n") and lines % self._lines_a_text == 0:
-                whole_bytes = position
-        return lines // self._lines_a_text, whole_bytes
+                complete_bytes = position
+        return lines // self._lines_a_text, complete_bytes
 
     def _check_same(self, settings: Facts, identity: Identity) -> None:
         saved = read_facts(self._facts)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import whole
+from tformer_jax.cli.common import integer
 from tformer_jax.config import ConfigError
 from tformer_jax.report import html, run
 
@@ -38,14 +38,14 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--watch",
-        type=whole(1),
+        type=integer(1),
         nargs="?",
         const=30,
         metavar="SECONDS",
         help="write the report again after this time (default: 30), until no run is going on",
     )
     result.add_argument(
-        "--refresh", type=whole(1), metavar="SECONDS", help="make browsers load the file again after this time"
+        "--refresh", type=integer(1), metavar="SECONDS", help="make browsers load the file again after this time"
     )
     return result
 

@@ -52,11 +52,12 @@ def serve(engine: "Engine", served: "Served", bound: socket.socket, options: arg
     loopback = app.is_loopback(options.host)
     if not loopback:
         logging.warning(
-            "--host %s: whoever reaches this machine can use the model; there is no password and no encryption",
+            "--host %s: anyone who can reach this machine can use the model: there is no authentication and no "
+            "encryption",
             options.host,
         )
     limits = app.Limits(options.queue, options.max_body, options.timeout, options.body_timeout)
-    thread = EngineThread(engine, options.queue)
+    thread = EngineThread(engine, options.queue, translates=served.family == "seq2seq")
     bound.listen()  # from here on, clients can connect
     print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
     application = app.build(thread, served, limits, loopback=loopback)
@@ -90,11 +91,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add = result.add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")
-    add("--port", type=common.whole(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")
-    add("--slots", type=common.whole(1), default=8, metavar="N", help="number of rows per step (default: 8)")
+    add("--port", type=common.integer(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")
+    add("--slots", type=common.integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
     add(
         "--cache-tokens",
-        type=common.whole(1),
+        type=common.integer(1),
         metavar="N",
         help="tokens in the KV cache, shared by all rows (default: enough for all rows at full length)",
     )
@@ -104,8 +105,10 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="compile for the decoding settings of the run before the first request",
     )
-    add("--queue", type=common.whole(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
-    add("--max-body", type=common.whole(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)")
+    add("--queue", type=common.integer(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
+    add(
+        "--max-body", type=common.integer(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)"
+    )
     add("--timeout", type=seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
     add(
         "--body-timeout",

@@ -87,11 +87,11 @@ class Scorer:
             ids = long_texts.fit(index, self.tokenizers.target.encode(example[0]), max_length + 1, "text")
             return text_row(ids or [])
         source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), max_length - 1, "source")
-        whole = self.tokenizers.target.encode(example[1])
-        target = long_texts.fit(index, whole, max_length - 1, "target")
+        ids = self.tokenizers.target.encode(example[1])
+        target = long_texts.fit(index, ids, max_length - 1, "target")
         if source is None or target is None:
             return pair_row([EOS], [])
-        return pair_row([*source, EOS], [*target, EOS] if len(target) == len(whole) else target)
+        return pair_row([*source, EOS], [*target, EOS] if len(target) == len(ids) else target)
 
 
 def pair_row(source: list[int], target: list[int]) -> Row:

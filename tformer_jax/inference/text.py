@@ -103,7 +103,7 @@ class Translator(_Generator):
 class TextGenerator(_Generator):
     """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt, which must not be empty.
 
-    A truncated prompt keeps its last tokens, and leaves room for `decode.max_new_tokens` new ones if possible.
+    A truncated prompt keeps its last tokens, few enough that `decode.max_new_tokens` new ones fit after them.
     """
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:

@@ -21,16 +21,16 @@ from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.bodies import Body, Completion, Translation
 from tformer_jax.serving.engine_thread import EngineThread, stopping
-from tformer_jax.serving.generation import GONE, Generation
+from tformer_jax.serving.generation import CLIENT_CLOSED, Generation
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.reading import read_object
 from tformer_jax.serving.refusal import Refusal
 from tformer_jax.serving.replies import CompletionReply, Reply, TranslationReply
 
-Asked = TypeVar("Asked", bound=Body)
+BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
-LAST_STEP = 1.0
+END_SECONDS = 1.0
 """Seconds to wait for the engine's last step at shutdown, since it may be compiling."""
 
 
@@ -119,7 +119,7 @@ class Handlers:
         reply = CompletionReply(name, body, self.served.count)
         return self._generate(body.requests(self.served.decode), reply, "prompt", body.stream)
 
-    async def _read(self, request: HttpRequest, kind: type[Asked]) -> Asked:
+    async def _read(self, request: HttpRequest, kind: type[BodyKind]) -> BodyKind:
         limits = self.limits
         return kind.read(await read_object(request, max_body=limits.max_body, seconds=limits.body_timeout))
 
@@ -142,22 +142,22 @@ def build(thread: EngineThread, served: Served, limits: Limits, *, loopback: boo
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         thread.start()
         yield
-        thread.end(LAST_STEP)
+        thread.end(END_SECONDS)
 
     handlers = Handlers(thread, served, limits)
     refusals: dict[Any, Any] = {
         ConfigError: _refuse,
         HTTPException: _refuse_route,
-        ClientDisconnect: _gone,
-        Exception: _apologise,
+        ClientDisconnect: _client_disconnected,
+        Exception: _internal_error,
     }
     app: ASGIApp = Starlette(routes=handlers.routes(), exception_handlers=refusals, lifespan=lifespan)
     if loopback:
-        app = OnlyThisMachine(app)
-    return Counted(app, handlers.metrics, {route.path for route in handlers.routes()})
+        app = LoopbackOnly(app)
+    return CountRequests(app, handlers.metrics, {route.path for route in handlers.routes()})
 
 
-class OnlyThisMachine:
+class LoopbackOnly:
     """Refuses requests whose Host header names another machine."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -171,7 +171,7 @@ class OnlyThisMachine:
             await self.app(scope, receive, send)
 
 
-class Counted:
+class CountRequests:
     """Counts requests by route and by the status that was sent, or by `scope["state"]["outcome"]`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]) -> None:
@@ -182,15 +182,15 @@ class Counted:
             await self.app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        status = GONE
+        status = CLIENT_CLOSED
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, send_and_note)
         finally:
             route = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.answered[route, state.get("outcome", status)] += 1
@@ -216,14 +216,14 @@ async def _refuse(_: HttpRequest, error: ConfigError) -> Response:
 
 async def _refuse_route(request: HttpRequest, error: HTTPException) -> Response:
     path = request.scope["path"]
-    reasons = {404: f"{path} is not a route of this server", 405: f"{path} does not take {request.method}"}
+    reasons = {404: f"{path} is not a route of this server", 405: f"{path} does not accept {request.method}"}
     return Refusal(reasons.get(error.status_code, error.detail), error.status_code, headers=error.headers).response()
 
 
-async def _gone(_: HttpRequest, __: ClientDisconnect) -> Response:
-    return Response(status_code=GONE)
+async def _client_disconnected(_: HttpRequest, __: ClientDisconnect) -> Response:
+    return Response(status_code=CLIENT_CLOSED)
 
 
-async def _apologise(_: HttpRequest, __: Exception) -> Response:
-    message = "the server made a mistake; its log says which"
+async def _internal_error(_: HttpRequest, __: Exception) -> Response:
+    message = "internal server error; the server's log gives the cause"
     return Refusal(message, 500, headers={"Connection": "close"}).response()

@@ -21,7 +21,7 @@ STOPS, STOP_LENGTH = 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
     "str": "a text",
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "bool": "true or false",
     "tuple": "a text or a list of texts",
@@ -40,7 +40,7 @@ class Body(Section):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """Reads the fields that a client sent; null stands for the default.
+        """Reads the fields that a client sent; null selects the default.
 
         Raises:
             Refusal: a field is unknown, or its value has the wrong type or is out of range.

@@ -56,14 +56,15 @@ class EngineThread:
     Args:
         engine: only this thread may call it from now on.
         queue_limit: maximum number of requests that wait while all slots are in use.
+        translates: whether the model translates, so that outputs of blank texts are empty, as those of the commands.
     """
 
-    def __init__(self, engine: Engine, queue_limit: int) -> None:
+    def __init__(self, engine: Engine, queue_limit: int, *, translates: bool) -> None:
         self.failure: str | None = None
         self.stopping = False
         self.load = Load(pages=engine.pages)
         self.jobs: set[Job] = set()
-        self._engine, self._limit = engine, queue_limit
+        self._engine, self._limit, self._translates = engine, queue_limit, translates
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._arrived: list[Job] = []
         self._accepted: dict[int, tuple[Job, int]] = {}
@@ -113,18 +114,18 @@ class EngineThread:
     def _run(self) -> None:
         while not self._ended:
             try:
-                self._turn()
+                self._run_once()
             except Exception as error:
                 logging.exception("the engine failed")
                 self._fail(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         for command in self._commands():
             command()
-        self._submit_what_fits()
+        self._submit_waiting()
         if self.failure is None and not self._engine.idle:
             self._deliver(self._engine.step())
-            self._refuse_what_waits()
+            self._refuse_waiting()
         waiting = self._engine.waiting + sum(len(job.requests) for job in self._arrived)
         used = self._engine.pages_used
         self.load = Load(self._engine.running, waiting, used, self._engine.pages, self._tokens)
@@ -144,9 +145,9 @@ class EngineThread:
         if self.failure is None:
             self._arrived.append(job)
         else:
-            self._send([(job, broken(self.failure))])
+            self._send([(job, engine_failed(self.failure))])
 
-    def _submit_what_fits(self) -> None:
+    def _submit_waiting(self) -> None:
         for job in [*self._arrived]:
             if self._fits(job):
                 self._arrived.remove(job)
@@ -155,15 +156,21 @@ class EngineThread:
     def _submit(self, job: Job) -> None:
         try:
             for place, request in enumerate(job.requests):
-                self._accepted[self._engine.submit(request)] = job, place
+                if self._translates and isinstance(request.text, str) and not request.text.strip():
+                    events = [Event(place, sample, "", "stop", None, 0) for sample in range(request.samples)]
+                    self._send([(job, event) for event in events])
+                else:
+                    self._accepted[self._engine.submit(request)] = job, place
         except ConfigError as error:
             which = f"text {place + 1}: " if len(job.requests) > 1 else ""
             self._refuse(job, Refusal(f"{which}{error}"))
         except Exception:
-            logging.exception("the engine could not take a request")
-            self._refuse(job, Refusal("the engine could not take this request; the server's log says why", 500))
+            logging.exception("the engine could not accept a request")
+            self._refuse(
+                job, Refusal("the engine could not accept this request; the server's log gives the cause", 500)
+            )
 
-    def _refuse_what_waits(self) -> None:
+    def _refuse_waiting(self) -> None:
         """After a step, in which pending requests took all free slots, refuses jobs that do not fit into the queue."""
         for job in [*self._arrived]:
             if not self._fits(job):
@@ -198,7 +205,7 @@ class EngineThread:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         owners = {job for job, _ in self._accepted.values()}
-        self._send([(job, broken(reason)) for job in {*owners, *self._arrived}])
+        self._send([(job, engine_failed(reason)) for job in {*owners, *self._arrived}])
         self._accepted.clear()
         self._arrived.clear()
 
@@ -207,7 +214,7 @@ class EngineThread:
             self._loop.call_soon_threadsafe(_put, items)
 
 
-def broken(reason: str) -> Refusal:
+def engine_failed(reason: str) -> Refusal:
     """Returns the error for requests after a failure of the engine."""
     return Refusal(f"the engine has failed ({reason}): restart the server", 500, code="engine_failed")
 

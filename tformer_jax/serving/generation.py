@@ -16,9 +16,9 @@ from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.refusal import Refusal
 from tformer_jax.serving.replies import Reply, empty_outputs
 
-GONE = 499
+CLIENT_CLOSED = 499
 """Status recorded for a request whose client disconnected."""
-LAST_WORD = 5.0
+ERROR_SECONDS = 5.0
 """Seconds that a client has to receive the error that ends its stream."""
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 END = b"data: [DONE]\n\n"
@@ -55,21 +55,21 @@ class Generation(Response):
         self._started = self._seen_first = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             self._started = True
             await send(message)
 
-        if not await while_there(receive, self._answer(scope, receive, noted)):
-            scope["state"]["outcome"] = GONE
+        if not await until_disconnected(receive, self._answer(scope, receive, send_and_note)):
+            scope["state"]["outcome"] = CLIENT_CLOSED
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(self.seconds):
                 with self.thread.job(self.requests) as job:
                     if self.stream:
-                        await self._pieces(job, send)
+                        await self._stream(job, send)
                     else:
-                        await JSONResponse(await self._whole(job))(scope, receive, send)
+                        await JSONResponse(await self._complete(job))(scope, receive, send)
             return
         except TimeoutError:
             refusal = Refusal(f"the request took longer than {self.seconds:g} seconds", 504, code="timeout")
@@ -79,43 +79,43 @@ class Generation(Response):
             raise refusal
         scope["state"]["outcome"] = refusal.status
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD):
+            async with asyncio.timeout(ERROR_SECONDS):
                 await send(piece(data(refusal.body()), last=True))
 
-    async def _whole(self, job: Job) -> dict[str, Any]:
+    async def _complete(self, job: Job) -> dict[str, Any]:
         outputs = empty_outputs(self.requests)
         begun = time.perf_counter()
         async for event in job.events():
             self._observe_first(event, begun)
             outputs[event.request][event.sample].add(event)
-        self.metrics.whole.observe(time.perf_counter() - begun)
-        return self.reply.whole(outputs)
+        self.metrics.last_token.observe(time.perf_counter() - begun)
+        return self.reply.complete(outputs)
 
-    async def _pieces(self, job: Job, send: Send) -> None:
+    async def _stream(self, job: Job, send: Send) -> None:
         begun = time.perf_counter()
         async for event in job.events():
             self._observe_first(event, begun)
             if not self._started:
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            part = self.reply.part(event)
+            part = self.reply.chunk(event)
             if part is not None:
                 await send(piece(data(part)))
-        self.metrics.whole.observe(time.perf_counter() - begun)
+        self.metrics.last_token.observe(time.perf_counter() - begun)
         await send(piece(END, last=True))
 
     def _observe_first(self, event: Event, begun: float) -> None:
         if not self._seen_first:
             self._seen_first = True
-            self.metrics.first.observe(time.perf_counter() - begun)
+            self.metrics.first_token.observe(time.perf_counter() - begun)
 
 
-async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     """Runs `work` until it is done or the client disconnects; returns whether it was done.
 
     Args:
         receive: ASGI channel of a request whose body has been read.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -127,7 +127,7 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> bool
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -40,8 +40,8 @@ class Metrics:
     def __init__(self) -> None:
         self.answered: collections.Counter[tuple[str, int]] = collections.Counter()
         """Number of HTTP requests by route and status; 499: the client disconnected before the end of the response."""
-        self.first = Histogram()
-        self.whole = Histogram()
+        self.first_token = Histogram()
+        self.last_token = Histogram()
 
     def text(self, load: Load) -> str:
         """Returns all metrics, one sample per line."""
@@ -49,7 +49,7 @@ class Metrics:
 
     def _lines(self, load: Load) -> Iterator[str]:
         name = "tformer_requests_total"
-        yield from head(name, "counter", "HTTP requests by route and status; 499: the client went away.")
+        yield from head(name, "counter", "HTTP requests by route and status; 499: the client disconnected.")
         for (route, status), count in sorted(self.answered.items()):
             yield f'{name}{{route="{route}",status="{status}"}} {count}'
         yield from single("tformer_requests_running", "gauge", "Requests in the engine's slots.", load.running)
@@ -57,8 +57,8 @@ class Metrics:
         yield from single("tformer_tokens_generated_total", "counter", "Tokens generated.", load.tokens)
         yield from single("tformer_pages_used", "gauge", "Pages of the cache in use.", load.pages_used)
         yield from single("tformer_pages", "gauge", "Pages of the cache.", load.pages)
-        yield from self.first.lines("tformer_first_token_seconds", "Time from the request to its first token.")
-        yield from self.whole.lines("tformer_request_seconds", "Time from the request to its last token.")
+        yield from self.first_token.lines("tformer_first_token_seconds", "Time from the request to its first token.")
+        yield from self.last_token.lines("tformer_request_seconds", "Time from the request to its last token.")
 
 
 def head(name: str, kind: str, meaning: str) -> Iterator[str]:

@@ -49,7 +49,7 @@ def parse(raw: bytes) -> Any:
     """
     hooks: dict[str, Any] = {
         "parse_constant": _refuse_number,
-        "parse_int": _whole,
+        "parse_int": _integer,
         "parse_float": _finite,
         "object_pairs_hook": _unique,
     }
@@ -61,7 +61,7 @@ def parse(raw: bytes) -> Any:
     except UnicodeDecodeError:
         raise Refusal("the body is not UTF-8") from None
     except UnicodeEncodeError:
-        raise Refusal("the body holds half of a surrogate pair, which is no character") from None
+        raise Refusal("the body has half of a surrogate pair, which is not a character") from None
     except RecursionError:
         raise Refusal("the body is nested too deeply") from None
     except ValueError as error:
@@ -83,10 +83,10 @@ async def _read(request: Request, max_body: int) -> bytes:
 
 
 def _refuse_number(text: str) -> NoReturn:
-    raise Refusal(f"the body holds the number {reprlib.repr(text).strip(chr(39))}, which is out of range")
+    raise Refusal(f"the body has the number {reprlib.repr(text).strip(chr(39))}, which is out of range")
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     return int(text) if len(text.lstrip("-")) <= DIGITS else _refuse_number(text)
 
 
@@ -98,5 +98,5 @@ def _finite(text: str) -> float:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise Refusal("the body names a field twice")
+        raise Refusal("the body has a field twice")
     return found

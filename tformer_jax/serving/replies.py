@@ -33,11 +33,11 @@ Outputs = Sequence[Sequence[Output]]
 class Reply(Protocol):
     """Builds the JSON of one route."""
 
-    def whole(self, outputs: Outputs) -> dict[str, Any]:
+    def complete(self, outputs: Outputs) -> dict[str, Any]:
         """Returns the complete response."""
         ...
 
-    def part(self, event: Event) -> dict[str, Any] | None:
+    def chunk(self, event: Event) -> dict[str, Any] | None:
         """Returns the chunk for an event, whose `request` is an index into this reply; None if there is nothing new."""
         ...
 
@@ -45,11 +45,11 @@ class Reply(Protocol):
 class TranslationReply:
     """Reply of `POST /translate`: the translations of each text, best first."""
 
-    def whole(self, outputs: Outputs) -> dict[str, Any]:
+    def complete(self, outputs: Outputs) -> dict[str, Any]:
         """Returns `{"translations": [[{"text", "score"}, ...], ...]}`."""
         return {"translations": [[{"text": one.text, "score": one.score} for one in row] for row in outputs]}
 
-    def part(self, event: Event) -> dict[str, Any] | None:
+    def chunk(self, event: Event) -> dict[str, Any] | None:
         """Returns `{"index", "rank", "text", "finish_reason", "score"}`, with the new text of one translation."""
         if not event.text and event.finish is None:
             return None
@@ -76,7 +76,7 @@ class CompletionReply:
             "model": model,
         }
 
-    def whole(self, outputs: Outputs) -> dict[str, Any]:
+    def complete(self, outputs: Outputs) -> dict[str, Any]:
         """Returns the completion, with its usage."""
         choices = [
             choice(number * self.body.n + sample, self._echo(number) + output.text, output.finish)
@@ -88,7 +88,7 @@ class CompletionReply:
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         return {**self._frame, "choices": choices, "usage": usage}
 
-    def part(self, event: Event) -> dict[str, Any] | None:
+    def chunk(self, event: Event) -> dict[str, Any] | None:
         """Returns a chunk; with `echo`, the first chunk of each choice starts with the prompt."""
         index = event.request * self.body.n + event.sample
         text = event.text if index in self._echoed else self._echo(event.request) + event.text

@@ -93,7 +93,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a name of the internet"
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise ConfigError(f"--host {host} --port {port}: {reason}; write another one") from None
     return bound
 
