@@ -6,6 +6,9 @@ XLA_FLAGS=--xla_backend_optimization_level=0 python -m tests.crossings --record 
 import argparse
 import dataclasses
 import functools
+import hashlib
+import json
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -318,41 +321,49 @@ def faults(case: Case, findings: list[Finding]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Prints each failure, and records the largest difference of each property."""
+    """Prints each fault, and records the largest difference of each property."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=Path, help="a record of the same draws and checks is continued")
     options = parser.parse_args()
-    seen: dict[str, dict[str, Any]] = {}
-    found: list[dict[str, Any]] = []
-    refused = 0
-    for seed in range(options.seed, options.seed + options.configs):
-        try:
-            case, findings = examine(seed)
-        except Exception:
-            found.append({"seed": seed, "error": traceback.format_exc().splitlines()[-1]})
-            print(found[-1], flush=True)
-            continue
-        refused += case.refused
-        for name, tolerance, value in findings:
-            entry = seen.setdefault(name, {"times": 0, "tolerance": TOLERANCES[tolerance], "largest": 0.0})
-            entry |= {"times": entry["times"] + 1, "largest": max(entry["largest"], value)}
-        for fault in faults(case, findings):
-            found.append({"seed": seed, **fault})
-            print(found[-1], flush=True)
+    found = _begun(options.record, options.seed)
+    for seed in range(options.seed + found["configs"], options.seed + options.configs):
+        _add(found, seed)
+        if options.record:
+            commands.write_record(options.record, "tests.crossings", **found)
         jax.clear_caches()
-    print(f"{options.configs} configs ({refused} draws refused), {len(found)} faults")
-    if options.record:
-        commands.write_record(
-            options.record,
-            "tests.crossings",
-            seed=options.seed,
-            configs=options.configs,
-            refused_draws=refused,
-            properties=dict(sorted(seen.items())),
-            faults=found,
-        )
+    print(f"{found['configs']} configs ({found['refused_draws']} draws refused), {len(found['faults'])} faults")
+
+
+def _begun(record: Path | None, seed: int) -> dict[str, Any]:
+    """Returns what a record of the same seed and programs holds, or an empty one."""
+    sources = b"".join(Path(module.__file__).read_bytes() for module in (sys.modules[__name__], draws))
+    empty = {"seed": seed, "programs": hashlib.sha256(sources).hexdigest(), "configs": 0, "refused_draws": 0}
+    empty |= {"properties": {}, "faults": []}
+    kept = json.loads(record.read_text("utf-8")) if record and record.exists() else {}
+    same = all(kept.get(name) == empty[name] for name in ("seed", "programs"))
+    return {name: kept[name] for name in empty} if same else empty
+
+
+def _add(found: dict[str, Any], seed: int) -> None:
+    """Examines one config and adds what was seen."""
+    found["configs"] += 1
+    try:
+        case, findings = examine(seed)
+        new = faults(case, findings)
+    except Exception:
+        new = [{"error": traceback.format_exc().splitlines()[-1]}]
+    else:
+        found["refused_draws"] += case.refused
+        for name, tolerance, value in findings:
+            entry = found["properties"].setdefault(
+                name, {"times": 0, "tolerance": TOLERANCES[tolerance], "largest": 0.0}
+            )
+            entry |= {"times": entry["times"] + 1, "largest": max(entry["largest"], value)}
+    for fault in new:
+        found["faults"].append({"seed": seed, **fault})
+        print(found["faults"][-1], flush=True)
 
 
 if __name__ == "__main__":
