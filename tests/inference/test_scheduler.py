@@ -44,6 +44,16 @@ def test_an_unused_lane_makes_place_and_otherwise_the_smallest_one_is_emptied():
     assert chosen("c", {}, most_lanes=1) == [0]
 
 
+def test_rows_that_begin_now_count_for_the_lane_that_is_emptied():
+    running = {"a": Vacancy(2, 8, 2), "b": Vacancy(3, 8, 1)}
+    assert chosen("bbcab", running, most_lanes=2) == [0, 1, 4]
+
+
+def test_without_groups_one_free_row_is_enough():
+    requests = [PendingRequest("a", 1, 1)] * 2
+    assert admit(requests, {"a": Vacancy(1, 8, 3)}, empty=EMPTY, most_lanes=4) == [0]
+
+
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_every_request_begins_at_last_and_in_the_order_of_its_kind(data):

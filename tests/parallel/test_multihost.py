@@ -5,13 +5,17 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import numpy as np
 import pytest
 
 from tformer_jax.config import ConfigError, ParallelConfig
 from tformer_jax.parallel import multihost
+from tformer_jax.parallel.multihost import ProcessGroup
 
 SLURM = {
     "SLURM_JOB_ID": "4096",
@@ -145,3 +149,98 @@ def test_nothing_stays_beside_the_run_folder(tmp_path):
         time.sleep(1.5 * multihost.BEAT_SECONDS)
         assert [path.name for path in tmp_path.iterdir()] == [".run.start"]
     assert not list(tmp_path.iterdir())
+
+
+COUNT = 3
+HOST = socket.gethostname()
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Runs a function in threads that act as the processes of a group; returns their results, or `ConfigError`s."""
+    barrier, given, own = threading.Barrier(COUNT, timeout=10), [None] * COUNT, threading.local()
+
+    def gather(value):
+        given[own.index] = value
+        barrier.wait()
+        found = np.stack(given)  # of equal shapes only, as in JAX
+        barrier.wait()
+        return found
+
+    monkeypatch.setattr(multihost.multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(multihost.multihost_utils, "broadcast_one_to_all", lambda value: gather(value)[0])
+
+    def run(task):
+        def act(index):
+            own.index = index
+            try:
+                return task(ProcessGroup(index, COUNT))
+            except ConfigError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(COUNT) as pool:
+            return list(pool.map(act, range(COUNT)))
+
+    return run
+
+
+def failing(message):
+    raise ConfigError(message)
+
+
+def test_texts_of_different_lengths_are_gathered_in_order(together):
+    assert together(lambda group: group.all_gather("\u00e9" * group.index)) == [["", "\u00e9", "\u00e9\u00e9"]] * COUNT
+
+
+def test_process_0_alone_makes_what_is_broadcast(together):
+    made = []
+    assert together(lambda group: group.broadcast(lambda: made.append(group.index) or "\u00fc!")) == ["\u00fc!"] * COUNT
+    assert made == [0]
+
+
+def test_an_error_of_one_process_is_raised_in_all(together):
+    assert together(lambda group: group.run(lambda: group.index)) == [0, 1, 2]
+    found = together(lambda group: group.run(lambda: failing("no space") if group.index == 1 else None))
+    assert found == [f"process 1 (host {HOST}): no space"] * COUNT
+    assert together(lambda group: group.run(lambda: failing("no data"))) == ["no data"] * COUNT
+
+
+def test_the_first_setting_that_differs_is_named(together):
+    assert together(lambda group: group.check_equal({"b": "x", "a": 1})) == [None] * COUNT
+    found = together(lambda group: group.check_equal({"c": group.index, "b": "x" if group.index < 2 else "y", "a": 1}))
+    assert found == [f"process 1 (host {HOST}): c=1, but process 0 has 0; start all processes the same way"] * COUNT
+    found = together(lambda group: group.check_equal({"a": 1} if group.index else {"a": 1, "b": 2}))
+    assert "b=unset, but process 0 has 2" in found[0]
+
+
+def test_a_folder_that_is_not_shared_is_named(together, tmp_path, monkeypatch):
+    monkeypatch.setattr(multihost, "VISIBLE_SECONDS", 0.3)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert together(lambda group: group.check_shared(tmp_path)) == [None] * COUNT
+    found = together(lambda group: group.check_shared(other if group.index == 2 else tmp_path))
+    assert set(found) == {
+        f"process 2 (host {HOST}): {other} is not shared with process 0; name a folder on shared storage by --run"
+    }
+    assert list(tmp_path.iterdir()) == [other] and not list(other.iterdir())
+
+
+def test_a_single_process_asks_no_other(tmp_path):
+    alone = multihost.SINGLE
+    assert (alone.first, alone.count, alone.run(lambda: 5)) == (True, 1, 5)
+    with pytest.raises(ConfigError, match="^no space$"):
+        alone.run(lambda: failing("no space"))
+    alone.check_shared(tmp_path / "missing")
+    alone.barrier("none")
+    assert [alone.should_stop(3, requested) for requested in (True, False)] == [True, False]
+
+
+def test_several_processes_stop_and_wait_together(monkeypatch):
+    """JAX agrees on the step at which all stop, whatever this process has received."""
+    waited = []
+    monkeypatch.setattr(multihost.multihost_utils, "reached_preemption_sync_point", lambda step: step == 4)
+    monkeypatch.setattr(multihost.multihost_utils, "sync_global_devices", waited.append)
+    group = ProcessGroup(1, 2)
+    assert [group.should_stop(step, requested) for step, requested in ((3, True), (4, False))] == [False, True]
+    group.barrier("saved")
+    assert (group.first, waited) == (False, ["saved"])
