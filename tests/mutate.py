@@ -10,7 +10,8 @@ a test is missing, or the `reason` that was added to its result in the record sa
 
 The record is continued: a result holds as long as its line is in its file and the test that failed exists, so that only
 mutants new to the sample run. `--again` also runs the survivors without a reason. Left out by rule, because they change
-no result: messages (`raise`, `assert`, f-strings, `changes.MESSAGES`), annotations, paths and `changes.NEUTRAL`.
+no result: messages (`raise`, `assert`, f-strings, `changes.MESSAGES`), annotations, paths, readings of a clock, the
+constants named `..._SECONDS`, and the arguments in `changes.NEUTRAL`.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from tests.mutation.changes import Mutant
 from tests.mutation.covering import Covering, measure
 
 RECORD = forks.ROOT / "tests" / "mutations.json"
-FLAGS = ("-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--durations=0")
+FLAGS = ("-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--timeout=900")
 FIRST = 20
 Result = dict[str, Any]
 

@@ -77,6 +77,8 @@ def changed(node: ast.AST) -> ast.AST | None:
     """Returns a changed copy of one node, or None if nodes of its kind are not changed."""
     node = copy.copy(node)
     match node:
+        case ast.Compare(left=ast.Call(func=ast.Attribute(attr="monotonic" | "perf_counter"))):
+            return None  # < or <= is the same for a clock
         case ast.BinOp(op=ast.Div(), right=ast.Constant(value=str()) | ast.JoinedStr()):
             return None  # a path
         case ast.UnaryOp(op=ast.Not() | ast.Invert()):
@@ -95,13 +97,15 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def _excluded(node: ast.AST) -> list[Any]:
-    """Returns the children of a node that are not changed: messages, annotations and neutral arguments."""
+    """Returns the children of a node that are not changed: messages, annotations, durations and neutral arguments."""
     match node:
         case ast.Raise() | ast.Assert() | ast.JoinedStr():
             return list(ast.iter_child_nodes(node))
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in MESSAGES:
             return [*node.args, *node.keywords]
         case ast.keyword(arg=name) if name in NEUTRAL:
+            return [node.value]
+        case ast.Assign(targets=[ast.Name(id=name)]) if name.endswith("SECONDS"):
             return [node.value]
         case ast.arg() | ast.AnnAssign():
             return [node.annotation]

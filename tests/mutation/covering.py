@@ -14,12 +14,13 @@ from tests.mutation import forks
 from tests.mutation.changes import PACKAGES
 
 FOLDER = forks.CACHE / "tests"
-PYTEST = ("-n", "0", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--durations=0")
+PYTEST = ("-n", "0", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--timeout=0")
 SETTINGS = """[run]
 source = {tree}/tformer_jax
 data_file = {scratch}/covered
 parallel = true
 sigterm = true
+patch = _exit
 context = ${{PYTEST_CURRENT_TEST}}
 """
 OTHERS = ("test_quality", "test_readme_examples", "test_launch", "test_records")
@@ -41,8 +42,11 @@ def measure(tree: Path) -> None:
         name = path.relative_to(tree).as_posix()
         seconds = forks.forked(lambda scratch, name=name: _measured(tree, scratch, name), tree, LIMIT)
         written = forks.CACHE / "measured"
-        found = json.loads(written.read_text()) if written.exists() else {"tests": [], "lines": {}, "loading": 0}
-        written.unlink(missing_ok=True)
+        if not written.exists():
+            print(f"{name} did not end: see {forks.CACHE / 'log'}", flush=True)
+            continue
+        found = json.loads(written.read_text())
+        written.unlink()
         kept.write_text(json.dumps({"digest": digest, **found}))
         print(f"{name}: {len(found['tests'])} tests, {seconds:.0f} s", flush=True)
 
@@ -176,8 +180,7 @@ class Covering:
             inner = names[node.lineno - 1].partition(" ")[0]
             found |= self._of(lambda of, place, _: of == file and place.startswith(inner))
         elif not _function(around):
-            words = "|".join(map(re.escape, _defined(node))) or "$."
-            mention = re.compile(rf"\b({words})\b")
+            mention = _mention(_with_users(ast.parse(source), _defined(node)))
             found |= self._of(lambda of, place, text: mention.search(text) is not None)
         return sorted(found, key=self.cost)
 
@@ -200,7 +203,24 @@ def _function(around: list[ast.stmt]) -> bool:
     return any(isinstance(node, ast.FunctionDef) for node in around)
 
 
-def _defined(node: ast.stmt) -> list[str]:
+def _mention(names: set[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b" if names else "$.")
+
+
+def _with_users(module: ast.Module, names: set[str]) -> set[str]:
+    """Returns the names, and those that the module defines by means of them."""
+    more = set(names)
+    while more:
+        mention = _mention(names)
+        users = [
+            node for node in module.body if isinstance(node, ast.Assign) and mention.search(ast.unparse(node.value))
+        ]
+        more = set().union(*map(_defined, users)) - names
+        names = names | more
+    return names
+
+
+def _defined(node: ast.stmt) -> set[str]:
     """Returns the names that an assignment defines."""
     targets = getattr(node, "targets", [getattr(node, "target", None)])
-    return [part.id for target in targets if target for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return {part.id for target in targets if target for part in ast.walk(target) if isinstance(part, ast.Name)}

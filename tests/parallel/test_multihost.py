@@ -145,10 +145,15 @@ def test_the_missing_are_named(tmp_path, capfd):
 
 
 def test_nothing_stays_beside_the_run_folder(tmp_path):
-    with multihost.roll_call(tmp_path / "run", 0, 1, seconds=60):
+    runs = tmp_path / "runs"
+    with multihost.roll_call(runs / "mine", 0, 1, seconds=60):
         time.sleep(1.5 * multihost.BEAT_SECONDS)
-        assert [path.name for path in tmp_path.iterdir()] == [".run.start"]
-    assert not list(tmp_path.iterdir())
+        assert [path.name for path in runs.iterdir()] == [".mine.start"]
+    assert not list(runs.iterdir())
+    (runs / ".mine.start").mkdir()  # by a process that has left
+    with multihost.roll_call(runs / "mine", 0, 1, seconds=60):
+        pass
+    assert not list(runs.iterdir())
 
 
 COUNT = 3
