@@ -77,6 +77,15 @@ def test_rows_forget_different_numbers_of_tokens(kind):
     check()
 
 
+@pytest.mark.parametrize(("T", "width"), [(7, 1), (6, 2)])
+def test_tokens_of_one_call_share_no_slot_of_a_ring(T, width):
+    """A scatter to equal indices keeps any of the values."""
+    places = jnp.repeat(jnp.arange(T // width), width)[None]
+    slots, _ = RingSlots.empty(1, 2, width).admit(Tokens.of_call(places))
+    stored = [slot for slot in slots.added[0].tolist() if slot < 2 * width]
+    assert sorted(stored) == list(range(2 * width))
+
+
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RingSlots.empty(2, 4, 1)])
 def test_all_rows_forget_their_last_token_and_write_in_its_place(make):
     slots, kept, *_ = read(make(), jnp.zeros((2, 1, 4, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
