@@ -10,7 +10,7 @@ import filelock
 import pytest
 
 from tformer_jax import user_cache
-from tformer_jax.cli import compilation_cache
+from tformer_jax.cli import benchmark, compilation_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py") if path.stem != "benchmark")
@@ -100,7 +100,7 @@ def test_an_entry_that_was_not_finished_is_removed(tmp_path):
 def test_the_next_process_compiles_nothing_and_the_cache_stays_small(tmp_path):
     program = """
 import sys
-from tformer_jax.cli import compilation_cache
+from tformer_jax.cli import benchmark, compilation_cache
 compilation_cache.enable()
 import jax
 found = []
@@ -117,3 +117,12 @@ print("hits", sum(name.endswith("cache_hits") for name in found))
     run_without_cache_settings(program, tmp_path, "4", "5", "6", "7", **room)
     assert not first.exists()
     assert sum(path.stat().st_size for path in folder.glob("*-cache")) <= int(room["JAX_COMPILATION_CACHE_MAX_SIZE"])
+
+
+@pytest.mark.parametrize(
+    "flags", [["attention", "--length", "-5"], ["attention", "--repeat", "0"], ["data", "--seconds", "nan"]]
+)
+def test_sizes_of_benchmarks_are_positive(flags, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.parser().parse_args(flags)
+    assert f"argument {flags[1]}: {flags[2]} is not a" in capsys.readouterr().err

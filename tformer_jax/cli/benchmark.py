@@ -14,7 +14,7 @@ from tformer_jax.benchmarks.growth import GROWTHS, measure_growth
 from tformer_jax.benchmarks.operations import measure_operations
 from tformer_jax.benchmarks.train import measure_training
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.cli.common import integer
+from tformer_jax.cli.common import integer, seconds
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
 from tformer_jax.config import ConfigError
 from tformer_jax.config.model import DTYPES
@@ -70,17 +70,19 @@ def parser() -> argparse.ArgumentParser:
     )
     attention.add_argument("--backends", nargs="+", default=["blockwise", "reference"], metavar="NAME")
     attention.add_argument(
-        "--length", type=int, nargs="+", default=[16_384], metavar="T", help="sequence length (default: 16384)"
+        "--length", type=integer(1), nargs="+", default=[16_384], metavar="T", help="sequence length (default: 16384)"
     )
-    attention.add_argument("--batch", type=int, default=1, metavar="B", help="batch size (default: 1)")
-    attention.add_argument("--repeat", type=int, default=1, metavar="R", help="number of runs; the median is shown")
-    attention.add_argument("--heads", type=int, default=4, metavar="N")
+    attention.add_argument("--batch", type=integer(1), default=1, metavar="B", help="batch size (default: 1)")
+    attention.add_argument("--repeat", type=integer(1), default=1, metavar="R", help="runs; the median is shown")
+    attention.add_argument("--heads", type=integer(1), default=4, metavar="N")
     attention.add_argument("--forward", action="store_true", help="omit the backward pass")
-    attention.add_argument("--head-dim", type=int, default=64, metavar="H")
+    attention.add_argument("--head-dim", type=integer(1), default=64, metavar="H")
     data = commands.add_parser("data", help="throughput and padding of the data pipeline, from text and prepared data")
     data.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
-    data.add_argument("--workers", type=int, default=2, metavar="N", help="loader processes to compare with a thread")
-    data.add_argument("--seconds", type=float, default=5, metavar="S", help="seconds per measurement (default: 5)")
+    data.add_argument(
+        "--workers", type=integer(1), default=2, metavar="N", help="loader processes compared to a thread"
+    )
+    data.add_argument("--seconds", type=seconds, default=5, metavar="S", help="seconds per measurement (default: 5)")
     data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
     decode = commands.add_parser("decode", help="decoding speed, compared with Hugging Face and CTranslate2")
     add_flags(decode)

@@ -5,6 +5,7 @@ import errno
 import gc
 import io
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -88,6 +89,14 @@ def integer(lowest: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def seconds(text: str) -> float:
+    """An argparse type: a positive, finite number."""
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
 
 
 def size_of(count: int) -> str:

@@ -4,7 +4,6 @@ import argparse
 import functools
 import importlib.util
 import logging
-import math
 import os
 import socket
 import sys
@@ -109,21 +108,19 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--max-body", type=common.integer(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)"
     )
-    add("--timeout", type=seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
+    add("--timeout", type=common.seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
     add(
         "--body-timeout",
-        type=seconds,
+        type=common.seconds,
         default=10.0,
         metavar="S",
         help="seconds to send the headers, and the body (default: 10)",
     )
-    add("--grace", type=seconds, default=10.0, metavar="S", help="seconds to finish requests at the end (default: 10)")
+    add(
+        "--grace",
+        type=common.seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds to finish requests at the end (default: 10)",
+    )
     return result
-
-
-def seconds(text: str) -> float:
-    """An argparse type: a positive, finite number."""
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value
