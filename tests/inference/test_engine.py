@@ -351,3 +351,32 @@ def test_what_can_never_be_served_is_refused_at_once(trained, request_of, senten
         with pytest.raises(ConfigError, match=sentence):
             ask(request_of())
     assert served.idle
+
+
+@pytest.mark.slow
+def test_beam_search_compacts_its_cache_and_finds_the_same_outputs(monkeypatch):
+    """With requests that begin at different steps, in half of the slots of all beams and positions."""
+    monkeypatch.setattr(lanes, "LONG", 16)
+    used, compact = [], compiled.compact
+
+    def counted(plan, state):
+        state, counts = compact(plan, state)
+        used.append(int(counts.max()))
+        return state, counts
+
+    monkeypatch.setattr(compiled, "compact", counted)
+    trained, _ = endless("seq2seq")
+    norm = trained[2]["decoder"]["norm"]
+    norm["scale"] *= 0.3  # beams of an unsure model have common ancestors
+    norm["bias"] *= 0.3
+    served, decode = engine(trained, slots=2), dataclasses.replace(BEAM, beams=4, max_new_tokens=30)
+    numbers, events = [], []
+    for text in TEXTS[:3]:
+        numbers.append(served.submit(Request(text, decode)))
+        for _ in range(8):
+            events += served.step()
+    (lane,) = served._lanes.values()
+    assert (lane._size.output, lane._size.positions) == (32, 16)
+    found = finish(served, events)
+    assert [found[number, 0][0] for number in numbers] == [alone(trained, text, decode) for text in TEXTS[:3]]
+    assert len(used) > 1 and max(used) < 17 * 4

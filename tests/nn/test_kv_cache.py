@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import assert_close, normal, tiny
-from tformer_jax.nn.kv_cache import KeyValues, Lineage, Quantized, empty_cache
-from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Tokens
+from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, Lineage, Quantized, empty_cache
+from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, RowSlots, Slots, Tokens
 
 
 def test_an_empty_cache_has_one_entry_a_layer():
@@ -84,6 +84,22 @@ def test_a_beam_sees_its_ancestors():
     np.testing.assert_array_equal(
         lineage.may_attend(keys)[0, 0], [[True, False, True, True, False], [True, False, True, False, True]]
     )
+
+
+def test_tokens_that_no_beam_attends_to_are_removed():
+    """After a prompt of one token, both beams continue beam 1 of the first step; the second row has no beams yet."""
+    tokens = Tokens(jnp.array([[0, 1, 1, 2, 2, EMPTY], [0] + 5 * [EMPTY]]), jnp.array([[0, 0, 1, 0, 1, 0], [0] * 6]))
+    slots: dict[str, Slots] = {"full": RowSlots(tokens, jnp.array([5, 1]), jnp.zeros((2, 0), jnp.int32))}
+    keys = 10.0 * jnp.arange(2)[:, None, None, None] + jnp.arange(6)[:, None]
+    layer = LayerCache(KeyValues(keys, -keys), None)
+    lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]], [[0] * 3] * 2]), start=jnp.array([1, 1]))
+    cache = DecoderCache((layer,), slots, None, jnp.array([3, 1])).compact(lineage)
+    after, (layer,) = cache.slots["full"], cache.layers
+    np.testing.assert_array_equal(after.tokens.positions, [[0, 1, 2, 2, EMPTY, EMPTY], [0] + 5 * [EMPTY]])
+    np.testing.assert_array_equal(after.tokens.columns[0, :4], [0, 1, 0, 1])
+    np.testing.assert_array_equal(after.index, [4, 1])
+    np.testing.assert_array_equal(layer.self_attention.k[0, 0, :4, 0], [0, 2, 3, 4])
+    np.testing.assert_array_equal(layer.self_attention.v[1, 0, :1, 0], [-10])
 
 
 def test_int8_is_within_half_a_step():

@@ -42,8 +42,9 @@ class Beams:
     holds for every remaining length.
 
     The beams of a row are k tokens of one call that attend only to their ancestors: no cache is copied, and shared
-    tokens (the prompt, the encoder output) are stored once. Arrays have k = `cfg.beams` beams; a row uses the first
-    `settings.beams` of them, with the same outputs as in a step compiled for that width. See also `rows.Rows`.
+    tokens (the prompt, the encoder output) are stored once. `DecoderCache.compact` removes tokens without running
+    descendants. Arrays have k = `cfg.beams` beams; a row uses the first `settings.beams` of them, with the same outputs
+    as in a step compiled for that width. See also `rows.Rows`.
     """
 
     prompt_end: jax.Array

@@ -136,6 +136,28 @@ class DecoderCache:
         )
         return moved, jnp.maximum(positions, 0), {kind: seen for kind, (_, seen) in admitted.items()}
 
+    def compact(self, lineage: Lineage) -> "DecoderCache":
+        """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
+
+        After some steps, all beams of a row have the same ancestors at early positions, one slot each instead of one
+        per beam. Only for the caches of `row_cache`, in which all kinds of layers have the same slots.
+        """
+        tokens = next(iter(self.slots.values())).tokens
+        used = lineage.may_attend(tokens).any(axis=(1, 2)) & (tokens.positions != EMPTY)
+        order, counts = jnp.argsort(~used, axis=1, stable=True), used.sum(axis=1, dtype=jnp.int32)
+
+        def move(leaf: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(leaf, order[:, None, :, None], axis=2)
+
+        layers = tuple(
+            LayerCache(jax.tree.map(move, layer.self_attention), layer.cross_attention) for layer in self.layers
+        )
+        slots: dict[str, Slots] = {}
+        for kind, of in self.slots.items():
+            assert isinstance(of, RowSlots)
+            slots[kind] = of.reorder(order, counts)
+        return dataclasses.replace(self, layers=layers, slots=slots)
+
     def forget(self, counts: jax.Array) -> "DecoderCache":
         """Removes the last `counts` (int32 [B]) tokens of each row.
 

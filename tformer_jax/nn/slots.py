@@ -174,6 +174,13 @@ class RowSlots:
         """See `Slots`."""
         return dataclasses.replace(self, added=self.added[:, :0])
 
+    def reorder(self, order: jax.Array, counts: jax.Array) -> Self:
+        """Moves the tokens of slots `order` [B, S] to slots 0, 1, ..., and empties all but the first `counts` [B]."""
+        tokens = jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, order, axis=1), self.tokens)
+        kept = jnp.arange(order.shape[1]) < counts[:, None]
+        tokens = Tokens(jnp.where(kept, tokens.positions, EMPTY), tokens.columns)
+        return dataclasses.replace(self, tokens=tokens, index=counts)
+
     def forget(self, counts: jax.Array) -> Self:
         """See `Slots`."""
         index = jnp.maximum(self.index - counts, 0)

@@ -15,12 +15,12 @@ from tformer_jax.inference.engine.state import (
     Plan,
     Size,
     State,
+    dense_slots,
     keys_of,
     of_rows,
     placed,
     put,
     row_slots,
-    slots_in_one_piece,
     start,
     with_rows,
 )
@@ -53,7 +53,7 @@ def empty(plan: Plan, size: Size) -> State:
         pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_a_row": plan.pages_a_row}
         cache = paged_cache(cfg, R, **pages, dtype=dtype)
     else:
-        cache = row_cache(cfg, R, slots_in_one_piece(plan, size), dtype=dtype)
+        cache = row_cache(cfg, R, dense_slots(plan, size), dtype=dtype)
     if cfg.family == "seq2seq":
         room = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
         cross = KeyValues(room, room).stored(dtype or cfg.dtype)
@@ -79,7 +79,7 @@ def empty(plan: Plan, size: Size) -> State:
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def widen(plan: Plan, state: State, size: Size) -> State:
     """Returns the state with longer arrays."""
-    cache, room = state.cache, slots_in_one_piece(plan, size)
+    cache, room = state.cache, dense_slots(plan, size)
 
     def pad(kept: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
         widths = [(0, 0)] * kept.ndim
@@ -215,6 +215,19 @@ def advance(
     initial = Steps(no_reports, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
     taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
     return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(whole, taken)
+
+
+@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
+def compact(plan: Plan, state: State) -> tuple[State, jax.Array]:
+    """Removes the tokens that no running beam attends to from a dense cache.
+
+    Returns:
+        The new state, and the number of slots in use, int32 [R].
+    """
+    assert isinstance(state.rows, Beams)
+    cache = state.cache.compact(state.rows.lineage)
+    used = next(iter(row_slots(cache).values())).index
+    return placed(plan, State(cache, state.rows)), whole(used)
 
 
 @jax.jit

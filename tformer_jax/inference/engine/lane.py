@@ -16,7 +16,7 @@ from tformer_jax.inference.engine import compiled
 from tformer_jax.inference.engine.compiled import MOST
 from tformer_jax.inference.engine.page_table import NOBODY, Holding, PageTable
 from tformer_jax.inference.engine.scheduler import Vacancy
-from tformer_jax.inference.engine.state import Newcomers, Plan, Size
+from tformer_jax.inference.engine.state import Newcomers, Plan, Size, dense_slots
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextStream, WholeText
 from tformer_jax.special_tokens import PAD
@@ -24,8 +24,10 @@ from tformer_jax.special_tokens import PAD
 CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
-SMALLEST = Size(SHORTEST, SHORTEST)
+SMALLEST = Size(SHORTEST, SHORTEST, SHORTEST)
 """Initial lengths of arrays."""
+LONG = 64
+"""Output length from which beam search compacts its dense cache before it widens it."""
 MUCH = 4
 """Arrays that are at least this many times longer than needed are reallocated when the lane is empty."""
 
@@ -150,21 +152,39 @@ class Lane:
         rows are free (None: until all are done), or until an array must grow.
         """
         self._hypotheses = None
-        width = self.plan.decode.width
         longest = max(running.made for running in self.running.values())
-        slots = max(running.holding.filled + (width if running.made else 1) for running in self.running.values())
         self._widen(0, longest + 1)
-        steps = min(self._affordable(seconds), self._size.output - longest)
-        pages = None
+        if not self.plan.paged:
+            self._compact()
+        pages, slots = None, self._slots_of_next_step()
         if self.plan.paged:
             pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row)
-            steps = min(steps, 1 + (pages * self.plan.page_size - slots) // width)
+        room = dense_slots(self.plan, self._size) if pages is None else pages * self.plan.page_size
+        fitting = 1 + (room - slots) // self.plan.decode.width
+        steps = min(self._affordable(seconds), self._size.output - longest, fitting)
         free = self.plan.rows - len(self.running)
         enough = self.plan.rows if wanted is None else max(wanted, free + 1)
         started = time.perf_counter()
         reports, taken = self._take_steps(steps, enough, pages)
         self._pace = (time.perf_counter() - started) / taken
         return {row: self._chosen(row, *(column[:taken, row] for column in reports)) for row in self.running}
+
+    def _slots_of_next_step(self) -> int:
+        """Returns the maximum number of slots in use in a row after one more step."""
+        width = self.plan.decode.width
+        return max(running.holding.filled + (width if running.made else 1) for running in self.running.values())
+
+    def _compact(self) -> None:
+        """Compacts a full dense cache of beam search, and widens it if that frees less than a quarter of it."""
+        slots = dense_slots(self.plan, self._size)
+        if self._slots_of_next_step() <= slots:
+            return
+        self.state, used = compiled.compact(self.plan, self.state)
+        used = jax.device_get(used)
+        for row, running in self.running.items():
+            running.holding.filled = int(used[row])
+        if self._slots_of_next_step() > 3 * slots // 4:
+            self._widen(0, 0, 2 * self._size.positions)
 
     def _take_steps(self, steps: int, enough: int, pages: int | None) -> tuple[Any, Any]:
         """Calls `compiled.advance` and copies its results to the host."""
@@ -194,7 +214,8 @@ class Lane:
     def warm_up(self, new_tokens: int) -> None:
         """Compiles the functions for requests of up to `new_tokens` tokens, with arrays that need not grow for them.
 
-        Allocates memory for rows of that length, and keeps it.
+        Allocates memory for rows of that length, and keeps it. Only the dense cache of a long beam search, whose beams
+        have few common ancestors, still grows.
         """
         translates = self.plan.model.cfg.family == "seq2seq"
         self._widen(self.plan.length if translates else 0, new_tokens)
@@ -212,6 +233,8 @@ class Lane:
             self._take_steps(1, 1, pages)
         if self.plan.decode.strategy == "beam":
             jax.block_until_ready(compiled.finished(self.state))
+            if not self.plan.paged:
+                self.state, _ = compiled.compact(self.plan, self.state)
 
     def leave(self, row: int) -> None:
         """Releases a row and its pages."""
@@ -224,9 +247,11 @@ class Lane:
             self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
         self._needed = self._smallest
 
-    def _widen(self, source: int, output: int) -> None:
-        """Extends the arrays to at least these source and output lengths."""
-        wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output)))
+    def _widen(self, source: int, output: int, positions: int = 0) -> None:
+        """Extends the arrays to at least these lengths; a dense cache gets positions for outputs of up to `LONG`."""
+        beam = self.plan.decode.strategy == "beam"
+        positions = max(positions, min(output, LONG) if beam else output)
+        wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output, positions)))
         self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
         if size != self._size:

@@ -95,6 +95,8 @@ class Size(NamedTuple):
     """Maximum number of source tokens."""
     output: int
     """Maximum number of generated tokens."""
+    positions: int
+    """Positions of a dense cache, each with a slot for every beam; smaller than `output` for long beam search."""
 
 
 def placed(plan: Plan, state: State) -> State:
@@ -115,9 +117,9 @@ def placed(plan: Plan, state: State) -> State:
     return State(dataclasses.replace(rest, layers=layers), rows(state.rows))
 
 
-def slots_in_one_piece(plan: Plan, size: Size) -> int:
+def dense_slots(plan: Plan, size: Size) -> int:
     """Returns the number of slots per row of a dense cache: a translation starts with one token."""
-    return (1 + size.output) * plan.decode.width
+    return (1 + size.positions) * plan.decode.width
 
 
 def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
