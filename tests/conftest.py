@@ -30,6 +30,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # what one test compiled, or made o
 gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay
 
 collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]
+if not (importlib.util.find_spec("playwright") and shutil.which("chromium")):
+    collect_ignore.append("report/test_page.py")
 seen: dict[str, float] = {}
 
 

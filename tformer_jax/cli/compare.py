@@ -60,6 +60,8 @@ def shown(found: Comparison, sentences: int) -> list[Table | str]:
     parts: list[Table | str] = [f"A  {escape(found.a.name)}\nB  {escape(found.b.name)}"]
     if found.metrics:
         parts.append(_metrics(found))
+    elif found.a.family != found.b.family:
+        parts.append("The models are of different families.")
     elif found.a.family != "decoder_lm":
         parts.append("The runs were not evaluated on the same examples, so their metrics cannot be paired.")
     if found.losses:

@@ -23,7 +23,7 @@ TITLES = {
     "learning_rate": ("Learning rate", ""),
     "tokens_per_second": ("Throughput", "tokens/s"),
     "utilisation": ("Utilisation", "% of the peak FLOP/s"),
-    "flops_per_second": ("Computation", "FLOP/s"),
+    "flops_per_second": ("Model FLOP/s", ""),
     "grad_norm": ("Gradient norm", "before clipping"),
     "memory": ("Peak memory", "GiB"),
     "data_wait_percent": ("Waiting for data", "% of the time"),
@@ -130,13 +130,14 @@ def _histograms(runs: Sequence[Run]) -> Iterator[Chart]:
     columns = [(number, run.name, outputs.chrf) for number, run, outputs in translations if outputs.texts]
     if columns:
         yield _bars("sentence_chrf", "chrF by sentence", "%", columns)
-    columns = [
-        (number, run.name, np.array([score for score in outputs.scores if score is not None], np.float64))
-        for number, run, outputs in having
-    ]
-    if any(len(column) for _, _, column in columns):
-        title = "Probability of the predicted label" if having[0][1].family == "classifier" else "Beam score"
-        yield _bars("scores", title, "", columns)
+    for family, title in (("seq2seq", "Beam score"), ("classifier", "Probability of the predicted label")):
+        columns = [
+            (number, run.name, np.array([score for score in outputs.scores if score is not None], np.float64))
+            for number, run, outputs in having
+            if run.family == family
+        ]
+        if any(len(column) for _, _, column in columns):
+            yield _bars(f"scores_{family}", title, "", columns)
 
 
 def _has_lengths(run: Run) -> bool:

@@ -83,7 +83,7 @@ def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
         b,
         split,
         metrics,
-        list(_losses(a, b)),
+        list(_losses(a, b)) if a.family == b.family else [],
         {name: (a.config.get(name), b.config.get(name)) for name in names},
         sorted((change for change in changes if change.gain > 0), key=lambda change: -change.gain)[:CHANGED],
         sorted((change for change in changes if change.gain < 0), key=lambda change: change.gain)[:CHANGED],

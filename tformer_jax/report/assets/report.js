@@ -108,11 +108,13 @@ function wholeRange() {
   return horizontal([0, 1.015 * last || 1]);
 }
 
-/** How many powers of ten the values of a chart span. */
-function decades(chart) {
+/** A logarithmic axis: labels at 1, 2 and 5 of each power of ten, or at the powers alone if there are many. */
+function logarithmic(chart) {
   const values = chart.traces.flatMap((trace) => trace.y).filter((value) => value > 0);
   const [low, high] = values.reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [1e300, 0]);
-  return Math.log10(high / low);
+  if (!(high / low < 300)) return { type: "log", dtick: 1 };
+  const powers = [-1, 0, 1, 2, 3].map((more) => Math.floor(Math.log10(low)) + more);
+  return { type: "log", tickvals: powers.flatMap((power) => [1, 2, 5].map((digit) => Number(`${digit}e${power}`))) };
 }
 
 function layout(chart) {
@@ -124,9 +126,9 @@ function layout(chart) {
   const xaxis = { ...axis, title, showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: color("rule") };
   if (shared) xaxis.range = view.range ?? wholeRange();
   const yaxis = { ...axis, automargin: true, nticks: 6, exponentformat: "SI", rangemode: chart.zero ? "tozero" : "normal" };
-  if (chart.log || (view.log && LOSSES.includes(chart.key))) Object.assign(yaxis, { type: "log", dtick: decades(chart) > 2.5 ? 1 : Math.log10(2) });
+  if (chart.log || (view.log && LOSSES.includes(chart.key))) Object.assign(yaxis, logarithmic(chart));
   return {
-    ...STYLE, xaxis, yaxis, margin: { l: 44, r: 10, t: 8, b: 40 }, dragmode: "zoom",
+    ...STYLE, xaxis, yaxis, margin: { l: 44, r: 16, t: 8, b: 40 }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("text") },
     hoverlabel: { bgcolor: color("surface"), bordercolor: color("rule"), font: { color: color("text") }, namelength: -1 },
     shapes: events(chart),
