@@ -13,7 +13,7 @@ from flax import linen as nn
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy
-from tformer_jax.nn.sharding import whole
+from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import IGNORED
 
@@ -68,4 +68,4 @@ def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array]) -> jax.
     logits, labels, _ = registry.forward(model, params, batch)
     sums = masked_cross_entropy(logits, labels)
     hits = ((most_probable(logits) == labels) & (labels != IGNORED)).sum()
-    return whole(jnp.stack([sums.loss, hits, sums.labels]).astype(jnp.float32))
+    return replicate(jnp.stack([sums.loss, hits, sums.labels]).astype(jnp.float32))

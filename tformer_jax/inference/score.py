@@ -15,7 +15,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.models import registry
-from tformer_jax.nn.sharding import whole
+from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
@@ -137,4 +137,4 @@ def _of_labels(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Arra
         return jnp.where(label == IGNORED, 0, chosen)
 
     found = jax.lax.map(at, (features.swapaxes(0, 1), labels.swapaxes(0, 1)), batch_size=POSITIONS_AT_ONCE)
-    return whole(found.swapaxes(0, 1))
+    return replicate(found.swapaxes(0, 1))

@@ -13,7 +13,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.inference.outputs import Output, RowDecoder
-from tformer_jax.nn.sharding import whole
+from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import EOS, PAD
 
@@ -165,4 +165,4 @@ class LabelClassifier:
 def label_probabilities(model: nn.Module, params: Any, tokens: jax.Array) -> jax.Array:
     """Returns label probabilities, float32 [B, classes], for tokens int [B, S] with PAD on the right."""
     logits: Any = model.apply({"params": params}, tokens, padding_mask=tokens != PAD)
-    return whole(jax.nn.softmax(logits, axis=-1))
+    return replicate(jax.nn.softmax(logits, axis=-1))

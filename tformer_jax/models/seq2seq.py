@@ -100,5 +100,5 @@ class Seq2Seq(TokenDecoder):
             width=width,
             dtype=dtype,
             cross_attention=crosses,
-            memory_mask=memory_padding_mask,
+            memory_padding_mask=memory_padding_mask,
         )

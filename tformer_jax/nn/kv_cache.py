@@ -103,17 +103,17 @@ class DecoderCache:
     layers: tuple[LayerCache, ...]
     slots: dict[str, Slots]
     """Slot layouts by kind of layer, "full" and "window"."""
-    memory_mask: jax.Array | None
-    """bool [B, S]: the real tokens of the encoder's input."""
+    memory_padding_mask: jax.Array | None
+    """bool [B, S]: True for tokens of the encoder's input that are not padding."""
     lengths: jax.Array
     """int32 [B]: the position of the next token."""
     prefix: jax.Array | None = None
     """int32 [B]: number of leading tokens that all tokens of the row may attend to; None: 0."""
 
     def admit(
-        self, token_mask: jax.Array, *, side_by_side: bool = False
+        self, padding_mask: jax.Array, *, side_by_side: bool = False
     ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
-        """Assigns positions and slots to T new tokens, of which those in `token_mask` (bool [B, T]) are real.
+        """Assigns positions and slots to T new tokens, of which those in `padding_mask` (bool [B, T]) are real.
 
         The positions are consecutive or, if `side_by_side`, the same for all tokens of a row.
 
@@ -125,11 +125,14 @@ class DecoderCache:
             ConfigError: the tokens do not fit; checked only outside of compiled functions.
         """
         if side_by_side:
-            after, counts = jnp.zeros(token_mask.shape, jnp.int32), token_mask.any(axis=1).astype(jnp.int32)
+            after, counts = jnp.zeros(padding_mask.shape, jnp.int32), padding_mask.any(axis=1).astype(jnp.int32)
         else:
-            after, counts = jnp.cumsum(token_mask, axis=1, dtype=jnp.int32) - 1, token_mask.sum(axis=1, dtype=jnp.int32)
+            after, counts = (
+                jnp.cumsum(padding_mask, axis=1, dtype=jnp.int32) - 1,
+                padding_mask.sum(axis=1, dtype=jnp.int32),
+            )
         positions = self.lengths[:, None] + after
-        new = Tokens.of_call(jnp.where(token_mask, positions, EMPTY))
+        new = Tokens.of_call(jnp.where(padding_mask, positions, EMPTY))
         admitted = {kind: slots.admit(new, side_by_side=side_by_side) for kind, slots in self.slots.items()}
         moved = dataclasses.replace(
             self, slots={kind: slots for kind, (slots, _) in admitted.items()}, lengths=self.lengths + counts
@@ -175,7 +178,7 @@ def empty_cache(
     width: int = 1,
     dtype: str | None = None,
     cross_attention: Sequence[KeyValues] | None = None,
-    memory_mask: jax.Array | None = None,
+    memory_padding_mask: jax.Array | None = None,
     prefix: jax.Array | None = None,
 ) -> DecoderCache:
     """Builds an empty cache with room for `length` positions per row.
@@ -193,7 +196,7 @@ def empty_cache(
         else:
             slots[kind] = DenseSlots.empty(batch, length * width)
     shapes = {kind: (batch, cfg.kv_heads, of.tokens.positions.shape[1], cfg.head_size) for kind, of in slots.items()}
-    return _cache(cfg, slots, shapes, dtype, cross_attention, memory_mask, prefix)
+    return _cache(cfg, slots, shapes, dtype, cross_attention, memory_padding_mask, prefix)
 
 
 def row_cache(cfg: ModelConfig, batch: int, length: int, *, dtype: str | None = None) -> DecoderCache:
@@ -214,7 +217,7 @@ def paged_cache(
     return _cache(cfg, slots, shapes, dtype, prefix=jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None)
 
 
-def _cache(cfg, slots, shapes, dtype, cross_attention=None, memory_mask=None, prefix=None) -> DecoderCache:
+def _cache(cfg, slots, shapes, dtype, cross_attention=None, memory_padding_mask=None, prefix=None) -> DecoderCache:
     dtype = dtype or cfg.dtype
 
     def layer(number: int) -> LayerCache:
@@ -224,4 +227,4 @@ def _cache(cfg, slots, shapes, dtype, cross_attention=None, memory_mask=None, pr
 
     (batch, _) = next(iter(slots.values())).tokens.positions.shape
     layers = tuple(layer(number) for number in range(cfg.decoder_layers))
-    return DecoderCache(layers, slots, memory_mask, jnp.zeros((batch,), jnp.int32), prefix)
+    return DecoderCache(layers, slots, memory_padding_mask, jnp.zeros((batch,), jnp.int32), prefix)

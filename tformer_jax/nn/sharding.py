@@ -20,7 +20,7 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, partition(names, x.shape))
 
 
-def whole(x: jax.Array) -> jax.Array:
+def replicate(x: jax.Array) -> jax.Array:
     """Replicates x on every device of the current mesh, so that every process can read it."""
     return constrain(x, *[None] * x.ndim)
 

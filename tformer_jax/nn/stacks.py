@@ -202,7 +202,7 @@ class Decoder(Stack):
             masks={kind: self.masks(mask(keys))[kind] for kind, keys in attended.items()},
             padding_mask=padding_mask,
             positions=self.positions(positions),
-            cross_mask=Mask(padding_mask=cache.memory_mask),
+            cross_mask=Mask(padding_mask=cache.memory_padding_mask),
             slots=cache.slots,
         )
         layer_caches: list[Any] = []

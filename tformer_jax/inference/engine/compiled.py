@@ -28,7 +28,7 @@ from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.rows import Report, Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, paged_cache, row_cache
-from tformer_jax.nn.sharding import whole
+from tformer_jax.nn.sharding import replicate
 from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
 
@@ -58,7 +58,7 @@ def empty(plan: Plan, size: Size) -> State:
         room = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
         cross = KeyValues(room, room).stored(dtype or cfg.dtype)
         layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
-        cache = dataclasses.replace(cache, layers=layers, memory_mask=jnp.zeros((R, size.source), bool))
+        cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((R, size.source), bool))
     zeros = jnp.zeros((R,), jnp.int32)
     unused_rows = Newcomers(
         places=zeros,
@@ -101,7 +101,7 @@ def widen(plan: Plan, state: State, size: Size) -> State:
         cache,
         layers=tuple(layer(kept) for kept in cache.layers),
         slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
-        memory_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_mask),
+        memory_padding_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_padding_mask),
     )
     return placed(plan, State(cache, state.rows.widened(size.output)))
 
@@ -214,7 +214,7 @@ def advance(
     no_reports = jax.tree.map(lambda leaf: jnp.zeros((MOST, *leaf.shape), leaf.dtype), rows.report())
     initial = Steps(no_reports, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
     taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
-    return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(whole, taken)
+    return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(replicate, taken)
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
@@ -235,15 +235,15 @@ def finished(state: State) -> Hypotheses:
     """Returns the finished hypotheses of beam search for each row."""
     rows = state.rows
     assert isinstance(rows, Beams)
-    return Hypotheses(*map(whole, rows.finished))
+    return Hypotheses(*map(replicate, rows.finished))
 
 
 def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Array, sources: jax.Array) -> DecoderCache:
-    assert cache.memory_mask is not None
-    variables, real = {"params": params}, sources != PAD
-    memory = plan.model.apply(variables, sources, real, method="encode")
-    own: Any = plan.model.apply(variables, memory, real, 1, dtype=plan.decode.cache_dtype, method="init_cache")
-    missing = cache.memory_mask.shape[1] - sources.shape[1]
+    assert cache.memory_padding_mask is not None
+    variables, padding_mask = {"params": params}, sources != PAD
+    memory = plan.model.apply(variables, sources, padding_mask, method="encode")
+    own: Any = plan.model.apply(variables, memory, padding_mask, 1, dtype=plan.decode.cache_dtype, method="init_cache")
+    missing = cache.memory_padding_mask.shape[1] - sources.shape[1]
 
     def padded(kept: jax.Array, new: jax.Array) -> jax.Array:
         return kept.at[places].set(jnp.pad(new, ((0, 0), (0, 0), (0, missing), (0, 0))), mode="drop")
@@ -252,5 +252,5 @@ def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Arra
         LayerCache(layer.self_attention, jax.tree.map(padded, layer.cross_attention, read.cross_attention))
         for layer, read in zip(cache.layers, own.layers, strict=True)
     )
-    mask = put(cache.memory_mask, places, jnp.pad(real, ((0, 0), (0, missing))))
-    return dataclasses.replace(cache, layers=layers, memory_mask=mask)
+    mask = put(cache.memory_padding_mask, places, jnp.pad(padding_mask, ((0, 0), (0, missing))))
+    return dataclasses.replace(cache, layers=layers, memory_padding_mask=mask)

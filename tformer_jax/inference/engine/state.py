@@ -160,7 +160,7 @@ def of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> De
             LayerCache(layer.self_attention, jax.tree.map(take, layer.cross_attention)) for layer in cache.layers
         ),
         slots={kind: of(slots) for kind, slots in row_slots(cache).items()},
-        memory_mask=jax.tree.map(take, cache.memory_mask),
+        memory_padding_mask=jax.tree.map(take, cache.memory_padding_mask),
         lengths=cache.lengths[places],
         prefix=jax.tree.map(take, cache.prefix),
     )
