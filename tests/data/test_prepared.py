@@ -209,6 +209,23 @@ def test_damaged_folders(mistake, corpus_folder, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["decoder_lm", "decoder_lm packed"])
+def test_ids_outside_the_vocabulary(kind, corpus_folder, tmp_path):
+    cfg = config(kind)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    stream = tmp_path / "p" / "train.tokens"
+    stream.write_bytes(b"\xff" * stream.stat().st_size)
+    cfg = prepared(cfg, tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    tokenizers = Tokenizers.load(corpus.tokenizers)
+    sentence = f"token id 65535, and the vocabulary has only {tokenizers.target.vocab_size} tokens"
+    with pytest.raises(DataError, match=sentence):
+        next(train_batches(cfg, corpus, tokenizers))
+    if kind == "decoder_lm":
+        with pytest.raises(DataError, match=sentence):
+            next(evaluation_batches(cfg, corpus.train, tokenizers))
+
+
 def test_folders_that_do_not_fit(corpus_folder, tmp_path):
     prepare(config("seq2seq"), corpus_folder, tmp_path / "a")
     prepare(config("seq2seq", tokenizer="bytes"), corpus_folder, tmp_path / "b")

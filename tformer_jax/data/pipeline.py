@@ -15,7 +15,7 @@ from grain.experimental import index_shuffle
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, length_of, pad_batch, smallest_fitting
 from tformer_jax.data.columns import Block, split_examples
-from tformer_jax.data.corpora import Corpus, Example, Joined
+from tformer_jax.data.corpora import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.pending import of_block
@@ -32,6 +32,8 @@ DOCUMENTS = 8
 PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 8
 WHOLE_BATCH = Shards()
+TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
+"""Keys of a batch whose values are token ids."""
 
 
 def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards: Shards = WHOLE_BATCH) -> Prefetched:
@@ -46,10 +48,11 @@ def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards
 
     Raises:
         ConfigError: a batch does not divide into the shards, or the data is shorter than one window.
+        DataError: raised by the iterator for a token id outside the vocabulary.
     """
     check_divisible(cfg, shards.count)
     dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers, shards)
-    return Prefetched(iter(dataset), PREFETCHED_BATCHES)
+    return Prefetched(iter(dataset.map(functools.partial(_check_ids, tokenizers))), PREFETCHED_BATCHES)
 
 
 def evaluation_batches(
@@ -64,7 +67,17 @@ def evaluation_batches(
 
     Documents are evaluated completely: those longer than a packed row continue in further rows, even with
     `data.overlong="cut"`.
+
+    Raises:
+        DataError: a token id is outside the vocabulary.
     """
+    batches = _evaluation_batches(cfg, examples, tokenizers, labels, multiple_of)
+    return (_check_ids(tokenizers, batch) for batch in batches)
+
+
+def _evaluation_batches(
+    cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, multiple_of: int
+) -> Iterator[Batch]:
     rows = -(-cfg.eval.batch_size // multiple_of) * multiple_of
     reader = _reader(examples, tokenizers, labels)
     if cfg.data.batching == "windows":
@@ -80,6 +93,18 @@ def evaluation_batches(
     for start in range(0, len(ordered), rows):
         chunk = ordered[start : start + rows]
         yield pad_batch(chunk, rows, smallest_fitting(cfg.data.bucket_lengths, length_of(chunk[-1])))
+
+
+def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
+    """Returns the batch; raises `DataError` if one of its token ids is outside the vocabulary."""
+    for name in TOKEN_KEYS & batch.keys():
+        size = (tokenizers.source if name == "source" else tokenizers.target).vocab_size
+        if (largest := batch[name].max()) >= size:
+            raise DataError(
+                f"the data holds token id {largest}, and the vocabulary has only {size} tokens: it is damaged, or "
+                "was prepared with other tokenizers; prepare it again"
+            )
+    return batch
 
 
 def check_divisible(cfg: Config, devices: int) -> None:

@@ -35,7 +35,10 @@ class TokenEmbedding(nn.Module):
         self.embedding = self.param("embedding", init, (self.vocab_size, cfg.dim), jnp.dtype(cfg.param_dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Embeds int [B, T] -> [B, T, D], times sqrt(D) if `cfg.scale_embeddings`; NaN for ids outside [0, V)."""
+        """Embeds int [B, T] -> [B, T, D], times sqrt(D) if `cfg.scale_embeddings`.
+
+        An id outside [0, V) gives NaN, because compiled code cannot raise; the data pipeline checks ids on the host.
+        """
         vectors = with_gathered(_vectors, tokens, self.embedding, (axes.VOCAB, axes.EMBED)).astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
 
