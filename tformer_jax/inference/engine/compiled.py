@@ -227,7 +227,7 @@ def compact(plan: Plan, state: State) -> tuple[State, jax.Array]:
     assert isinstance(state.rows, Beams)
     cache = state.cache.compact(state.rows.lineage)
     used = next(iter(row_slots(cache).values())).index
-    return placed(plan, State(cache, state.rows)), whole(used)
+    return placed(plan, State(cache, state.rows)), replicate(used)
 
 
 @jax.jit
