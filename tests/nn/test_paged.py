@@ -38,7 +38,7 @@ def put(slots: PagedSlots, pool: jax.Array, counts: list[int], first: list[int])
 def test_rows_read_their_own_tokens(data):
     pages = data.draw(st.permutations(range(1, 1 + ROWS * A_ROW)))
     slots = dataclasses.replace(
-        PagedSlots.unheld(ROWS, A_ROW, SIZE), table=jnp.asarray(pages, jnp.int32).reshape(ROWS, A_ROW)
+        PagedSlots.without_pages(ROWS, A_ROW, SIZE), table=jnp.asarray(pages, jnp.int32).reshape(ROWS, A_ROW)
     )
     pool, lengths = jnp.zeros((1 + ROWS * A_ROW, 1, SIZE, 1)), [0] * ROWS
     for _ in range(data.draw(st.integers(1, 4))):

@@ -27,7 +27,7 @@ def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
     attended = np.asarray(attended)[:, 0, :, 0]
     if isinstance(slots, PagedSlots):
         attended = attended[slots.table].reshape(ROWS, S)
-    return slots.settled(), kept, np.asarray(seen.positions), attended
+    return slots.end_call(), kept, np.asarray(seen.positions), attended
 
 
 def held(positions: np.ndarray, keys: np.ndarray) -> list[list[int]]:
@@ -46,7 +46,7 @@ def test_rows_forget_different_numbers_of_tokens(kind):
     @given(data=st.data())
     def check(data):
         if kind == "paged":
-            slots, kept = PagedSlots.unheld(ROWS, 2, S // 2), jnp.zeros((1 + ROWS * 2, 1, S // 2, 1))
+            slots, kept = PagedSlots.without_pages(ROWS, 2, S // 2), jnp.zeros((1 + ROWS * 2, 1, S // 2, 1))
             slots = dataclasses.replace(slots, table=PAGES)
         else:
             slots, kept = RowSlots.empty(ROWS, S), jnp.zeros((ROWS, 1, S, 1))
@@ -124,4 +124,4 @@ def test_a_ring_keeps_the_window_of_each_row_whatever_padding_a_call_has(window)
 def test_a_full_cache_refuses_the_next_token(make):
     slots, _ = make().admit(Tokens.of_call(jnp.arange(4)[None].repeat(2, axis=0)))
     with pytest.raises(ConfigError, match="5 tokens do not fit a cache of 4 slots; give `init_cache` a larger length"):
-        slots.settled().admit(Tokens.of_call(jnp.full((2, 1), 4)))
+        slots.end_call().admit(Tokens.of_call(jnp.full((2, 1), 4)))

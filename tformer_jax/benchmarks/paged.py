@@ -138,7 +138,7 @@ def filled(cache: DecoderCache, lengths: jax.Array) -> DecoderCache:
         keys = jax.random.split(jax.random.key(number))
         new = KeyValues(*(jax.random.normal(key, (rows, K, longest, H)) for key in keys))
         layers.append(dataclasses.replace(layer, self_attention=layer.self_attention.extend(new, slots)[0]))
-    return dataclasses.replace(cache, layers=tuple(layers), slots={"full": slots.settled()})
+    return dataclasses.replace(cache, layers=tuple(layers), slots={"full": slots.end_call()})
 
 
 def decoding(model: Any, params: Any, cache: DecoderCache, steps: int) -> Run:

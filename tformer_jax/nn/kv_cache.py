@@ -62,9 +62,10 @@ class KeyValues:
     def extend(self, new: "KeyValues", slots: Slots) -> tuple["KeyValues", "KeyValues"]:
         """Writes `new` [B, K, T, H] into `slots`; returns the updated cache, and the keys and values to attend to."""
         dtype = "int8" if isinstance(self.k, Quantized) else str(self.k.dtype)
-        pairs = jax.tree.map(slots.extend, self, new.stored(dtype))
-        kept, seen = jax.tree.transpose(jax.tree.structure(self), jax.tree.structure((0, 0)), pairs)
-        return kept, seen
+        leaves, structure = jax.tree.flatten(self)
+        pairs = map(slots.extend, leaves, jax.tree.leaves(new.stored(dtype)))
+        updated, attended = zip(*pairs, strict=True)
+        return jax.tree.unflatten(structure, updated), jax.tree.unflatten(structure, attended)
 
 
 @flax.struct.dataclass
@@ -211,7 +212,7 @@ def paged_cache(
 ) -> DecoderCache:
     """Builds an empty cache whose rows share `pages` pages of `page_size` tokens; page 0 belongs to no row."""
     slots: dict[str, Slots] = {
-        kind: PagedSlots.unheld(batch, pages_a_row, page_size) for kind in set(cfg.layer_pattern)
+        kind: PagedSlots.without_pages(batch, pages_a_row, page_size) for kind in set(cfg.layer_pattern)
     }
     shapes = dict.fromkeys(slots, (pages, cfg.kv_heads, page_size, cfg.head_size))
     return _cache(cfg, slots, shapes, dtype, prefix=jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None)

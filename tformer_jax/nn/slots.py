@@ -38,7 +38,7 @@ class Tokens:
 
 
 class Slots(Protocol):
-    """A slot layout. Each call runs `admit`, then `extend` for every array of keys or values, then `settled`."""
+    """A slot layout. Each call runs `admit`, then `extend` for every array of keys or values, then `end_call`."""
 
     tokens: Tokens
 
@@ -56,8 +56,8 @@ class Slots(Protocol):
             The updated `old`, and the array that this call attends to, [B, K, S, ...], ordered as `admit`'s tokens.
         """
 
-    def settled(self) -> Self:
-        """Returns the layout between calls, in which all arrays have the same shapes as before the last call."""
+    def end_call(self) -> Self:
+        """Discards the state of the current call, so that all arrays have the same shapes before every call."""
 
     def forget(self, counts: jax.Array) -> Self:
         """Removes the `counts` (int32 [B]) newest tokens of each row, which must be the last ones of their call."""
@@ -79,7 +79,7 @@ class DenseSlots:
     def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple["DenseSlots", Tokens]:
         """See `Slots`."""
         T = new.positions.shape[1]
-        _check_room(self.index + T, self.tokens)
+        _check_capacity(self.index + T, self.tokens)
         tokens = jax.tree.map(lambda old, new: _put(old, new, self.index, axis=1), self.tokens, new)
         return DenseSlots(tokens, self.index + T), tokens
 
@@ -88,7 +88,7 @@ class DenseSlots:
         kept = _put(old, new, self.index - new.shape[2], axis=2)
         return kept, kept
 
-    def settled(self) -> "DenseSlots":
+    def end_call(self) -> "DenseSlots":
         """See `Slots`."""
         return self
 
@@ -136,7 +136,7 @@ class RingSlots:
         kept = _put_at(old, new, self.added)
         return kept, kept if self.one_position else _joined(old, new, axis=2)
 
-    def settled(self) -> "RingSlots":
+    def end_call(self) -> "RingSlots":
         """See `Slots`."""
         return dataclasses.replace(self, added=self.added[:, :0], one_position=False)
 
@@ -167,10 +167,10 @@ class RowSlots:
         added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
         tokens = jax.tree.map(lambda old, new: _put_at(old, new, added), self.tokens, new)
         index = self.index + real.sum(axis=1, dtype=jnp.int32)
-        _check_room(index, self.tokens)
+        _check_capacity(index, self.tokens)
         return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
 
-    def settled(self) -> Self:
+    def end_call(self) -> Self:
         """See `Slots`."""
         return dataclasses.replace(self, added=self.added[:, :0])
 
@@ -202,7 +202,7 @@ class PagedSlots(RowSlots):
     """int32 [B, P]: pages of each row; 0 for unassigned entries."""
 
     @classmethod
-    def unheld(cls, batch: int, pages: int, size: int) -> "PagedSlots":
+    def without_pages(cls, batch: int, pages: int, size: int) -> "PagedSlots":
         """Returns rows without pages, with tables of `pages` entries for pages of `size` tokens."""
         rows = RowSlots.empty(batch, pages * size)
         return cls(rows.tokens, rows.index, rows.added, jnp.zeros((batch, pages), jnp.int32))
@@ -225,7 +225,7 @@ class PagedSlots(RowSlots):
         return kept, kept
 
 
-def _check_room(used: jax.Array, tokens: Tokens) -> None:
+def _check_capacity(used: jax.Array, tokens: Tokens) -> None:
     """Raises `ConfigError` if more slots are used than exist.
 
     Not checked inside compiled functions, where tokens beyond the last slot are dropped or overwrite others.

@@ -210,7 +210,7 @@ class Decoder(Stack):
             x, written = layer(x, ctx, layer_cache)
             layer_caches.append(written)
         x = self.norm(x) if self.norm else x
-        slots = {kind: of.settled() for kind, of in cache.slots.items()}
+        slots = {kind: of.end_call() for kind, of in cache.slots.items()}
         return x, dataclasses.replace(cache, layers=tuple(layer_caches), slots=slots)
 
     def cross_keys_values(self, memory: jax.Array) -> tuple[KeyValues, ...]:

@@ -11,7 +11,7 @@ from tformer_jax.inference.beam import Beams, Hypotheses
 from tformer_jax.inference.chains import Chains
 from tformer_jax.inference.engine.state import (
     ALL,
-    Newcomers,
+    NewRows,
     Plan,
     Size,
     State,
@@ -60,7 +60,7 @@ def empty(plan: Plan, size: Size) -> State:
         layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
         cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((R, size.source), bool))
     zeros = jnp.zeros((R,), jnp.int32)
-    unused_rows = Newcomers(
+    unused_rows = NewRows(
         places=zeros,
         last=zeros,
         counts=zeros,
@@ -107,7 +107,7 @@ def widen(plan: Plan, state: State, size: Size) -> State:
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
-def admit(plan: Plan, params: Any, state: State, new: Newcomers) -> State:
+def admit(plan: Plan, params: Any, state: State, new: NewRows) -> State:
     """Assigns rows to new requests and encodes their sources; `read` then reads their prompts."""
     cache, places = state.cache, new.places
     slots = row_slots(cache)
@@ -142,7 +142,7 @@ def fork(
 
     Args:
         source, to: int32 scalars.
-        seeds: uint32 [2], as in `Newcomers`.
+        seeds: uint32 [2], as in `NewRows`.
         table: int32 [pages per row], page table of row `to`.
         copies: int32 [n, 2], pages to copy, (from, to); (0, 0) copies nothing.
     """

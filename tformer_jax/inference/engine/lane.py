@@ -16,7 +16,7 @@ from tformer_jax.inference.engine import compiled
 from tformer_jax.inference.engine.compiled import MOST
 from tformer_jax.inference.engine.page_table import NOBODY, Holding, PageTable
 from tformer_jax.inference.engine.scheduler import Vacancy
-from tformer_jax.inference.engine.state import Newcomers, Plan, Size, dense_slots
+from tformer_jax.inference.engine.state import NewRows, Plan, Size, dense_slots
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextStream, WholeText
 from tformer_jax.special_tokens import PAD
@@ -131,12 +131,12 @@ class Lane:
         free = iter(self._free)
         placed = [[(next(free), row) for row in request] for request in requests]
         leaders = [request[0][1] for request in placed]
-        places = self._nowhere(len(leaders))
+        places = self._padding_places(len(leaders))
         places[: len(leaders)] = [request[0][0] for request in placed]
         if not self.running:
             self._shrink()
         self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
-        self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers(leaders, places))
+        self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows(leaders, places))
         self._read_prompts(leaders, places)
         for (place, _), *siblings in placed:
             for to, row in siblings:
@@ -223,9 +223,9 @@ class Lane:
         lengths = powers_of_two(
             SHORTEST, self._size.source if translates else min(CHUNK, power_of_two(self.plan.length - 1))
         )
-        for places in map(self._nowhere, sorted({1, self.plan.rows})):
+        for places in map(self._padding_places, sorted({1, self.plan.rows})):
             for length in lengths if translates else lengths[:1]:
-                self.state = compiled.admit(self.plan, self._params, self.state, self._newcomers([], places, length))
+                self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows([], places, length))
             for length in [] if translates else lengths:
                 tokens = np.full((len(places), length), PAD, np.int32)
                 self.state = compiled.read(self.plan, self._params, self.state, places, tokens)
@@ -264,12 +264,12 @@ class Lane:
         copies = np.array(row.copies or [(NOBODY, NOBODY)], np.int32)
         self.state = compiled.fork(self.plan, self.state, source, to, seeds, table, copies)
 
-    def _nowhere(self, count: int) -> np.ndarray:
+    def _padding_places(self, count: int) -> np.ndarray:
         """Returns places outside the lane, int32 [P], for at least `count` rows that are read together."""
         size = power_of_two(count) if not self._few_shapes else 1 if count == 1 else self.plan.rows
         return np.full(size, self.plan.rows, np.int32)
 
-    def _newcomers(self, rows: Sequence[Running], places: np.ndarray, source: int = SHORTEST) -> Newcomers:
+    def _new_rows(self, rows: Sequence[Running], places: np.ndarray, source: int = SHORTEST) -> NewRows:
         """Returns the inputs of new rows, padded to one row per place; sources have at least `source` columns."""
         count, plan = len(places), self.plan
         filler = count - len(rows)
@@ -295,7 +295,7 @@ class Lane:
             "settings": RowSettings.of_each([row.decode for row in rows] + [plan.decode] * filler),
             "sources": sources,
         }
-        return Newcomers(**host)
+        return NewRows(**host)
 
     def _read_prompts(self, rows: Sequence[Running], places: np.ndarray) -> None:
         """Reads the prompts, except tokens that are already in the row's pages; see `prefill`."""

@@ -62,7 +62,7 @@ class State:
 
 
 @flax.struct.dataclass
-class Newcomers:
+class NewRows:
     """P rows to start; padding entries have the place `Plan.rows`."""
 
     places: jax.Array
@@ -127,7 +127,7 @@ def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
     return cast(dict[str, RowSlots], cache.slots)
 
 
-def start(plan: Plan, new: Newcomers, length: int) -> Rows:
+def start(plan: Plan, new: NewRows, length: int) -> Rows:
     """Returns the initial state of rows; `length` is the maximum output length of beam search."""
     if plan.decode.strategy == "beam":
         return Beams.start(new.last, new.counts, new.room, new.settings, plan.rules, length=length, cfg=plan.decode)
