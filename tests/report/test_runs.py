@@ -94,7 +94,8 @@ def test_the_charts_hold_the_records(tmp_path):
 
 
 def test_nothing_of_a_run_becomes_markup(tmp_path):
-    run = write_run(tmp_path / "run", events=[(3, "spike", "</script><img src=x onerror=alert(1)>")])
+    markup = "</script><img src=x onerror=alert(1)>"
+    run = write_run(tmp_path / "run", events=[(3, "spike", markup)], extra={markup: 1.0, f"grad_norm/{markup}": 1.0})
     path = run / "outputs" / "test.json"
     found = json.loads(path.read_text())
     found["outputs"][0] |= {"source": "</script><script>alert(1)</script>", "output": "<img src=y>"}
@@ -196,18 +197,11 @@ def test_runs_are_named_by_what_differs(tmp_path):
 
 
 def test_numbers_are_readable():
-    assert [sections.compact(number) for number in (950, 12_345, 4_353_393, 1.2e9)] == [
-        "950",
-        "12.3 k",
-        "4.35 M",
-        "1.2 G",
-    ]
+    counts = {950: "950", 12_345: "12.3 k", 999_600: "1 M", 4_353_393: "4.35 M", 1.2e9: "1.2 G"}
+    assert {number: sections.compact(number) for number in counts} == counts
     assert [sections.duration(number) for number in (65, 3725, 90_061)] == ["1:05", "1:02:05", "1 d 1:01:01"]
-    assert (sections.signed(-0.25, 2), sections.metric(None, "loss"), sections.metric(1.5, "bleu")) == (
-        "−0.25",
-        "–",
-        "1.50",
-    )
+    assert sections.signed(-0.25, 2) == "−0.25"
+    assert (sections.metric(None, "loss"), sections.metric(1.5, "bleu")) == ("–", "1.50")
 
 
 def test_the_command_needs_no_jax(tmp_path):

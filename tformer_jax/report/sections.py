@@ -14,6 +14,7 @@ from tformer_jax.report.run import Run, differing
 from tformer_jax.report.series import to_csv
 
 ABSENT = "–"
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 GROUPS = {
     "worst": "Worst",
     "random": "Random",
@@ -232,10 +233,11 @@ def shown_value(value: Any) -> str:
 
 def compact(number: float) -> str:
     """Formats a count with three significant digits, such as `4.35 M`."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if number >= size:
-            return f"{number / (1e3 if unit == 'k' else size):.3g} {unit}"
-    return f"{number:,.0f}"
+    if number < 1e4:
+        return f"{number:,.0f}"
+    rounded = float(f"{number:.3g}")
+    size, unit = next((size, unit) for size, unit in UNITS if rounded >= size)
+    return f"{rounded / size:g} {unit}"
 
 
 def duration(seconds: float) -> str:
