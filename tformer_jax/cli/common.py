@@ -27,7 +27,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
 
     The status is 0, 2 for a user error, 1 for a run that cannot continue, or 130 for Ctrl-C.
     """
-    interrupt.install_gently()
+    interrupt.install()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
