@@ -42,7 +42,7 @@ class Architecture:
 
 def activation(name: str) -> str:
     """Returns our name of their activation."""
-    check(name in ACTIVATIONS, f"activation {name!r} is not here; known are {', '.join(ACTIVATIONS)}")
+    check(name in ACTIVATIONS, f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

@@ -139,11 +139,11 @@ def _rotary(hf: Settings) -> Settings:
     kind = full.get("rope_type", full.get("type", "default"))
     if kind == "default" or full.get("factor") == 1:
         return result
-    check(kind in ("linear", "llama3"), f"rotary scaling {kind!r} is not here; known are linear and llama3")
+    check(kind in ("linear", "llama3"), f"rotary scaling {kind!r} is not supported; supported are linear and llama3")
     result |= {"scaling": kind, "factor": float(full["factor"])}
     if kind == "llama3":
         turns = full["low_freq_factor"], full["high_freq_factor"]
-        check(turns == (1.0, 4.0), f"llama3 scaling between {turns} turns is not here; known is (1, 4)")
+        check(turns == (1.0, 4.0), f"llama3 scaling between {turns} rotations is not supported; supported is (1, 4)")
         result["original_length"] = full["original_max_position_embeddings"]
     return result
 
@@ -193,7 +193,7 @@ def _llama_settings(hf: Settings) -> Settings:
 def _windows(hf: Settings, kinds: list[str]) -> Settings:
     """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
     names = {"sliding_attention": "window", "full_attention": "full"}
-    check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not here")
+    check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not supported")
     pattern = pattern_of([names[kind] for kind in kinds])
     if hf.get("sliding_window") is None or "window" not in pattern:
         return {}

@@ -135,7 +135,7 @@ def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
 
 def _t5_settings(hf: Settings) -> Settings:
     gated, _, kind = hf["feed_forward_proj"].rpartition("-")
-    check(gated in ("", "gated"), f"feed_forward_proj={hf['feed_forward_proj']!r} is not here")
+    check(gated in ("", "gated"), f"feed_forward_proj={hf['feed_forward_proj']!r} is not supported")
     return {
         "family": "seq2seq",
         "vocab_size": hf["vocab_size"],

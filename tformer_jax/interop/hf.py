@@ -71,7 +71,9 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
 
 def _architecture(model_type: str) -> Architecture:
     if model_type not in ARCHITECTURES:
-        raise ConfigError(f"model_type {model_type!r} is not here; known are {', '.join(sorted(ARCHITECTURES))}")
+        raise ConfigError(
+            f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
+        )
     return ARCHITECTURES[model_type]
 
 
