@@ -66,6 +66,17 @@ def test_permanent_checkpoints_stay(tmp_path):
     keeper.close()
 
 
+def test_an_interruption_deletes_no_scheduled_checkpoint(tmp_path):
+    keeper = Checkpointer(tmp_path, keep=2, every=2)
+    kept = {}
+    for step in (2, 4, 6, 7, 8, 9):
+        keeper.save(step, made(step), HOST)
+        keeper.wait()
+        kept[step] = keeper.steps()
+    keeper.close()
+    assert kept == {2: [2], 4: [4, 2], 6: [6, 4], 7: [7, 6, 4], 8: [8, 6], 9: [9, 8, 6]}
+
+
 def test_a_checkpoint_is_overdue_by_its_age(tmp_path):
     for seconds, overdue in ((0, False), (1, True), (1000, False)):
         keeper = Checkpointer(tmp_path / str(seconds), keep=1, seconds=seconds)

@@ -110,7 +110,7 @@ class TrainConfig(Section):
         0, "also save when the last checkpoint is older than this (checked every log_every steps); 0: never", low=0
     )
     permanent_every: int = setting(0, "checkpoints at multiples of this many steps are never deleted; 0: none", low=0)
-    keep_checkpoints: int = setting(2, "number of newest checkpoints to keep", low=1)
+    keep_checkpoints: int = setting(2, "number of newest scheduled checkpoints to keep", low=1)
     keep_best: int = setting(0, "number of best checkpoints to keep as well, saved at evaluations", low=0)
 
     most_skipped: int = setting(5, "consecutive non-finite steps to skip before the run stops", low=1)

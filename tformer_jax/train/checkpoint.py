@@ -1,12 +1,10 @@
 """Saves checkpoints of the sharded state and the host's state, atomically, with Orbax."""
 
-import dataclasses
 import json
 import logging
 import math
 import re
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +20,6 @@ from tformer_jax.train.state import TrainState
 
 DAMAGED = "damaged"
 """Name of the folder, beside the checkpoints, that damaged ones are moved to."""
-
-
-@dataclasses.dataclass
-class LatestScheduled(policies.PreservationPolicy):
-    """Preserves the newest `n` among the checkpoints at multiples of `every` steps and the latest one.
-
-    An unscheduled checkpoint, such as that of an interruption, counts only while it is the latest.
-    """
-
-    n: int
-    every: int
-
-    def should_preserve(
-        self, checkpoints: Sequence[policies.PolicyCheckpointInfo], *, context: policies.PreservationContext
-    ) -> Sequence[bool]:
-        """Returns whether to keep each checkpoint; `checkpoints` are ordered from the oldest."""
-        steps = [info.step for info in checkpoints]
-        counted = [step for step in steps if step % self.every == 0 or step == steps[-1]]
-        return [step in counted[-self.n :] for step in steps]
 
 
 class Checkpointer:
@@ -65,8 +44,8 @@ class Checkpointer:
         """Opens the folder for writing; without `keep`, for reading.
 
         Args:
-            keep: number of newest checkpoints to keep.
-            every: steps between scheduled checkpoints; only these and the latest one count towards `keep`.
+            keep: number of newest scheduled checkpoints to keep; the latest one is kept in any case.
+            every: steps between scheduled checkpoints; others are those of interruptions, evaluations and the end.
             keep_best: number of best-scored checkpoints to keep as well.
             permanent_every: checkpoints at multiples of this many steps are never deleted; 0: none.
             seconds: age of the newest checkpoint at which another is `overdue`; 0: never.
@@ -77,9 +56,10 @@ class Checkpointer:
             options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
             best = policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+            scheduled = policies.EveryNSteps(interval_steps=every, max_to_keep=keep)
             permanent = [policies.EveryNSteps(interval_steps=permanent_every)] if permanent_every else []
             options = ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy([LatestScheduled(keep, every), best, *permanent]),
+                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), scheduled, best, *permanent]),
                 save_decision_policy=policies.ContinuousCheckpointingPolicy(minimum_interval_secs=seconds),
                 best_fn=_score,
                 create=True,
