@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer_jax.data import packing
 from tformer_jax.data.columns import Column, split_examples
-from tformer_jax.data.packing import POOL, choose_row, packed_once
-from tformer_jax.data.transforms import Framer
+from tformer_jax.data.packing import POOL, choose_row
+from tformer_jax.data.pending import with_ids
+from tformer_jax.data.rows import WHOLE_BATCH, RowReader
+from tformer_jax.data.transforms import Framer, Tokenised
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
@@ -21,6 +24,11 @@ def documents(lengths, carry: bool, window: int = 8):
     texts = [np.array(list(itertools.islice(fresh, length)), np.int32) for length in lengths]
     framed = Framer(window, window, carry=carry)({"text": Column.of(texts)})
     return texts, split_examples(framed)
+
+
+def packed_once(examples, rows: int, capacity):
+    read = RowReader(Tokenised((), None), Framer(0, 0), WHOLE_BATCH)
+    return packing.packed_once(with_ids(examples), rows, capacity, read)
 
 
 def segments_of(batches, tokens: str, segments: str):

@@ -93,7 +93,43 @@ def test_a_process_reads_its_own_rows_only(kind, overlong, corpus_folder, tmp_pa
     batches = train_batches(*arguments)
     assert_shards_of(arguments, list(itertools.islice(batches, 12)))
     batches.close()
-    read = collections.Counter()
+    read = counted_ids(monkeypatch)
+    for own in ((0, 1, 2, 3), (0, 3), (1, 2)):
+        read.owner = own
+        batches = train_batches(*arguments, shards=Shards(4, own))._batches  # without the thread that runs ahead
+        for _ in range(6):
+            next(batches)
+    windows = cfg.data.batching == "windows"  # are read from the stream, which is mapped into memory
+    assert (read[0, 3] + read[1, 2] == read[0, 1, 2, 3]) and (windows or min(read.values()) > 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_evaluates_its_own_rows_only(kind, corpus_folder, tmp_path, monkeypatch):
+    """Four processes prepare the batches of one, and together read each record once."""
+    cfg = config(kind)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    corpus = load_corpus(prepared(cfg, tmp_path / "p"), None)
+    tokenizers, read, found = Tokenizers.load(corpus.tokenizers), counted_ids(monkeypatch), {}
+    for own in ((0, 1, 2, 3), (0,), (1,), (2,), (3,)):
+        read.owner = own
+        batches = evaluation_batches(cfg, corpus.test, tokenizers, corpus.labels, shards=Shards(4, own))
+        found[own] = list(batches)
+    for number, batch in enumerate(found.pop((0, 1, 2, 3))):
+        for key, rows in batch.items():
+            parts = [found[own][number][key] for own in sorted(found)]
+            np.testing.assert_array_equal(np.concatenate(parts), rows)
+    assert sum(read[own] for own in found) == read[0, 1, 2, 3]
+
+
+class Counts(collections.Counter):
+    """Numbers by owner."""
+
+    owner: tuple[int, ...] = ()
+
+
+def counted_ids(monkeypatch) -> Counts:
+    """Counts the ids that are read from records, by the current `owner`."""
+    counts = Counts()
 
     def count(name):
         original = getattr(Records, name)
@@ -101,19 +137,14 @@ def test_a_process_reads_its_own_rows_only(kind, overlong, corpus_folder, tmp_pa
         def counted(self, *given):
             found = original(self, *given)
             ids = sum(column.lengths.sum() for column in found.values()) if name == "read" else len(found) - 1
-            read[own] += int(ids)
+            counts[counts.owner] += int(ids)
             return found
 
         monkeypatch.setattr(Records, name, counted)
 
-    for name in ("read", "span"):
-        count(name)
-    for own in ((0, 1, 2, 3), (0, 3), (1, 2)):
-        batches = train_batches(*arguments, shards=Shards(4, own))._batches  # without the thread that runs ahead
-        for _ in range(6):
-            next(batches)
-    windows = cfg.data.batching == "windows"  # are read from the stream, which is mapped into memory
-    assert (read[0, 3] + read[1, 2] == read[0, 1, 2, 3]) and (windows or min(read.values()) > 0)
+    count("read")
+    count("span")
+    return counts
 
 
 @pytest.mark.parametrize("kind", ["seq2seq", "decoder_lm", "decoder_lm packed"])

@@ -1,7 +1,7 @@
 """Length buckets: examples of similar length share a batch, and every batch has one of a few fixed shapes."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -23,9 +23,9 @@ def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
     return {length: cfg.batch_tokens // length // multiple * multiple for length in cfg.bucket_lengths}
 
 
-def length_of(example: Tokens) -> int:
-    """Length of the longest side of an example, in tokens."""
-    return max(map(len, example.values()))
+def length_of(example: PendingExample) -> int:
+    """Returns the length of the longest side of an example, in tokens."""
+    return max(example.lengths.values())
 
 
 def smallest_fitting(lengths: Sequence[int], length: int) -> int:
@@ -33,16 +33,29 @@ def smallest_fitting(lengths: Sequence[int], length: int) -> int:
     return next(bucket for bucket in lengths if length <= bucket)
 
 
-def pad_batch(examples: Sequence[Tokens], rows: int, length: int) -> dict[str, np.ndarray]:
-    """Stacks examples into int32 [rows, length] (labels of classes: [rows]); missing rows are padding."""
+def pad_batch(examples: Sequence[Tokens], rows: int, length: int, keys: Iterable[str]) -> dict[str, np.ndarray]:
+    """Stacks the `keys` of examples into int32 [rows, length] (labels of classes: [rows]); missing rows are padding."""
     batch = {}
-    for key in examples[0]:
+    for key in keys:
         fill = IGNORED if key in LABELS else PAD
         array = np.full((rows, 1 if key == "label" else length), fill, np.int32)
         for row, example in enumerate(examples):
             array[row, : len(example[key])] = example[key]
         batch[key] = array[:, 0] if key == "label" else array
     return batch
+
+
+def bucketed_once(
+    examples: Iterable[PendingExample], rows: int, lengths: Sequence[int], reader: RowReader
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the own rows of batches that hold every example once, shortest first; the last rows may be padding."""
+    ordered = sorted(examples, key=length_of)
+    for start in range(0, len(ordered), rows):
+        chunk: list[PendingExample | None] = [*ordered[start : start + rows]]
+        longest = ordered[min(start + rows, len(ordered)) - 1]
+        own = reader.own(chunk + [None] * (rows - len(chunk)))
+        ids = reader.ids([example for example in own if example is not None])
+        yield pad_batch(ids, len(own), smallest_fitting(lengths, length_of(longest)), longest.lengths)
 
 
 class BucketBatches(grain.IterDataset):
@@ -75,13 +88,13 @@ class BucketIterator(grain.DatasetIterator):
                 self._unsorted.extend(next(self._parent))
                 continue
             example = self._unsorted.popleft()
-            length = smallest_fitting(self._lengths, max(example.lengths.values()))
+            length = smallest_fitting(self._lengths, length_of(example))
             bucket = self._buckets[length]
             bucket.append(example)
             if len(bucket) == self._sizes[length]:
                 self._buckets[length] = []
                 own = self._reader.own(bucket)
-                return pad_batch(self._reader.ids(own), len(own), length)
+                return pad_batch(self._reader.ids(own), len(own), length, example.lengths)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state between two batches; `pending.jsonable` converts it to JSON."""

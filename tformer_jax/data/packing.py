@@ -10,7 +10,7 @@ import numpy as np
 
 from tformer_jax.data.bucketing import LABELS
 from tformer_jax.data.columns import Column, Tokens
-from tformer_jax.data.pending import PendingExample, PendingExamples, with_ids
+from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.rows import RowReader
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -92,16 +92,16 @@ class _Search:
         return first
 
 
-def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, int]) -> dict[str, np.ndarray]:
-    """Concatenates the examples of each row: int32 [count, length] per key, with the segments of `SEGMENTS`.
+def pack_rows(rows: Sequence[Sequence[Tokens]], capacity: dict[str, int], keys: Sequence[str]) -> dict[str, np.ndarray]:
+    """Concatenates the examples of each row: int32 [rows, length] for each of `keys`, and the segments of `SEGMENTS`.
 
-    Labels have the length of their tokens; missing rows are padding.
+    Labels have the length of their tokens; a row without examples is padding.
     """
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     segments = np.concatenate([np.arange(1, len(row) + 1, dtype=np.int32) for row in rows])
     examples = list(itertools.chain.from_iterable(rows))
     batch = {}
-    for key in examples[0]:
+    for key in keys:
         column = Column.of([example[key] for example in examples])
         length = capacity[OWNER.get(key, key)]
         ends = np.cumsum(column.lengths)
@@ -109,10 +109,10 @@ def pack_rows(rows: Sequence[Sequence[Tokens]], count: int, capacity: dict[str, 
         indices = np.arange(len(column.ids)) + np.repeat(
             (np.arange(len(rows)) * length - before_row)[row_of], column.lengths
         )
-        batch[key] = np.full((count, length), IGNORED if key in LABELS else PAD, np.int32)
+        batch[key] = np.full((len(rows), length), IGNORED if key in LABELS else PAD, np.int32)
         batch[key].ravel()[indices] = column.ids
         if key in SEGMENTS:
-            batch[SEGMENTS[key]] = np.zeros((count, length), np.int32)
+            batch[SEGMENTS[key]] = np.zeros((len(rows), length), np.int32)
             batch[SEGMENTS[key]].ravel()[indices] = np.repeat(segments, column.lengths)
     return batch
 
@@ -175,9 +175,7 @@ class PackedIterator(grain.DatasetIterator):
             while len(self._pool.examples) < POOL:
                 self._pool.add(next(self._parent))
             rows.append(self._pool.take_row())
-        own = self._reader.own(rows)
-        ids = iter(self._reader.ids(list(itertools.chain.from_iterable(own))))
-        return pack_rows([list(itertools.islice(ids, len(row))) for row in own], len(own), self._capacity)
+        return _own_rows(rows, self._capacity, self._reader)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state between two batches; `pending.jsonable` converts it to JSON."""
@@ -189,11 +187,18 @@ class PackedIterator(grain.DatasetIterator):
         self._pool = Pool(self._capacity, PendingExamples.restored(state["pending"]))
 
 
-def packed_once(examples: Iterable[Tokens], rows: int, capacity: dict[str, int]) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches that hold every example once; the last rows may be padding."""
-    pool, ready = Pool(capacity, with_ids(examples)), []
+def packed_once(
+    examples: Iterable[PendingExample], rows: int, capacity: dict[str, int], reader: RowReader
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the own rows of batches that hold every example once; the last rows may be padding."""
+    pool = Pool(capacity, examples)
     while pool.examples:
-        ready.append([example.ids for example in pool.take_row() if example.ids is not None])
-        if len(ready) == rows or not pool.examples:
-            yield pack_rows(ready, rows, capacity)
-            ready = []
+        taken = [pool.take_row() if pool.examples else [] for _ in range(rows)]
+        yield _own_rows(taken, capacity, reader)
+
+
+def _own_rows(rows: list[list[PendingExample]], capacity: dict[str, int], reader: RowReader) -> dict[str, np.ndarray]:
+    """Packs the own rows of a batch."""
+    own = reader.own(rows)
+    ids = iter(reader.ids(list(itertools.chain.from_iterable(own))))
+    return pack_rows([list(itertools.islice(ids, len(row))) for row in own], capacity, list(rows[0][0].lengths))

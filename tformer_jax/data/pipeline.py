@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -13,14 +13,14 @@ from absl import flags
 from grain.experimental import index_shuffle
 
 from tformer_jax.config import Config
-from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, length_of, pad_batch, smallest_fitting
-from tformer_jax.data.columns import Block, split_examples
+from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, bucketed_once
+from tformer_jax.data.columns import Block
 from tformer_jax.data.corpora import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.packing import PackedBatches, packed_once
-from tformer_jax.data.pending import of_block
+from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
-from tformer_jax.data.rows import IndexedReader, Outline, RowReader, Shards
+from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Outline, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import Framer, IdReader, Tokenised, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
@@ -31,7 +31,6 @@ DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
 PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 8
-WHOLE_BATCH = Shards()
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
 """Keys of a batch whose values are token ids."""
 
@@ -61,9 +60,11 @@ def evaluation_batches(
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
     *,
-    multiple_of: int = 1,
+    shards: Shards = WHOLE_BATCH,
 ) -> Iterator[Batch]:
-    """Yields every example once, in batches of `cfg.eval.batch_size` rows rounded up to `multiple_of`.
+    """Yields every example once, in batches of `cfg.eval.batch_size` rows rounded up to a multiple of the shards.
+
+    Batches have the rows of `shards.own` only, and only those are read from prepared data.
 
     Documents are evaluated completely: those longer than a packed row continue in further rows, even with
     `data.overlong="cut"`.
@@ -71,28 +72,26 @@ def evaluation_batches(
     Raises:
         DataError: a token id is outside the vocabulary.
     """
-    batches = _evaluation_batches(cfg, examples, tokenizers, labels, multiple_of)
+    batches = _evaluation_batches(cfg, examples, tokenizers, labels, shards)
     return (_check_ids(tokenizers, batch) for batch in batches)
 
 
 def _evaluation_batches(
-    cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, multiple_of: int
+    cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, shards: Shards
 ) -> Iterator[Batch]:
-    rows = -(-cfg.eval.batch_size // multiple_of) * multiple_of
+    rows = -(-cfg.eval.batch_size // shards.count) * shards.count
     reader = _reader(examples, tokenizers, labels)
     if cfg.data.batching == "windows":
-        yield from covering_windows(token_stream(reader), cfg.data.window, rows)
+        yield from covering_windows(token_stream(reader), cfg.data.window, rows, shards)
         return
+    frame = dataclasses.replace(framer(cfg), carry=True)
+    read = RowReader(reader, frame, shards)
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
-    framed = _Read(reader, dataclasses.replace(framer(cfg), carry=True))
-    found = itertools.chain.from_iterable(split_examples(framed(block)) for block in blocks)
+    pending = itertools.chain.from_iterable(map(_pending(reader, frame), blocks))
     if cfg.data.batching == "packed":
-        yield from packed_once(found, rows, _capacity(cfg))
-        return
-    ordered = sorted(found, key=length_of)
-    for start in range(0, len(ordered), rows):
-        chunk = ordered[start : start + rows]
-        yield pad_batch(chunk, rows, smallest_fitting(cfg.data.bucket_lengths, length_of(chunk[-1])))
+        yield from packed_once(pending, rows, _capacity(cfg), read)
+    else:
+        yield from bucketed_once(pending, rows, cfg.data.bucket_lengths, read)
 
 
 def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
@@ -141,6 +140,14 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards
     if cfg.data.batching == "packed":
         return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
     return BucketBatches(examples, bucket_sizes(cfg.data), rows)
+
+
+def _pending(reader: IndexedReader | Tokenised, frame: Framer) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
+    """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
+    if isinstance(reader, Tokenised):
+        read = _Read(reader, frame)
+        return lambda indices: of_block(read(indices))
+    return Outline(reader, frame)
 
 
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:

@@ -26,6 +26,10 @@ class Shards:
         return [row for shard in self.own for row in rows[shard * size : (shard + 1) * size]]
 
 
+WHOLE_BATCH = Shards()
+"""The shards of a single process, which prepares all rows."""
+
+
 class IndexedReader(IdReader, Protocol):
     """Examples whose lengths are known without reading them."""
 
@@ -69,10 +73,12 @@ class RowReader:
         """Returns the framed ids of examples, reading them if necessary."""
         if isinstance(self._reader, Tokenised):
             return [example.ids for example in examples if example.ids is not None]
-        if "targets" in examples[0].lengths:
+        if examples and "targets" in examples[0].lengths:
             spans = [self._reader.span(*self._place(example)) for example in examples]
             return [{"tokens": ids[:-1], "targets": ids[1:]} for ids in spans]
         indices = sorted({example.position for example in examples})
+        if not indices:
+            return []
         found = dict(zip(indices, split_examples(self._frame(self._reader.read(indices))), strict=True))
         return [found[example.position] for example in examples]
 

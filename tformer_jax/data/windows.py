@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tformer_jax.config import ConfigError
+from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.transforms import IdReader
 from tformer_jax.special_tokens import EOS, IGNORED, PAD
 
@@ -54,11 +55,19 @@ class Windows:
         return {"tokens": tokens, "targets": np.where(predicted, targets, IGNORED), "prefix": prefix}
 
 
-def covering_windows(stream: np.ndarray, length: int, rows: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields batches [rows, length] that predict every token but the first once; the remainder is padding."""
-    batch_tokens = rows * length
-    for start in range(0, len(stream) - 1, batch_tokens):
-        part = stream[start : start + batch_tokens + 1]
-        tokens, targets = np.full(batch_tokens, PAD, np.int32), np.full(batch_tokens, IGNORED, np.int32)
-        tokens[: len(part) - 1], targets[: len(part) - 1] = part[:-1], part[1:]
-        yield {"tokens": tokens.reshape(rows, length), "targets": targets.reshape(rows, length)}
+def covering_windows(
+    stream: np.ndarray, length: int, rows: int, shards: Shards = WHOLE_BATCH
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the own rows of batches [rows, length] that predict every token but the first once.
+
+    The remainder is padding.
+    """
+    own = shards.select(range(rows))
+    for start in range(0, len(stream) - 1, rows * length):
+        tokens = np.full((len(own), length), PAD, np.int32)
+        targets = np.full((len(own), length), IGNORED, np.int32)
+        for row, window in enumerate(own):
+            part = stream[start + window * length :][: length + 1]
+            size = max(len(part) - 1, 0)
+            tokens[row, :size], targets[row, :size] = part[:-1], part[1:]
+        yield {"tokens": tokens, "targets": targets}

@@ -9,7 +9,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.evaluation import Evaluation, Sample
-from tformer_jax.eval.likelihood import Batches, Likelihood
+from tformer_jax.eval.likelihood import Likelihood
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.text import LabelClassifier
 
@@ -24,10 +24,10 @@ class ClassificationEvaluator:
         tokenizers: Tokenizers,
         labels: Sequence[str],
         examples: Sequence[Example],
-        batches: Batches,
+        likelihood: Likelihood,
     ):
         self._examples = examples
-        self._likelihood = Likelihood(model, batches)
+        self._likelihood = likelihood
         self._classify = LabelClassifier(cfg, model, tokenizers, labels)
 
     def __call__(self, params: Any) -> Evaluation:

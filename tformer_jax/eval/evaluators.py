@@ -8,16 +8,18 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.pipeline import evaluation_batches
+from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.accuracy import ClassificationEvaluator
 from tformer_jax.eval.bleu import TranslationEvaluator, bleu_metric
 from tformer_jax.eval.evaluation import Evaluation, Evaluator, Sample
+from tformer_jax.eval.likelihood import Likelihood
 from tformer_jax.eval.perplexity import PerplexityEvaluator
 from tformer_jax.eval.samples import ContinuationEvaluator
 
 __all__ = ["Evaluation", "Evaluator", "Sample", "evaluators_for"]
 
-Build = Callable[[Config, nn.Module, Corpus, Tokenizers, list[Example], int], list[Evaluator]]
+Build = Callable[[Config, nn.Module, Corpus, Tokenizers, list[Example], Likelihood], list[Evaluator]]
 
 
 def evaluators_for(
@@ -28,16 +30,18 @@ def evaluators_for(
     split: str,
     limit: int,
     *,
-    devices: int = 1,
+    shards: Shards = WHOLE_BATCH,
 ) -> list[Evaluator]:
     """Returns the evaluators of the model's family for `split`, "validation" or "test".
 
     Args:
         limit: number of examples to evaluate, from the start of the split; 0: all.
-        devices: number of devices that split a batch; the batch size is rounded up to a multiple of it.
+        shards: the shards of a batch, and those that this process prepares.
     """
     examples = getattr(corpus, split)[: limit or None]
-    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, devices)
+    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, corpus.labels, shards=shards)
+    likelihood = Likelihood(model, batches, shards.own if shards.count > 1 else None)
+    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood)
 
 
 def check_installed(cfg: Config) -> None:
@@ -46,19 +50,16 @@ def check_installed(cfg: Config) -> None:
         bleu_metric(cfg)
 
 
-def _seq2seq(cfg, model, corpus, tokenizers, examples, devices) -> list[Evaluator]:
-    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, multiple_of=devices)
-    return [PerplexityEvaluator(model, batches), TranslationEvaluator(cfg, model, tokenizers, examples)]
+def _seq2seq(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Evaluator]:
+    return [PerplexityEvaluator(likelihood), TranslationEvaluator(cfg, model, tokenizers, examples)]
 
 
-def _decoder_lm(cfg, model, corpus, tokenizers, examples, devices) -> list[Evaluator]:
-    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, multiple_of=devices)
-    return [PerplexityEvaluator(model, batches), ContinuationEvaluator(cfg, model, tokenizers, examples)]
+def _decoder_lm(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Evaluator]:
+    return [PerplexityEvaluator(likelihood), ContinuationEvaluator(cfg, model, tokenizers, examples)]
 
 
-def _classifier(cfg, model, corpus, tokenizers, examples, devices) -> list[Evaluator]:
-    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, corpus.labels, multiple_of=devices)
-    return [ClassificationEvaluator(cfg, model, tokenizers, corpus.labels, examples, batches)]
+def _classifier(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Evaluator]:
+    return [ClassificationEvaluator(cfg, model, tokenizers, corpus.labels, examples, likelihood)]
 
 
 FAMILIES: dict[str, Build] = {"seq2seq": _seq2seq, "decoder_lm": _decoder_lm, "classifier": _classifier}

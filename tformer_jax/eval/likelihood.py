@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,8 +29,9 @@ CACHED_BYTES = 2**28
 class Likelihood:
     """Sums over all batches and divides once, so that batch size and padding do not change the result."""
 
-    def __init__(self, model: nn.Module, batches: Batches):
-        self._model, self._batches = model, batches
+    def __init__(self, model: nn.Module, batches: Batches, own: Sequence[int] | None = None):
+        """Evaluates `model` on `batches`, which have all rows, or those of the batch shards `own` (`shard_batch`)."""
+        self._model, self._batches, self._own = model, batches, own
         self._cached: list[Batch] | None = None
 
     def __call__(self, params: Any) -> tuple[float, float]:
@@ -39,7 +40,7 @@ class Likelihood:
         pending: collections.deque[jax.Array] = collections.deque()
         with everywhere(mesh):
             for batch in self._all_batches():
-                pending.append(_sums(self._model, params, shard_batch(mesh, batch)))
+                pending.append(_sums(self._model, params, shard_batch(mesh, batch, self._own)))
                 if len(pending) > MAX_PENDING_BATCHES:
                     totals += np.asarray(pending.popleft())
             for sums in pending:
@@ -53,13 +54,13 @@ class Likelihood:
             yield from self._cached
             return
         cached: list[Batch] = []
-        room = CACHED_BYTES
+        size = 0
         for batch in self._batches():
-            room -= sum(array.nbytes for array in batch.values())
-            if room >= 0:
+            size += sum(array.nbytes for array in batch.values())
+            if size <= CACHED_BYTES:
                 cached.append(batch)
             yield batch
-        self._cached = cached if room >= 0 else None
+        self._cached = cached if size <= CACHED_BYTES else None
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -3,17 +3,16 @@
 from typing import Any
 
 import numpy as np
-from flax import linen as nn
 
 from tformer_jax.eval.evaluation import Evaluation
-from tformer_jax.eval.likelihood import Batches, Likelihood
+from tformer_jax.eval.likelihood import Likelihood
 
 
 class PerplexityEvaluator:
     """Predicts each token from the reference tokens before it (teacher forcing)."""
 
-    def __init__(self, model: nn.Module, batches: Batches):
-        self._likelihood = Likelihood(model, batches)
+    def __init__(self, likelihood: Likelihood):
+        self._likelihood = likelihood
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per token, `perplexity` = exp(loss) and `token_accuracy` in percent."""

@@ -13,7 +13,6 @@ from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import placement, rules
-from tformer_jax.parallel.mesh import data_parallelism
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run_folder, schedules, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
@@ -356,7 +355,7 @@ class Trainer:
     def _evaluators(self, split: str, limit: int) -> list[Evaluator]:
         experiment = self.experiment
         parts = experiment.model, experiment.corpus, experiment.tokenizers
-        return evaluators_for(self.cfg, *parts, split, limit, devices=data_parallelism(experiment.mesh))
+        return evaluators_for(self.cfg, *parts, split, limit, shards=experiment.shards)
 
 
 @functools.cache
