@@ -89,11 +89,12 @@ def _forward(shard: jax.Array, along: MeshAxes, last: MeshAxes) -> tuple[jax.Arr
 
 def _backward(along: MeshAxes, last: MeshAxes, _: None, gradient: jax.Array) -> tuple[jax.Array]:
     def scatter(gradient: jax.Array) -> jax.Array:
-        devices = sharding.devices(along)
-        shards = gradient.reshape(devices, -1, *gradient.shape[1:])
-        for groups in stages(devices):
-            shards = jax.lax.psum_scatter(shards, along, axis_index_groups=groups, tiled=True)
-        return shards[0]
+        rows = gradient
+        for groups in stages(sharding.devices(along)):
+            parts = len(groups[0]) if groups else sharding.devices(along)
+            rows = rows.reshape(parts, -1, *gradient.shape[1:])  # many rows a part, for XLA to scatter whole tiles
+            rows = jax.lax.psum_scatter(rows, along, axis_index_groups=groups, tiled=True)[0]
+        return rows
 
     return (_manual(scatter, last)(gradient),)
 

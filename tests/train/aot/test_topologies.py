@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
@@ -33,7 +34,8 @@ def check(case: dict[str, Any]) -> None:
     if plan.parallel == {"preset": "fsdp"}:
         assert shapes(case, "reduce-scatter")
         for shape in shapes(case, "all-reduce"):
-            assert not {model.dim, model.ffn_dim} <= set(shape), f"a whole gradient: {shape}"
+            for size in {model.ffn_dim, model.vocab_size, model.max_length} & set(shape):
+                assert math.prod(shape) < model.dim * size, f"a gradient that is not scattered: {shape}"
     if "sequence" in plan.parallel:
         assert shapes(case, "collective-permute")
 
