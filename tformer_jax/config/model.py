@@ -201,6 +201,13 @@ class ModelConfig(Section):
     scale_residual_init: bool = setting(
         False, "scale the initial kernels of residual outputs by 1 / sqrt(sub-layers of the stack)"
     )
+    parameterization: str = setting(
+        "standard",
+        "how initialization, logits, scores and learning rates depend on D; mup (Tensor Programs V, 2022): settings "
+        "tuned at one width fit others",
+        choices=("standard", "mup"),
+    )
+    base_dim: int | None = setting(None, "mup: width at which it equals the standard parameterization", low=1)
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
     param_dtype: str = setting("float32", "dtype of the parameters", choices=DTYPES)
 
@@ -214,6 +221,7 @@ class ModelConfig(Section):
                 raise self.error(name, "must be below 1")
         if self.ffn == "moe" and self.ffn_dropout:
             raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
+        self._check_parameterization()
         one_vocabulary = self.tie_embeddings in ("inputs", "all")
         if self.family != "seq2seq" and one_vocabulary:
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
@@ -264,6 +272,12 @@ class ModelConfig(Section):
         if self.rotary.window_base is not None and "window" not in self.layer_pattern:
             raise self.error("rotary.window_base", "no layer uses it; write 'window' in model.layer_pattern")
 
+    def _check_parameterization(self) -> None:
+        if (self.base_dim is not None) != (self.parameterization == "mup"):
+            raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
+        if self.parameterization == "mup" and self.ffn == "moe":
+            raise self.error("parameterization", "has no rule for routers; write 'standard' for model.ffn='moe'")
+
     def known(self, name: str) -> int:
         """Returns a size that may have to be filled in from the data.
 
@@ -284,6 +298,23 @@ class ModelConfig(Section):
     def head_size(self) -> int:
         """H: `head_dim`, or its default D / N."""
         return self.head_dim or self.dim // self.num_heads
+
+    @property
+    def fixed_dim(self) -> int:
+        """The width in formulas that muP makes independent of D: `base_dim`, or D without muP."""
+        return self.base_dim or self.dim
+
+    @property
+    def width_factor(self) -> float:
+        """m = D / `base_dim` of muP; 1 without it."""
+        return self.dim / self.fixed_dim
+
+    @property
+    def score_scale(self) -> float | None:
+        """`attention_scale`; its default, with muP and head sizes that grow with D, is 1 / (sqrt(m H))."""
+        if self.attention_scale is not None or self.head_dim or self.width_factor == 1:
+            return self.attention_scale
+        return (self.width_factor * self.head_size) ** -0.5
 
     @property
     def norms_output(self) -> bool:

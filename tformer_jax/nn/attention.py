@@ -94,7 +94,7 @@ class Attention(nn.Module):
         if cache is not None and slots is not None:
             keys_values, attended = cache.extend(keys_values, slots)
         drop, backend, mask = train and self.cfg.attention_dropout > 0, self.cfg.attention_backend, as_mask(mask)
-        scoring: Any = {"scale": self.cfg.attention_scale, "softcap": self.cfg.attention_softcap}
+        scoring: Any = {"scale": self.cfg.score_scale, "softcap": self.cfg.attention_softcap}
         scoring["bias"] = None if position is None else position.bias
         if isinstance(slots, PagedSlots):
             return self.output(attend_pages(q, keys_values, slots, mask, **scoring)), keys_values

@@ -29,7 +29,7 @@ class TokenEmbedding(nn.Module):
 
     def setup(self) -> None:
         cfg = self.cfg
-        default = cfg.init_std if cfg.initializer == "normal" else cfg.dim**-0.5
+        default = cfg.init_std if cfg.initializer == "normal" else cfg.fixed_dim**-0.5
         std = default if cfg.embedding_std is None else cfg.embedding_std
         init = named(nn.initializers.normal(std), axes.VOCAB, axes.EMBED)
         self.embedding = self.param("embedding", init, (self.vocab_size, cfg.dim), jnp.dtype(cfg.param_dtype))
@@ -40,7 +40,7 @@ class TokenEmbedding(nn.Module):
         An id outside [0, V) gives NaN, because compiled code cannot raise; the data pipeline checks ids on the host.
         """
         vectors = with_gathered(_vectors, tokens, self.embedding, (axes.VOCAB, axes.EMBED)).astype(self.cfg.dtype)
-        return vectors * math.sqrt(self.cfg.dim) if self.cfg.scale_embeddings else vectors
+        return vectors * math.sqrt(self.cfg.fixed_dim) if self.cfg.scale_embeddings else vectors
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Computes the logits of a tied output head: [..., D] -> float32 [..., V]."""
@@ -111,9 +111,10 @@ class OutputHead(nn.Module):
         dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)
         x = x.astype(dtype)
         if cfg.scale_output:
-            x = x / math.sqrt(cfg.dim)
+            x = x / math.sqrt(cfg.fixed_dim)
+        x = x / cfg.width_factor if cfg.width_factor != 1 else x
         if tied is None:
-            init = named(kernel_initializer(cfg, cfg.dim, self.size), axes.EMBED, self.axis)
+            init = named(kernel_initializer(cfg, cfg.fixed_dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
             logits = product(x, kernel.astype(dtype), (axes.EMBED, self.axis), dtype=jnp.dtype(jnp.float32))
         else:

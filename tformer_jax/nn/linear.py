@@ -40,6 +40,11 @@ def residual_factor(cfg: ModelConfig, path: tuple[str, ...]) -> float:
     return 1 / math.sqrt(sublayers)
 
 
+def hidden_factor(cfg: ModelConfig) -> float:
+    """Returns m^-0.5 for `normal` kernels with muP, and 1 otherwise: other initializers depend on the width already."""
+    return cfg.width_factor**-0.5 if cfg.initializer == "normal" else 1.0
+
+
 def query_factor(cfg: ModelConfig) -> float:
     """Returns `1 / (attention_scale sqrt(H))`, so that scores start as with the default scale; 1 without that setting.
 
@@ -94,7 +99,9 @@ class Linear(nn.Module):
         (in_names, in_shape), (out_names, out_shape) = zip(*self.inputs, strict=True), zip(*self.outputs, strict=True)
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
         dtype, param_dtype = jnp.dtype(self.cfg.dtype), jnp.dtype(self.cfg.param_dtype)
-        factor = self.factor * (residual_factor(self.cfg, self.path) if self.ends_sublayer else 1.0)
+        factor = self.factor * hidden_factor(self.cfg)
+        if self.ends_sublayer:
+            factor *= residual_factor(self.cfg, self.path)
         init = kernel_initializer(self.cfg, fan_in, fan_out, factor)
         kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
         lead, names = x.shape[: x.ndim - len(in_shape)], (_merged_name(self.inputs), _merged_name(self.outputs))

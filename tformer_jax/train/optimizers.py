@@ -64,6 +64,8 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         parts.append(_on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model))
     if optim.learning_rates:
         parts.append(_scaled(_factors(optim, names)))
+    if cfg.model.width_factor != 1:
+        parts.append(_scaled(width_factors(cfg, shapes)))
     return _in_float32(optax.chain(*parts))
 
 
@@ -80,6 +82,17 @@ def split_shapes(cfg: Config) -> Any | None:
     if not whole or cfg.model.attention_projections == "separate":
         return None
     return registry.shapes(registry.build(dataclasses.replace(cfg.model, attention_projections="separate")))
+
+
+def width_factors(cfg: Config, shapes: Any) -> Any:
+    """Returns muP's learning-rate factor of each parameter (Tensor Programs V, 2022, table 8).
+
+    With m = D / `model.base_dim`, matrices between hidden layers have 1 / m, because updates by sign (AdamW, Lion) add
+    up over the inputs; Muon's orthogonal updates have m^-0.5. Embeddings, output heads, biases and norms have 1.
+    """
+    m = cfg.model.width_factor
+    factor = m**-0.5 if cfg.optim.optimizer == "muon" else 1 / m
+    return jax.tree.map(lambda box: factor if matrix_axes(box.names) else 1.0, shapes, is_leaf=_is_box)
 
 
 def trained(optim: OptimConfig, params: Any) -> Any:

@@ -66,7 +66,7 @@ def with_warmup(course: Course, peak: float, warmup_steps: int, steps: int, cycl
 def build(cfg: Config) -> optax.Schedule:
     """Builds the schedule of `cfg.optim`; the peak of `inverse_sqrt` defaults to that of the 2017 paper."""
     optim = cfg.optim
-    peak = (cfg.model.dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
+    peak = (cfg.model.fixed_dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
     if optim.schedule == "inverse_sqrt":
         return inverse_sqrt(peak, optim.warmup_steps)
     if optim.schedule == "constant":

@@ -1,0 +1,138 @@
+"""muP: activations, and their changes by training, that do not depend on the width ("Tensor Programs V", 2022)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tests.helpers import rest_slow, tiny
+from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
+from tformer_jax.config.schema import BATCHINGS, SOURCES
+from tformer_jax.models import registry
+from tformer_jax.train import optimizers
+
+BASE, STEPS = 64, 4
+FAMILIES = ("decoder_lm", "seq2seq", "classifier")
+RATES = {"adamw": 1e-2, "muon": 3e-2}
+
+
+def config(family: str, dim: int, optimizer: str, *, base: int | None = BASE, **model) -> Config:
+    settings = {"dim": dim, "ffn_dim": 2 * dim, "encoder_layers": 2, "decoder_layers": 2, "num_heads": 4}
+    mup = {"parameterization": "mup", "base_dim": base} if base else {}
+    return Config(
+        model=tiny(family, **settings, **mup, position="learned", **model),
+        data=DataConfig(source=SOURCES[family][0], batching=BATCHINGS[family][0], window=8, bucket_lengths=(8,)),
+        optim=OptimConfig(
+            optimizer=optimizer, schedule="constant", learning_rate=RATES[optimizer], warmup_steps=1, clip_norm=0.0
+        ),
+    )
+
+
+def batch(family: str) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    keys = registry.FAMILIES[family].inputs
+    found = {key: draw.integers(4, 11, (4, 8)).astype(np.int32) for key in keys}
+    labels = (4,) if family == "classifier" else (4, 8)
+    return found | {registry.FAMILIES[family].labels: draw.integers(0, 3, labels).astype(np.int32)}
+
+
+def layers(collected: dict, path: str = "") -> dict[str, jax.Array]:
+    """Returns the outputs of the layers, by name."""
+    found = {}
+    for name, value in collected.items():
+        if name.startswith("layers_"):
+            found[f"{path}/{name}"] = jax.tree.leaves(value["__call__"])[0]
+        elif isinstance(value, dict):
+            found |= layers(value, f"{path}/{name}")
+    return found
+
+
+def sizes(cfg: Config, seeds: int = 2) -> dict[str, float]:
+    """Trains for some steps and returns the RMS of each layer's output, of the logits, and of their changes."""
+    model, family = registry.build(cfg.model), registry.FAMILIES[cfg.model.family]
+    optimizer, data = optimizers.build(cfg, registry.shapes(model)), batch(cfg.model.family)
+
+    def activations(params):
+        inputs = [data[key] for key in family.inputs]
+        out, state = model.apply({"params": params}, *inputs, capture_intermediates=True, mutable=["intermediates"])
+        return layers(state["intermediates"]) | {"logits": jax.tree.leaves(out)[0]}
+
+    def loss(params):
+        logits = activations(params)["logits"]
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), data[family.labels][..., None], -1)
+        return -picked.mean()
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    found = []
+    for seed in range(seeds):
+        params = nn.unbox(registry.init(model, jax.random.key(seed)))
+        first, state = jax.jit(activations)(params), optimizer.init(params)
+        for _ in range(STEPS):
+            params, state = step(params, state)
+        last = jax.jit(activations)(params)
+        changes = {f"change of {name}": last[name] - first[name] for name in last}
+        found.append({name: float(jnp.sqrt((x**2).mean())) for name, x in (last | changes).items()})
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+
+def spread(found: list[dict[str, float]]) -> dict[str, float]:
+    """Returns the largest value of each size divided by its smallest."""
+    return {name: max(one[name] for one in found) / min(one[name] for one in found) for name in found[0]}
+
+
+@pytest.mark.parametrize("optimizer", list(RATES))
+@pytest.mark.parametrize("family", rest_slow(FAMILIES, 1))
+def test_sizes_do_not_depend_on_the_width(family, optimizer):
+    ratios = spread([sizes(config(family, dim, optimizer), seeds=1) for dim in (64, 256)])
+    assert max(ratios.values()) < 2, ratios
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_do_not_depend_on_widths_from_64_to_1024(family, optimizer, tied):
+    tie = {} if family == "classifier" else {"tie_embeddings": "output" if tied else "none"}
+    ratios = spread([sizes(config(family, dim, optimizer, **tie)) for dim in (64, 256, 1024)])
+    assert max(ratios.values()) < 2, ratios
+
+
+def test_the_standard_parameterization_grows_with_the_width():
+    ratios = spread([sizes(config("decoder_lm", dim, "adamw", base=None), seeds=1) for dim in (64, 256)])
+    assert max(ratios.values()) > 3, ratios
+
+
+def test_it_is_the_standard_parameterization_at_the_base_width():
+    cfg = config("decoder_lm", BASE, "adamw")
+    standard = config("decoder_lm", BASE, "adamw", base=None)
+    assert sizes(cfg, seeds=1) == sizes(standard, seeds=1)
+
+
+def test_learning_rates_of_hidden_matrices_alone_fall_with_the_width():
+    cfg = config("decoder_lm", 4 * BASE, "adamw", tie_embeddings="none")
+    model = registry.build(cfg.model)
+    for optimizer, hidden in (("adamw", 1 / 4), ("muon", 1 / 2)):
+        cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer=optimizer))
+        factors = optimizers.width_factors(cfg, registry.shapes(model))
+        found = jax.tree_util.tree_leaves_with_path(factors)
+        matrices = [value for path, value in found if "layers" in str(path) and path[-1].key == "kernel"]
+        assert set(matrices) == {hidden}
+        assert len(matrices) == 2 * (4 + 2)
+        assert sum(value == 1.0 for _, value in found) == len(found) - len(matrices)
+
+
+def test_refused_settings():
+    with pytest.raises(ConfigError, match="base_dim=None: must be a width for model.parameterization='mup'"):
+        tiny("decoder_lm", parameterization="mup")
+    with pytest.raises(ConfigError, match="has no rule for routers"):
+        tiny("decoder_lm", parameterization="mup", base_dim=8, ffn="moe")
+    with pytest.raises(ConfigError, match="must be adamw, lion or muon"):
+        cfg = config("decoder_lm", 64, "adamw")
+        dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer="lamb"))
