@@ -111,7 +111,7 @@ def rest_slow(cases: Any, fast: int) -> list[Any]:
 
 
 EQUIVALENCES: dict[tuple[str, str], float] = {}
-"""(switch, oracle) -> largest difference in this test run; `--equivalences FILE` writes it."""
+"""(switch, oracle) -> largest difference so far; `tests.equivalences` writes it."""
 
 
 def assert_close(

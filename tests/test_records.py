@@ -1,6 +1,6 @@
-"""The record of mutation tests describes the code and the tests as they are."""
+"""The records of mutation tests and of equivalences describe the code and the tests as they are."""
 
-from tests import mutate
+from tests import equivalences, mutate
 from tests.mutation import changes, forks
 
 CHANGED = 0.25
@@ -18,3 +18,7 @@ def test_the_tests_that_detected_a_mutant_exist():
     tests = {result["detected_by"] for result in mutate.read(mutate.RECORD).values()} - {None}
     gone = {test for test in tests if not mutate.exists(test)}
     assert len(gone) <= CHANGED * len(tests), f"{sorted(gone)} are gone; run python -m tests.mutate"
+
+
+def test_the_table_of_equivalences_has_every_test_that_compares():
+    assert list(equivalences.read()) == equivalences.every(), "run python -m tests.equivalences"

@@ -28,6 +28,7 @@ VARIANTS = {
     "experts": {"ffn": "moe", "moe": {"num_experts": 3}, "position": "learned"},
     "windows": {"window": 2, "layer_pattern": ("window", "full"), "position": "rotary", "head_dim": 4},
 }
+FULL = "one pass over the whole row"
 CHUNKS = {"one by one": [1] * 6, "pairs": [2, 2, 2], "chunked prefill": [2, 2, 1, 1]}
 
 
@@ -75,7 +76,7 @@ def test_decoder_lm(name, kind, chunks):
     model, params, full_pass = variant(name)
     cache = paged(model.cfg) if kind == "paged" else empty_cache(model.cfg, 2, 8)
     logits, cache = read_in_chunks(model, params, cache, TOKENS, CHUNKS[chunks])
-    assert_close(logits, full_pass(TOKENS))
+    assert_close(logits, full_pass(TOKENS), proves=(f"cache: {kind}", FULL))
     np.testing.assert_array_equal(cache.lengths, [6, 6])
 
 
@@ -86,7 +87,8 @@ def test_seq2seq(changes):
     memory = apply(model, params, SOURCE, mask, method="encode")
     cache = apply(model, params, memory, mask, length=6, method="init_cache")
     logits, _ = read_in_chunks(model, params, cache, TOKENS, CHUNKS["chunked prefill"])
-    assert_close(logits, apply(model, params, SOURCE, TOKENS, source_padding_mask=mask))
+    expected = apply(model, params, SOURCE, TOKENS, source_padding_mask=mask)
+    assert_close(logits, expected, proves=("cache: dense, seq2seq", FULL))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.02), ("int8", 0.02)])
@@ -96,7 +98,8 @@ def test_smaller_storage_costs_little(make, dtype, tolerance):
     cache = make(model.cfg, **({"batch": 2, "length": 8} if make is empty_cache else {}), dtype=dtype)
     logits, _ = read_in_chunks(model, params, cache, TOKENS, CHUNKS["chunked prefill"])
     exact = apply(model, params, TOKENS)
-    assert_close(logits, exact, tolerance)
+    kind = "dense" if make is empty_cache else "paged"
+    assert_close(logits, exact, tolerance, proves=(f"cache: {kind}, {dtype}", FULL))
     assert np.abs(logits - exact).max() > 1e-5
 
 
@@ -108,7 +111,7 @@ def test_left_padding_changes_nothing(name, kind):
     cache = {"dense": empty_cache, "rows": row_cache}[kind](model.cfg, 2, 8) if kind != "paged" else paged(model.cfg)
     logits, cache = read_in_chunks(model, params, cache, padded, [3, 3], padded != PAD)
     expected = full_pass(np.array([[5, 6, 7, 8, 4, 4], padded[1]], np.int32))  # the last two are not compared
-    assert_close(logits[0, 2:], expected[0, :4])
+    assert_close(logits[0, 2:], expected[0, :4], proves=(f"cache: {kind}, padding before", FULL))
     assert_close(logits[1], expected[1])
     np.testing.assert_array_equal(cache.lengths, [4, 6])
 
@@ -144,5 +147,6 @@ def test_right_padding_changes_nothing(kind):
     padded = np.array([[5, 6, 7, PAD, PAD, 8, PAD, 9], [4, 10, 4, 6, 8, 7, 5, 6]], np.int32)
     cache = (row_cache if kind == "rows" else empty_cache)(model.cfg, 2, 8)
     logits, _ = read_in_chunks(model, params, cache, padded, [4, 1, 1, 2], padded != PAD)
-    assert_close(logits[0][padded[0] != PAD], apply(model, params, padded[:1, padded[0] != PAD])[0])
+    expected = apply(model, params, padded[:1, padded[0] != PAD])[0]
+    assert_close(logits[0][padded[0] != PAD], expected, proves=(f"cache: {kind}, padding between", FULL))
     assert_close(logits[1:], apply(model, params, padded[1:]))

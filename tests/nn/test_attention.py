@@ -62,7 +62,8 @@ def test_gqa_equals_mha_with_repeated_heads():
     for name in ("key", "value"):
         repeated[name] = {leaf: jnp.repeat(array, 2, axis=-2) for leaf, array in params[name].items()}
     x = normal(B, T, D, seed=5)
-    assert_close(gqa.apply({"params": params}, x)[0], mha.apply({"params": repeated}, x)[0], 1e-6)
+    expected, _ = mha.apply({"params": repeated}, x)
+    assert_close(gqa.apply({"params": params}, x)[0], expected, 1e-6, proves=("num_kv_heads=2", "repeated heads"))
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -77,7 +78,8 @@ def test_fused_projections_load_separate_weights_and_back(kv_heads, kind, cross)
     assert jax.tree.map(jnp.shape, converted) == jax.tree.map(jnp.shape, fresh)
     x, memory = normal(B, T, D, seed=5), normal(B, S, D, seed=6) if cross else None
     expected, _ = separate.apply({"params": params}, x, memory)
-    assert_close(fused.apply({"params": converted}, x, memory)[0], expected, 1e-6)
+    proves = (f"attention_projections={kind}", "separate projections")
+    assert_close(fused.apply({"params": converted}, x, memory)[0], expected, 1e-6, proves=proves)
 
     heads = {"query": 4, "key": kv_heads, "value": kv_heads}
     back = conversions.split_projection(converted, name, {part: heads[part] for part in names})

@@ -86,7 +86,9 @@ def assert_same_on(mesh, module, params, x, real=REAL, tolerance=1e-5):
     (_, expected), expected_grads = differentiated(dense, module, x, real)(params, x)
     with rules.on(mesh):
         (_, found), grads = differentiated(outcome, module, x, real)(placed(params, mesh, module, x), x)
-    assert_close(found[0], oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, real, train=True), tolerance)
+    formula = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, real, train=True)
+    proves = (f"ffn=moe, 8 devices, {module.cfg.dtype}", "NumPy float64")
+    assert_close(found[0], formula, tolerance, proves=proves)
     for got, wanted in zip(jax.tree.leaves((found, grads)), jax.tree.leaves((expected, expected_grads)), strict=True):
         assert_close(got, wanted, tolerance)
 

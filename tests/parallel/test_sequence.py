@@ -115,7 +115,7 @@ def test_gradients_of_one_device(variant, mesh, backend):
     kind, model, extra = VARIANTS[variant]
     found = gradients(piecewise(config(kind, MESHES[mesh], backend, **model)), extra)
     for part, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected_gradients(variant)), strict=True):
-        assert_close(part, wanted)
+        assert_close(part, wanted, proves=(f"mesh: {mesh}, {backend} attention, gradients", "one device"))
 
 
 @pytest.mark.slow
