@@ -45,11 +45,13 @@ def get_config(variant: str = "en-de") -> ConfigDict:
                 vocab_size=1000,
                 tokenizer_examples=20_000,
                 split_digits=True,
-                bucket_lengths=(8, 12, 18, 48),
+                bucket_lengths=(7, 12, 22, 48),
                 batch_tokens=3072,
             ),
-            optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=150, final_fraction=0.0),
-            train=TrainConfig(steps=1000, eval_every=500, checkpoint_every=500),
+            optim=OptimConfig(
+                optimizer="muon", schedule="cosine", learning_rate=5e-3, warmup_steps=50, final_fraction=0.0
+            ),
+            train=TrainConfig(steps=600, eval_every=300, checkpoint_every=300),
             eval=EvalConfig(batch_size=64, examples=500),
         )
     )

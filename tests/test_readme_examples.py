@@ -37,6 +37,7 @@ SMALLER = {
     "benchmark.py train --record": "--case lm_small --rounds 1 --steps 1",
     "benchmark.py train --operations": "--steps 1",
     "benchmark.py decode": "--lines 0 --rounds 1 --layers 1 --dim 16 --heads 2 --ffn-dim 16 --vocab 64 --length 4",
+    "benchmark.py paged": "--rows 2 --length 128 --layers 1 --dim 64 --steps 1 --rounds 1",
     "benchmark.py growth": "--only experts --steps 1",
     "benchmark.py attention": "--length 64",
     "benchmark.py data": "--seconds 0.1",

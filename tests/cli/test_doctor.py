@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_said(arguments, sentence, capsys):
         (["--config", "none.py"], "config file none.py does not exist"),
         (["--devices", "8"], "--devices says something of a config: add --config FILE"),
         (["--config.model.dim=3"], "--config.model.dim=3 says something of a config"),
-        ([*CLDR, "--config.model.dimm=3"], "did you mean 'dim'"),
+        ([*CLDR, "--config.model.dimm=3"], "did you mean 'model.dim'"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, sentence):

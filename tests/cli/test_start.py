@@ -100,7 +100,7 @@ def test_an_entry_that_was_not_finished_is_removed(tmp_path):
 def test_the_next_process_compiles_nothing_and_the_cache_stays_small(tmp_path):
     program = """
 import sys
-from tformer_jax.cli import benchmark, compilation_cache
+from tformer_jax.cli import compilation_cache
 compilation_cache.enable()
 import jax
 found = []

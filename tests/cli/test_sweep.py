@@ -60,7 +60,7 @@ def test_runs_are_made_once_and_compared(corpus_folder, tmp_path, capfd, monkeyp
     path, folder = tmp_path / "small.py", tmp_path / "sweep"
     path.write_text(CONFIG)
     arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
-    with pytest.raises(ConfigError, match="unknown setting 'steeps'"):
+    with pytest.raises(ConfigError, match="unknown setting 'train.steeps'"):
         sweep.main([*arguments, "--sweep", "train.steeps=1"])
     assert not folder.exists()
     sweep.main([*arguments, "--sweep", "seed=0,1"])

@@ -29,8 +29,8 @@ def test_overrides_reach_the_config():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["--config.model.dimm=3"], "unknown setting 'dimm'; did you mean 'dim'?"),
-        (["--config.modle.dim=3"], "unknown setting 'modle'; did you mean 'model'?"),
+        (["--config.model.dimm=3"], "unknown setting 'model.dimm'; did you mean 'model.dim'?"),
+        (["--config.modle.dim=3"], "unknown setting 'modle.dim'; did you mean 'model'?"),
         (["--config.model.dim=wide"], "--config.model.dim=wide: invalid literal for int"),
         (["--config.model.norm=layer"], "model.norm='layer': is not a known value; did you mean 'layernorm'?"),
         (["--resum"], "Unknown command line flag 'resum'"),
@@ -76,7 +76,7 @@ def test_the_script_ends_with_one_sentence_and_a_status():
     command = [sys.executable, "scripts/train.py", "--config", "configs/translate_cldr.py", "--config.train.stepz=3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: configs/translate_cldr.py: unknown setting 'stepz'; did you mean 'steps'?\n"
+    assert done.stderr == "error: unknown setting 'train.stepz'; did you mean 'train.steps'?\n"
     assert done.stdout == ""
 
 

@@ -103,7 +103,7 @@ def test_the_result_names_what_it_depends_on(uninterrupted):
     version = metadata.version("sacrebleu")
     assert result["packages"]["sacrebleu"] == version
     assert result["signatures"]["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{version}"
-    assert set(result["signatures"]) == {"bleu", "chrf"}
+    assert set(result["signatures"]) == {"bleu", "chrf", "references"}
 
 
 def events(folder: Path) -> list[tuple[str, int]]:

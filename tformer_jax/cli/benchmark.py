@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     data = commands.add_parser("data", help="throughput and padding of the data pipeline, from text and prepared data")
     data.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     data.add_argument(
-        "--workers", type=integer(1), default=2, metavar="N", help="loader processes compared to a thread"
+        "--workers", type=integer(0), default=2, metavar="N", help="loader processes compared to a thread"
     )
     data.add_argument("--seconds", type=seconds, default=5, metavar="S", help="seconds per measurement (default: 5)")
     data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))

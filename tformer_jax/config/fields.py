@@ -137,7 +137,8 @@ class Section:
 
     def _check_setting(self, field: dataclasses.Field, annotation: Any, value: Any) -> None:
         kinds = allowed_types(annotation)
-        if type(value) not in kinds:
+        of_section = isinstance(value, Section) and isinstance(value, kinds)
+        if type(value) not in kinds and not of_section:
             expected = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
             raise self.error(field.name, f"must be {expected}, not {type(value).__name__}")
         if value is None or isinstance(value, Section):

@@ -185,7 +185,9 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
         deadline = time.monotonic() + seconds
         while not connected.wait(BEAT_SECONDS):
             markers.mkdir(parents=True, exist_ok=True)
-            (markers / str(index)).write_text(socket.gethostname(), encoding="utf-8")
+            new = markers / f".{index}"
+            new.write_text(socket.gethostname(), encoding="utf-8")
+            new.replace(markers / str(index))  # others read either the earlier file or the complete one
             if time.monotonic() > deadline:
                 print(f"error: {_missing(markers, index, count, seconds)}", file=sys.stderr, flush=True)
                 if index == 0:  # processes that started later must be able to report it, too
@@ -206,7 +208,7 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
 
 def _missing(markers: Path, index: int, count: int, seconds: int) -> str:
     now = (markers / str(index)).stat().st_mtime
-    started = {int(file.name): file for file in markers.iterdir() if now - file.stat().st_mtime < STALE_SECONDS}
+    started = {int(file.name): file for file in markers.glob("[0-9]*") if now - file.stat().st_mtime < STALE_SECONDS}
     absent = [str(number) for number in range(count) if number not in started]
     hosts = ", ".join(f"{number} on {file.read_text(encoding='utf-8')}" for number, file in sorted(started.items()))
     shown = ", ".join(absent[:20]) + (f" and {len(absent) - 20} more" if len(absent) > 20 else "")
