@@ -69,6 +69,7 @@ def test_only_the_cpu_is_compared(monkeypatch):
         benchmark.main(["decode", *FLAGS])
 
 
+@pytest.mark.slow
 def test_alone_it_says_who_is_missing_and_records_itself(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(decode_systems, "not_installed", lambda modules: list(modules[-1:]))
     monkeypatch.setattr(decode, "PAUSE", 0.0)

@@ -64,6 +64,7 @@ def test_mistakes(flags, sentence):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_alone_it_says_what_to_install_and_records_itself(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (tmp_path / "small.py").write_text(CONFIG)

@@ -112,6 +112,7 @@ def test_mistakes_on_the_command_line(arguments, sentence):
         main(arguments)
 
 
+@pytest.mark.slow
 def test_the_script_survives_flags_that_end_jax(tmp_path):
     (tmp_path / "file").write_text("")
     environment = os.environ | {

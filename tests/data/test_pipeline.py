@@ -94,6 +94,7 @@ def test_restored_from_corpora_that_are_made(family, data):
     assert_restored_exactly((cfg, corpus, train_tokenizers(cfg.data, corpus.train)), batches=20, points=20)
 
 
+@pytest.mark.slow
 def test_restored_with_loader_processes():
     assert_restored_exactly(setup("translation packed", workers=2), batches=8, points=1)
 

@@ -47,6 +47,7 @@ def test_labels_are_the_two_polarities():
     assert load("classify_rt_polarity.py").labels == ("0", "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "manual", "like"),
     [
@@ -78,6 +79,7 @@ def test_a_damaged_download_is_refused(tmp_path):
         tfds.download(dataclasses.replace(cfg, data=data), tmp_path / "data", manual)
 
 
+@pytest.mark.slow
 def test_buckets_of_multi30k_waste_little():
     cfg = read_config(str(CONFIGS / "translate_multi30k.py"))
     corpus = load("translate_multi30k.py")

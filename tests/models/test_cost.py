@@ -43,6 +43,7 @@ def test_experts_cost_what_the_chosen_ones_cost():
     assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
 
 
+@pytest.mark.slow
 def test_experts_run_the_products_that_are_predicted(monkeypatch):
     D, F, T, k, E = 8, 16, 500, 2, 4
     moe = {"num_experts": E, "experts_per_token": k}

@@ -178,6 +178,7 @@ def test_every_parameter_names_its_axes(family):
         assert known.issuperset(leaf.names)
 
 
+@pytest.mark.slow
 def test_whole_models_load_each_others_projections():
     kinds = ("separate", "fused_kv", "fused_qkv")
     models = {kind: build(tiny("seq2seq", num_kv_heads=2, head_dim=3, attention_projections=kind)) for kind in kinds}
@@ -203,7 +204,7 @@ POSITIONS = {
 }
 
 
-@pytest.mark.parametrize("name", rest_slow(POSITIONS.keys(), 2))
+@pytest.mark.parametrize("name", rest_slow(POSITIONS.keys(), 1))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_anywhere_takes_no_position(family, name):
     model, params = build(tiny(family, **POSITIONS[name]))

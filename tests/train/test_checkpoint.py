@@ -181,6 +181,7 @@ def test_reading_leaves_a_save_that_goes_on_alone(copied):
     assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_restored_onto_another_mesh(tmp_path):
     model = registry.build(tiny("decoder_lm"))
     cfg = Config(
