@@ -1,6 +1,6 @@
 """Fills the tables of the READMEs from recorded JSON: `python -m tests.readme_tables`.
 
-Sources: `configs/results/*.json` (`scripts/train.py --record`), `configs/results/benchmarks/{train,decode}.json`
+Sources: `configs/results/*.json` (`scripts/train.py --record`), `configs/results/benchmarks/{train,decode,growth}.json`
 (`scripts/benchmark.py --record`) and `tests/equivalences.json` (`python -m tests.equivalences`). A test compares the
 READMEs with them.
 """
@@ -54,6 +54,25 @@ def decode_table() -> str:
     return f"{_table(titles, rows)}\n\n{_source('decode.json', record)}"
 
 
+def growth_table() -> str:
+    """One row per size of `benchmark.py growth`."""
+    record = _read(BENCHMARKS / "growth.json")
+    rows = [
+        (
+            f"{name} {case[name]:,}",
+            f"{case['rows']} x {case['length']:,}",
+            f"{case['milliseconds']:,.0f} ms",
+            f"{case['milliseconds_per_layer']:.1f} ms",
+            f"{case['tokens_per_second']:,.0f}",
+            f"{case['peak_bytes'] / 2**20:,.0f} MiB",
+        )
+        for name, cases in record["growths"].items()
+        for case in cases
+    ]
+    titles = ("size", "rows x tokens", "step", "per layer", "tokens/s", "memory of the process")
+    return f"{_table(titles, rows)}\n\n{_source('growth.json', record, '../')}"
+
+
 def equivalences_table() -> str:
     """One row per switch and oracle, with the largest difference that the tests saw."""
     found: dict[tuple[str, str], float] = {}
@@ -66,6 +85,7 @@ def equivalences_table() -> str:
 
 TABLES = {
     "README.md": {"results": results_table, "train": train_table, "decode": decode_table},
+    "scripts/README.md": {"growth": growth_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
 """The functions that write the tables, by file and by the name in the table's marks."""
@@ -93,11 +113,11 @@ def _times(case: dict[str, Any], peer: str) -> str:
     return f"{case['times_as_fast'][peer]:.2f}" if peer in case["times_as_fast"] else ""
 
 
-def _source(name: str, record: dict[str, Any]) -> str:
+def _source(name: str, record: dict[str, Any], root: str = "") -> str:
     hardware = record["hardware"]
     return (
         f"Recorded on {hardware['cores']} cores of an {hardware['processor']}: "
-        f"[`{name}`](configs/results/benchmarks/{name}), revision {record['git_revision'][:7]}."
+        f"[`{name}`]({root}configs/results/benchmarks/{name}), revision {record['git_revision'][:7]}."
     )
 
 

@@ -231,18 +231,36 @@ def _muon(optim, schedule, mask, shapes):
 
 
 def _orthogonal(momentum: Any, numbers: Any) -> Any:
-    """Orthogonalises the momentum by Newton-Schulz iteration and scales it to the size of AdamW's updates.
+    """Orthogonalizes the momentum by Newton-Schulz iteration and scales it to the size of AdamW's updates.
 
-    Optax's Muon runs without its own momentum, which weighs the first gradients differently from the published one.
+    Matrices of one shape are stacked, so that compilation takes no longer for many layers than for one. Optax's Muon
+    runs without its own momentum, which weighs the first gradients differently from the published one.
     """
-    newton_schulz = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=numbers)
-    matrices, _ = newton_schulz.update(momentum, newton_schulz.init(momentum))
+    leaves, structure = jax.tree.flatten(momentum)
+    stacks: dict[tuple[int, ...], list[jax.Array]] = {}
+    for leaf, number in zip(leaves, structure.flatten_up_to(numbers), strict=True):
+        matrices = _as_wide(leaf.reshape(-1, *(math.prod(leaf.shape[axis] for axis in side) for side in number)))
+        stacks.setdefault(matrices.shape[1:], []).append(matrices)
+    joined = {shape: jnp.concatenate(matrices) for shape, matrices in stacks.items()}
+    by_matrix = dict.fromkeys(joined, contrib.MuonDimensionNumbers(1, 2))
+    newton_schulz = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=by_matrix)
+    orthogonal, _ = newton_schulz.update(joined, newton_schulz.init(joined))
+    parts = {
+        shape: iter(jnp.split(orthogonal[shape], np.cumsum([len(one) for one in matrices])[:-1]))
+        for shape, matrices in stacks.items()
+    }
+    found = []
+    for leaf, number in zip(leaves, structure.flatten_up_to(numbers), strict=True):
+        rows, columns = (math.prod(leaf.shape[axis] for axis in side) for side in number)
+        part = next(parts[min(rows, columns), max(rows, columns)])
+        restored = part if rows <= columns else jnp.swapaxes(part, 1, 2)
+        found.append(MUON_RMS * math.sqrt(max(rows, columns)) * restored.reshape(leaf.shape))
+    return structure.unflatten(found)
 
-    def scaled(matrix: jax.Array, axes: contrib.MuonDimensionNumbers) -> jax.Array:
-        sides = [math.prod(matrix.shape[axis] for axis in side) for side in axes]
-        return MUON_RMS * math.sqrt(max(sides)) * matrix
 
-    return jax.tree.map(scaled, matrices, numbers)
+def _as_wide(matrices: jax.Array) -> jax.Array:
+    """Transposes matrices [n, rows, columns] with more rows than columns."""
+    return matrices if matrices.shape[1] <= matrices.shape[2] else jnp.swapaxes(matrices, 1, 2)
 
 
 def _schedule_free_adamw(optim, schedule, mask, _):
