@@ -236,31 +236,32 @@ def _orthogonal(momentum: Any, numbers: Any) -> Any:
     Matrices of one shape are stacked, so that compilation takes no longer for many layers than for one. Optax's Muon
     runs without its own momentum, which weighs the first gradients differently from the published one.
     """
-    leaves, structure = jax.tree.flatten(momentum)
-    stacks: dict[tuple[int, ...], list[jax.Array]] = {}
-    for leaf, number in zip(leaves, structure.flatten_up_to(numbers), strict=True):
-        matrices = _as_wide(leaf.reshape(-1, *(math.prod(leaf.shape[axis] for axis in side) for side in number)))
-        stacks.setdefault(matrices.shape[1:], []).append(matrices)
-    joined = {shape: jnp.concatenate(matrices) for shape, matrices in stacks.items()}
-    by_matrix = dict.fromkeys(joined, contrib.MuonDimensionNumbers(1, 2))
+    matrices, structure = jax.tree.flatten(jax.tree.map(_as_matrices, momentum, numbers))
+    members: dict[tuple[int, int], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        members.setdefault(matrix.shape[1:], []).append(index)
+    stacks = {shape: jnp.concatenate([matrices[index] for index in indices]) for shape, indices in members.items()}
+    by_matrix = dict.fromkeys(stacks, contrib.MuonDimensionNumbers(1, 2))
     newton_schulz = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=by_matrix)
-    orthogonal, _ = newton_schulz.update(joined, newton_schulz.init(joined))
-    parts = {
-        shape: iter(jnp.split(orthogonal[shape], np.cumsum([len(one) for one in matrices])[:-1]))
-        for shape, matrices in stacks.items()
-    }
-    found = []
-    for leaf, number in zip(leaves, structure.flatten_up_to(numbers), strict=True):
-        rows, columns = (math.prod(leaf.shape[axis] for axis in side) for side in number)
-        part = next(parts[min(rows, columns), max(rows, columns)])
-        restored = part if rows <= columns else jnp.swapaxes(part, 1, 2)
-        found.append(MUON_RMS * math.sqrt(max(rows, columns)) * restored.reshape(leaf.shape))
-    return structure.unflatten(found)
+    stacks, _ = newton_schulz.update(stacks, newton_schulz.init(stacks))
+    for shape, indices in members.items():
+        ends = np.cumsum([len(matrices[index]) for index in indices])
+        for index, part in zip(indices, jnp.split(stacks[shape], ends[:-1]), strict=True):
+            matrices[index] = MUON_RMS * math.sqrt(max(shape)) * part
+    return jax.tree.map(_as_parameter, jax.tree.unflatten(structure, matrices), momentum, numbers)
 
 
-def _as_wide(matrices: jax.Array) -> jax.Array:
-    """Transposes matrices [n, rows, columns] with more rows than columns."""
-    return matrices if matrices.shape[1] <= matrices.shape[2] else jnp.swapaxes(matrices, 1, 2)
+def _as_matrices(array: jax.Array, axes: contrib.MuonDimensionNumbers) -> jax.Array:
+    """Reshapes a parameter to matrices [n, rows, columns], transposed if rows > columns."""
+    rows, columns = (math.prod(array.shape[axis] for axis in side) for side in axes)
+    matrices = array.reshape(-1, rows, columns)
+    return matrices if rows <= columns else jnp.swapaxes(matrices, 1, 2)
+
+
+def _as_parameter(matrices: jax.Array, parameter: jax.Array, axes: contrib.MuonDimensionNumbers) -> jax.Array:
+    """Inverts `_as_matrices`: returns an array of the parameter's shape."""
+    rows, columns = (math.prod(parameter.shape[axis] for axis in side) for side in axes)
+    return (matrices if rows <= columns else jnp.swapaxes(matrices, 1, 2)).reshape(parameter.shape)
 
 
 def _schedule_free_adamw(optim, schedule, mask, _):
