@@ -5,7 +5,9 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -61,17 +63,20 @@ def command(kind: str, run: Path, *flags: str, **changes: Any) -> list[str]:
     return [sys.executable, "scripts/train.py", "--config", path, "--run", str(run), *overrides, *flags]
 
 
-def start(arguments: list[str], cache: Path, **options: Any) -> subprocess.Popen:
-    """Starts a command that caches compiled programs in the folder `cache`."""
+def start(
+    arguments: list[str], cache: Path, variables: Mapping[str, str] = MappingProxyType({}), **options: Any
+) -> subprocess.Popen:
+    """Starts a command that caches compiled programs in the folder `cache`, with further environment variables."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **variables,
     }
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.Popen(arguments, cwd=ROOT, env=environment, text=True, **pipes)
+    options = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(arguments, env=environment, text=True, **options)
 
 
 def write_record(path: Path, module: str, **found: Any) -> None:

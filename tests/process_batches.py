@@ -1,25 +1,33 @@
-"""One of several processes that make the first batches of prepared data; prints them and the bytes read for them.
+"""One of several processes that read batches of prepared data; prints their checksums and the bytes read for them.
 
 python -m tests.process_batches FOLDER COORDINATOR COUNT INDEX
 """
 
 import dataclasses
+import itertools
 import json
 import sys
 import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from tests.train.conftest import small_config
 from tformer_jax.config import Config, ParallelConfig
+from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
+from tformer_jax.data.rows import WHOLE_BATCH, Shards
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.parallel import multihost, placement
 from tformer_jax.train import experiment
 
 BATCHES = 20
 ROWS = 16
+KINDS = ("training", "evaluation")
 
 
 def config() -> Config:
@@ -46,8 +54,36 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])
 
 
+def facts(
+    cfg: Config,
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    shards: Shards = WHOLE_BATCH,
+    whole: Callable[[Any], Any] = lambda batch: batch,
+) -> dict[str, Any]:
+    """Returns, for the first training batches and all of validation, the bytes read and a checksum of each batch.
+
+    Args:
+        shards: the shards of a batch, and those of this process.
+        whole: returns the global batch of a batch with the rows of this process.
+    """
+    training = train_batches(cfg, corpus, tokenizers, shards=shards)._batches  # without prefetching
+    evaluation = evaluation_batches(cfg, corpus.validation, tokenizers, shards=shards)
+    return dict(zip(KINDS, (_read(itertools.islice(training, BATCHES), whole), _read(evaluation, whole)), strict=True))
+
+
+def _read(batches: Iterable[Any], whole: Callable[[Any], Any]) -> dict[str, Any]:
+    read, sums, before = 0, [], bytes_read()
+    for batch in batches:
+        read += bytes_read() - before
+        arrays = whole(batch)
+        sums.append(zlib.crc32(b"".join(arrays[name].tobytes() for name in sorted(arrays))))
+        before = bytes_read()
+    return {"bytes": read, "sums": sums}
+
+
 def main() -> None:
-    """Prints a JSON object: the index, the texts of all processes, the bytes read, and a checksum of each batch."""
+    """Prints a JSON object: the index, the texts of all processes, the number of devices, and `facts`."""
     folder, coordinator, count, index = sys.argv[1:]
     run = Path(folder) / f"batches_{count}"
     cfg = config()
@@ -55,21 +91,16 @@ def main() -> None:
     group = multihost.start(cfg.parallel, run, coordinator, int(count), int(index))
     texts = group.all_gather("\u00e9" * (group.index + 1)), group.broadcast(lambda: f"from {group.index}")
     built = experiment.build(cfg, run, group=group)
-    batches = built.batches._batches  # without prefetching
-    read, sums = 0, []
-    for _ in range(BATCHES):
-        before = bytes_read()
-        batch = next(batches)
-        read += bytes_read() - before
+
+    def whole(batch: Any) -> Any:
         placed = placement.shard_batch(built.mesh, batch, built.shards.own)
-        assert all(len(rows) == ROWS // group.count for rows in batch.values())
+        assert all(len(rows) * group.count == len(placed[name]) for name, rows in batch.items())
         assert all(len(array.addressable_shards) == 4 // group.count for array in placed.values())
-        whole = placement.to_host(placed)
-        sums.append(zlib.crc32(b"".join(whole[name].tobytes() for name in sorted(whole))))
+        return placement.to_host(placed)
+
+    found = facts(cfg, built.corpus, built.tokenizers, built.shards, whole)
     built.close()
-    print(
-        json.dumps({"index": group.index, "texts": texts, "devices": jax.device_count(), "bytes": read, "sums": sums})
-    )
+    print(json.dumps({"index": group.index, "texts": texts, "devices": jax.device_count(), **found}))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ python -m tests.processes --record tests/processes.json
 import argparse
 import json
 import logging
-import os
-import random
 import signal
 import socket
 import subprocess
@@ -18,21 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from tests import commands, process_batches
+from tests.train.conftest import write_pairs
 from tformer_jax.train.trained import load_trained
 
-CONFIG = "tests/processes_config.py"
-LONG = {"train.steps": 4000, "train.eval_every": 4000, "train.log_every": 50, "train.checkpoint_every": 10}
+CONFIG = commands.ROOT / "tests/processes_config.py"
+LONG = {"train__steps": 4000, "train__eval_every": 4000, "train__log_every": 50, "train__checkpoint_every": 10}
 Outcome = dict[str, Any]
-
-
-def write_corpus(folder: Path) -> None:
-    """Writes pairs.tsv: words, and the same words in capitals."""
-    draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(120)]
-    (folder / "pairs.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in words), encoding="utf-8")
 
 
 def free_port() -> int:
@@ -41,49 +34,37 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def environment(cache: Path, devices: int) -> dict[str, str]:
-    """Returns the environment of a process with `devices` CPU devices and a compilation cache."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(commands.ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
-    }
-
-
-def flags_of(coordinator: str, count: int, number: int) -> list[str]:
-    """Returns the flags that give a process its index."""
-    return ["--coordinator", coordinator, "--processes", str(count), "--process", str(number)]
-
-
 class Bench:
     """A folder with a corpus, and commands that train from it on four devices in total."""
 
     def __init__(self, folder: Path):
         self.folder, self.cache = folder, folder / "cache"
-        write_corpus(folder)
+        write_pairs(folder)
 
     def command(self, run: Path, *flags: str, **changes: Any) -> list[str]:
         """Returns a training command; `changes` are settings with `__` for the dot."""
         overrides = [f"--config.{name.replace('__', '.')}={value}" for name, value in changes.items()]
-        fixed = ["--config", CONFIG, "--data", str(self.folder), "--run", str(run)]
-        return [sys.executable, "scripts/train.py", *fixed, *overrides, *flags]
+        fixed = ["--config", str(CONFIG), "--data", str(self.folder), "--run", str(run)]
+        return [sys.executable, str(commands.ROOT / "scripts/train.py"), *fixed, *overrides, *flags]
 
-    def start(self, arguments: list[str], devices: int) -> subprocess.Popen:
-        """Starts one process."""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(
-            arguments, cwd=commands.ROOT, env=environment(self.cache, devices), text=True, errors="replace", **pipes
-        )
+    def start(self, arguments: list[str], devices: int, **options: Any) -> subprocess.Popen:
+        """Starts one process with `devices` CPU devices."""
+        flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+        return commands.start(arguments, self.cache, {"XLA_FLAGS": flags}, errors="replace", **options)
+
+    def group(
+        self, count: int, by_index: dict[int, list[str]], port: int = 0, **options: Any
+    ) -> list[subprocess.Popen]:
+        """Starts some of `count` processes that share four devices, each with the command at its index."""
+        several = ["--coordinator", f"localhost:{port or free_port()}", "--processes", str(count), "--process"]
+        return [
+            self.start([*command, *several, str(index)], 4 // count, **options) for index, command in by_index.items()
+        ]
 
     def together(self, count: int, run: Path, *flags: str, **changes: Any) -> list[subprocess.Popen]:
         """Starts `count` processes that share four devices."""
-        command, coordinator = self.command(run, *flags, **changes), f"localhost:{free_port()}"
-        if count == 1:
-            return [self.start(command, 4)]
-        return [self.start([*command, *flags_of(coordinator, count, number)], 4 // count) for number in range(count)]
+        command = self.command(run, *flags, **changes)
+        return [self.start(command, 4)] if count == 1 else self.group(count, dict.fromkeys(range(count), command))
 
     def trained(self, count: int, run: Path, *flags: str, **changes: Any) -> list[Outcome]:
         """Starts `count` processes and waits for their end."""
@@ -91,8 +72,7 @@ class Bench:
 
     def saving(self, count: int, run: Path, *flags: str, **changes: Any) -> list[subprocess.Popen]:
         """Starts processes with many steps and waits for their first checkpoint."""
-        long = {name.replace(".", "__"): value for name, value in LONG.items()}
-        processes = self.together(count, run, *flags, **{**long, **changes})
+        processes = self.together(count, run, *flags, **{**LONG, **changes})
         while not (run / "checkpoints" / "10").exists() and all(process.poll() is None for process in processes):
             time.sleep(0.02)
         return processes
@@ -118,22 +98,19 @@ def outcome(process: subprocess.Popen, output: str, errors: str) -> Outcome:
 
 def difference(run: Path, expected: Path) -> float:
     """Returns the largest relative difference of two runs in their losses and parameters."""
-    values = [("loss", *(np.array(losses(path)) for path in (run, expected)))]
-    mine, theirs = (dict(leaves(load_trained(path).params)) for path in (run, expected))
-    values += [(name, mine[name], theirs[name]) for name in theirs]
-    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)) for _, a, b in values)
+    mine, theirs = ((np.array(losses(path)), load_trained(path).params) for path in (run, expected))
+    return max(jax.tree.leaves(jax.tree.map(relative, mine, theirs)))
+
+
+def relative(array: Any, expected: Any) -> float:
+    """Returns the largest difference of two arrays, relative to the largest value expected."""
+    array, expected = np.asarray(array, np.float64), np.asarray(expected, np.float64)
+    return float(np.abs(array - expected).max() / max(np.abs(expected).max(), 1e-9))
 
 
 def losses(run: Path) -> list[float]:
     """Returns the losses of each step and of the validation split."""
     return [record["loss"] for record in commands.records(run) if record["group"] != "test"]
-
-
-def leaves(params: Any, path: str = "") -> list[tuple[str, np.ndarray]]:
-    """Returns the parameters by name."""
-    if not isinstance(params, dict):
-        return [(path, np.asarray(params, np.float64))]
-    return [leaf for name, value in params.items() for leaf in leaves(value, f"{path}/{name}")]
 
 
 def compared(bench: Bench, ended: list[Outcome], run: Path) -> Outcome:
@@ -151,7 +128,7 @@ def equal_whatever_their_number(bench: Bench) -> list[Outcome]:
 
 
 def resumed_by_others(bench: Bench) -> list[Outcome]:
-    """Two processes train half of the steps; one or four train the rest."""
+    """Two processes train half of the steps; one or four train the other half."""
     found = []
     for count in (1, 4):
         run = bench.folder / f"resumed_by_{count}"
@@ -165,25 +142,24 @@ def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
     folder = bench.folder / "rows"
     if not folder.exists():
         process_batches.write(folder)
-    coordinator = f"localhost:{free_port()}"
-    started = [
-        bench.start(
-            [sys.executable, "-m", "tests.process_batches", str(folder), coordinator, str(count), str(index)],
-            4 // count,
-        )
-        for index in range(count)
-    ]
+    command = [sys.executable, "-m", "tests.process_batches", str(folder), f"localhost:{free_port()}", str(count)]
+    started = [bench.start([*command, str(index)], 4 // count) for index in range(count)]
     printed = [process.communicate(timeout=280) for process in started]
     return [json.loads(output.splitlines()[-1]) if output else {"errors": errors} for output, errors in printed]
 
 
 def rows_read(bench: Bench) -> list[Outcome]:
-    """Returns the bytes that each of 1, 2 and 4 processes reads for the same batches."""
-    found = {count: batches(bench, count) for count in (1, 2, 4)}
-    expected = found[1][0]["sums"]
+    """Returns the bytes that each of 1, 2 and 4 processes reads for the same batches of training and evaluation."""
+    found = [batches(bench, count) for count in (1, 2, 4)]
     return [
-        {"bytes": [each["bytes"] for each in all_], "same": all(each["sums"] == expected for each in all_)}
-        for all_ in found.values()
+        {
+            kind: {
+                "bytes": [each[kind]["bytes"] for each in group],
+                "same": all(each[kind]["sums"] == found[0][0][kind]["sums"] for each in group),
+            }
+            for kind in process_batches.KINDS
+        }
+        for group in found
     ]
 
 
@@ -215,66 +191,55 @@ def newest(run: Path) -> int:
 
 def other_settings(bench: Bench) -> list[Outcome]:
     """One process has a different learning rate."""
-    coordinator, run = f"localhost:{free_port()}", bench.folder / "other"
-    plain, other = bench.command(run), bench.command(run, optim__learning_rate=0.5)
-    commands_ = [[*plain, *flags_of(coordinator, 2, 0)], [*other, *flags_of(coordinator, 2, 1)]]
-    return outcomes([bench.start(command, 2) for command in commands_])
+    run = bench.folder / "other"
+    return outcomes(bench.group(2, {0: bench.command(run), 1: bench.command(run, optim__learning_rate=0.5)}))
 
 
 def other_folders(bench: Bench) -> list[Outcome]:
     """The run folders have the same name, in folders that the processes do not share."""
-    coordinator = f"localhost:{free_port()}"
-    processes = []
-    for number in range(2):
-        own = bench.folder / f"host_{number}"
+    port, processes = free_port(), []
+    for index in range(2):
+        own = bench.folder / f"host_{index}"
         (own / "runs").mkdir(parents=True)
-        command = bench.command(Path("runs") / "not_shared")
-        command[1] = str(commands.ROOT / command[1])
-        command[3] = str(commands.ROOT / command[3])
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        arguments = [*command, *flags_of(coordinator, 2, number)]
-        processes.append(subprocess.Popen(arguments, cwd=own, env=environment(bench.cache, 2), text=True, **pipes))
+        processes += bench.group(2, {index: bench.command(Path("runs/not_shared"))}, port, cwd=own)
     return outcomes(processes)
 
 
 def missing(bench: Bench) -> list[Outcome]:
     """Two of four processes do not start."""
-    command, coordinator = bench.command(bench.folder / "few", parallel__start_seconds=8), f"localhost:{free_port()}"
-    return outcomes([bench.start([*command, *flags_of(coordinator, 4, number)], 1) for number in (0, 2)])
+    command = bench.command(bench.folder / "few", parallel__start_seconds=8)
+    return outcomes(bench.group(4, {0: command, 2: command}))
 
 
 def nobody_there(bench: Bench) -> list[Outcome]:
     """Only process 1 starts."""
-    command = bench.command(bench.folder / "nobody", parallel__start_seconds=3)
-    return outcomes([bench.start([*command, *flags_of(f"localhost:{free_port()}", 2, 1)], 1)])
+    return outcomes(bench.group(2, {1: bench.command(bench.folder / "nobody", parallel__start_seconds=3)}))
 
 
 def wrong_number(bench: Bench) -> list[Outcome]:
     """The process index is 2 of 2 processes."""
-    command = bench.command(bench.folder / "wrong")
-    return outcomes([bench.start([*command, *flags_of("localhost:1234", 2, 2)], 1)])
+    return outcomes(bench.group(2, {2: bench.command(bench.folder / "wrong")}))
 
 
 def port_in_use(bench: Bench) -> list[Outcome]:
     """The port is in use."""
     with socket.create_server(("", 0)) as server:
-        command = bench.command(bench.folder / "used")
-        return outcomes([bench.start([*command, *flags_of(f"localhost:{server.getsockname()[1]}", 2, 0)], 1)])
+        return outcomes(bench.group(2, {0: bench.command(bench.folder / "used")}, server.getsockname()[1]))
 
 
 STORIES: dict[str, Callable[[Bench], list[Outcome]]] = {
     "the same losses and parameters by 1, 2 and 4 processes": equal_whatever_their_number,
     "bytes that each of 1, 2 and 4 processes reads for the same batches": rows_read,
-    "half by 2 processes, the rest by 1 and by 4": resumed_by_others,
+    "half by 2 processes, the other half by 1 and by 4": resumed_by_others,
     "SIGKILL for process 1 of 2": lambda bench: lost(bench, 2, 1),
     "SIGKILL for process 0 of 2": lambda bench: lost(bench, 2, 0),
     "SIGKILL for process 3 of 4": lambda bench: lost(bench, 4, 3),
     "SIGTERM for process 1 of 2": stopped,
     "another setting in process 1": other_settings,
     "no shared folder": other_folders,
-    "processes 1 and 3 of 4 do not come": missing,
-    "no coordinator": nobody_there,
-    "process 2 of 2": wrong_number,
+    "processes 1 and 3 of 4 do not start": missing,
+    "process 0 of 2 does not start": nobody_there,
+    "an index of 2 for 2 processes": wrong_number,
     "the port is in use": port_in_use,
 }
 

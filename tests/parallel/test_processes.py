@@ -1,7 +1,6 @@
 """Separate processes with CPU devices that train one model together."""
 
 import dataclasses
-import zlib
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from tests import process_batches, processes
 from tests.processes import Bench
 from tformer_jax.data.corpora import load_corpus
-from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.tokenizers import Tokenizers
 
 SAME = 1e-5
@@ -21,7 +19,7 @@ def bench(tmp_path_factory) -> Bench:
 
 
 def assert_batches_of_one(bench: Bench, count: int) -> None:
-    """The global batches equal those of the pipeline alone, and each process reads its share of them."""
+    """The global batches equal those of the pipeline alone, and each process reads its share of their bytes."""
     found = processes.batches(bench, count)
     texts = [["\u00e9" * (index + 1) for index in range(count)], "from 0"]
     assert [(each["index"], each["texts"], each["devices"]) for each in found] == [(i, texts, 4) for i in range(count)]
@@ -29,13 +27,10 @@ def assert_batches_of_one(bench: Bench, count: int) -> None:
     data = dataclasses.replace(cfg.data, source="prepared", train=(str(bench.folder / "rows" / "prepared"),))
     cfg = dataclasses.replace(cfg, data=data)
     corpus = load_corpus(cfg, None)
-    alone = train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers))._batches
-    before = process_batches.bytes_read()
-    made = [next(alone) for _ in range(process_batches.BATCHES)]
-    whole = process_batches.bytes_read() - before
-    sums = [zlib.crc32(b"".join(batch[name].tobytes() for name in sorted(batch))) for batch in made]
-    assert all(each["sums"] == sums for each in found)
-    assert all(each["bytes"] < 1.2 * whole / count for each in found)
+    alone = process_batches.facts(cfg, corpus, Tokenizers.load(corpus.tokenizers))
+    for kind in process_batches.KINDS:
+        assert all(each[kind]["sums"] == alone[kind]["sums"] for each in found)
+        assert all(each[kind]["bytes"] < 1.2 * alone[kind]["bytes"] / count for each in found)
 
 
 def test_two_processes_make_the_batches_of_one(bench):
@@ -91,7 +86,7 @@ def test_all_end_when_one_is_killed_and_the_run_goes_on(bench, count, victim):
 def test_one_is_asked_to_stop_and_all_stop_at_the_same_step(bench):
     first, second, after = processes.stopped(bench)
     assert (first["status"], second["status"]) == (130, 130)
-    assert first["says"] == f"Stopped at step {after['saved']}; the same command with --resume goes on from there."
+    assert first["says"] == f"Stopped at step {after['saved']}; the same command with --resume continues from there."
 
 
 @pytest.mark.slow

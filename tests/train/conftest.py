@@ -20,12 +20,17 @@ from tformer_jax.config import (
 
 @pytest.fixture(scope="session")
 def corpus_folder(tmp_path_factory) -> Path:
-    """Writes pairs.tsv: words, and the same words in capitals."""
+    """A folder with pairs.tsv."""
     folder = tmp_path_factory.mktemp("corpus")
+    write_pairs(folder)
+    return folder
+
+
+def write_pairs(folder: Path) -> None:
+    """Writes pairs.tsv: words, and the same words in capitals."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(120)]
     (folder / "pairs.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in words), encoding="utf-8")
-    return folder
 
 
 def small_config(*, bucket_lengths: tuple[int, ...] = (12,), **train: Any) -> Config:
