@@ -17,6 +17,7 @@ from rich.table import Table
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.benchmarks.train_systems import Ours
+from tformer_jax.train.aot import hlo
 
 WARM_UP_STEPS = 2
 MAX_ROWS = 25
@@ -25,8 +26,7 @@ CONTROL_FLOW = {"while", "call", "conditional"}
 """Opcodes to exclude: their time is that of the operations inside, which are traced separately."""
 PRODUCTS = {"dot", "convolution", "ragged-dot"}
 LOOPS = {"while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
-"""Components that loops and rematerialisation add to the paths of operations."""
-COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.-]+) .*\{$")
+"""Components that loops and rematerialization add to the paths of operations."""
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = .*?\s(?P<opcode>[a-z][a-z0-9-]*)\(")
 
 
@@ -116,21 +116,23 @@ class Instruction:
     calls: str | None
 
 
-def parse(hlo: str) -> dict[str, Operation]:
+def parse(text: str) -> dict[str, Operation]:
     """Parses a compiled program, `compiled.as_text()`, into operations by their names in traces."""
-    computations: dict[str, dict[str, Instruction]] = {}
-    current: dict[str, Instruction] = {}
-    for line in hlo.splitlines():
-        if header := COMPUTATION.match(line):
-            current = computations.setdefault(header["name"], {})
-        elif match := INSTRUCTION.match(line):
-            op_name, calls = re.search(r'op_name="(.*?)"', line), re.search(r"calls=%?([\w.-]+)", line)
-            current[match["name"]] = Instruction(match["opcode"], op_name[1] if op_name else "", calls and calls[1])
+    lines, _ = hlo.computations(text)
+    instructions = {name: dict(iterate_instructions(inside)) for name, inside in lines.items()}
     return {
-        name: describe(name, instruction, list(computations.get(instruction.calls or "", {}).values()))
-        for instructions in computations.values()
-        for name, instruction in instructions.items()
+        name: describe(name, instruction, list(instructions.get(instruction.calls or "", {}).values()))
+        for inside in instructions.values()
+        for name, instruction in inside.items()
     }
+
+
+def iterate_instructions(lines: Iterable[str]) -> Iterator[tuple[str, Instruction]]:
+    """Yields the instructions of a computation by name."""
+    for line in lines:
+        if match := INSTRUCTION.match(line):
+            op_name, calls = re.search(r'op_name="(.*?)"', line), re.search(r"calls=%?([\w.-]+)", line)
+            yield match["name"], Instruction(match["opcode"], op_name[1] if op_name else "", calls and calls[1])
 
 
 def describe(name: str, instruction: Instruction, fused: Sequence[Instruction]) -> Operation:

@@ -1,4 +1,4 @@
-"""Reads the collectives of a compiled program from its HLO text."""
+"""Reads the HLO text of a compiled program: its computations, and the collectives among their instructions."""
 
 import math
 import re
@@ -51,10 +51,10 @@ def collectives(text: str, devices: int) -> list[Collective]:
     An operation in a loop counts once per iteration if the loop's condition states a limit, else once.
     """
     operations: dict[tuple[str, ...], tuple[Collective, int]] = {}
-    computations, entry = _computations(text)
+    lines, entry = computations(text)
     scattered = dict(_REDUCE_SCATTER.findall(text))
-    for name, times in _times(computations, entry).items():
-        for number, line in enumerate(computations[name]):
+    for name, times in _times(lines, entry).items():
+        for number, line in enumerate(lines[name]):
             if operation := _COLLECTIVE.search(line):
                 one, source = _collective(operation, line, devices), _SOURCE.search(line)
                 if name in scattered:
@@ -70,7 +70,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
     return sorted(merged, key=lambda one: one.sent, reverse=True)
 
 
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+def computations(text: str) -> tuple[dict[str, list[str]], str]:
     """Returns the lines of each computation by its name, and the name of the entry computation."""
     found: dict[str, list[str]] = {}
     lines, entry = [], ""
@@ -83,25 +83,25 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     return found, entry
 
 
-def _times(computations: dict[str, list[str]], entry: str) -> dict[str, int]:
+def _times(lines: dict[str, list[str]], entry: str) -> dict[str, int]:
     """Returns the number of executions of each computation per call of the program."""
     times: defaultdict[str, int] = defaultdict(int)
 
     def run(name: str, repeated: int) -> None:
         times[name] += repeated
-        for called, factor in _calls(computations, name):
-            if called in computations:
+        for called, factor in _calls(lines, name):
+            if called in lines:
                 run(called, repeated * factor)
 
     run(entry, 1)
     return times
 
 
-def _calls(computations: dict[str, list[str]], name: str) -> Iterator[tuple[str, int]]:
-    for line in computations[name]:
+def _calls(lines: dict[str, list[str]], name: str) -> Iterator[tuple[str, int]]:
+    for line in lines[name]:
         factor = 1
         if loop := _LOOP.search(line):
-            limits = (_LIMIT.search(condition) for condition in computations[loop["condition"]])
+            limits = (_LIMIT.search(condition) for condition in lines[loop["condition"]])
             factor = max((int(limit["limit"]) for limit in limits if limit), default=1)
         for called in _CALLED.findall(line):
             yield from ((one.strip().lstrip("%"), factor) for one in called.split(","))
