@@ -74,7 +74,7 @@ def test_a_sound_machine_and_config(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([*CLDR, "--devices", "4", *FSDP], "parallel.fsdp=8 asks for 8 devices, and there are 4; write -1 for all"),
+        ([*CLDR, "--devices", "4", *FSDP], "parallel.fsdp=8 needs 8 devices, but there are 4; write -1 for all"),
         (
             [*CLDR, "--devices", "8", "--config.parallel.tensor=8", "--config.parallel.data=1"],
             "model.num_heads=4: must",
@@ -85,6 +85,10 @@ def test_a_sound_machine_and_config(capsys, monkeypatch):
         (
             [*CLDR, "--config.optim.optimizer=adamw", "--devices", "1", "--memory", "1", WIDE],
             "state and gradients take about 1.58 GiB a device, which has 1.00 GiB",
+        ),
+        (  # 20,000 rows x 48 tokens x (4 layers x 128 + 1000 logits) x 4 bytes
+            [*CLDR, "--devices", "1", "--memory", "1", "--config.data.batch_tokens=960000"],
+            "and activations at least 5.41 GiB (estimated) a device, which has 1.00 GiB: try train.accumulate",
         ),
         ([*CLDR, "--devices", "1", "--config.optim.learning_rates=('nothing*=2',)"], "'nothing*=2'"),
     ],

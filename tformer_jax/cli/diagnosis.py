@@ -141,13 +141,20 @@ def memory_of(options: argparse.Namespace) -> int | None:
 
 
 def too_much(found: Placement, memory: int | None) -> Iterable[str]:
-    """Yields a problem if a device is too small for its state and gradients, without activations."""
-    needed = found.state + found.gradients
-    if memory is not None and needed > memory:
+    """Yields a problem if a device is too small for its state, gradients and fewest activations."""
+    fixed = found.state + found.gradients
+    if memory is None or fixed + found.activations <= memory:
+        return
+    if fixed > memory:
         yield (
-            f"state and gradients take about {size_of(needed)} a device, which has {size_of(memory)}: split them with "
+            f"state and gradients take about {size_of(fixed)} a device, which has {size_of(memory)}: split them with "
             "parallel.preset='fsdp', or among more devices"
         )
+        return
+    yield (
+        f"state and gradients take about {size_of(fixed)} and activations at least {size_of(found.activations)} "
+        f"(estimated) a device, which has {size_of(memory)}: try train.accumulate, train.loss_chunk or a smaller batch"
+    )
 
 
 def mesh(sizes: dict[str, int], devices: int) -> Table:
@@ -189,6 +196,7 @@ def budget(cfg: Config, found: Placement) -> Table:
         ("optimizer state", size_of(found.optimizer)),
         ("running mean of the parameters", size_of(found.mean)),
         ("gradients (estimated)", size_of(found.gradients)),
+        ("activations, at least (estimated)", size_of(found.activations)),
         ("a checkpoint, on disk", size_of(found.checkpoint)),
     ):
         table.add_row(label, value)

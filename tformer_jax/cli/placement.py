@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import AbstractMesh, PartitionSpec
 
@@ -43,8 +44,10 @@ class Placement:
     """Running mean of the parameters, if there is one."""
     gradients: int
     """Estimate: as much as the parameters, plus float32 sums if gradients are accumulated."""
+    activations: int
+    """Lower estimate: the input of each layer, and the logits unless `train.loss_chunk` is set."""
     checkpoint: int
-    """Whole state."""
+    """The complete state."""
     rows: int
     """Rows of a batch on one device, of the longest bucket if there are buckets, in all `train.accumulate` parts."""
     length: int
@@ -72,6 +75,7 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
     boxed = registry.shapes(model)
     placed = state.abstract(model, optimizers.build(cfg, boxed), cfg, mesh)
     parameters, parts = _device_bytes(placed.params), cfg.train.accumulate
+    rows, length = rows // data_parallelism(mesh), length // sizes["sequence"]
     numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(placed.params))
     return Placement(
         groups=tuple(_groups(boxed, placed.params)),
@@ -79,9 +83,10 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
         optimizer=_device_bytes(placed.opt_state),
         mean=_device_bytes(placed.ema),
         gradients=parameters + (FLOAT32 * numbers if parts > 1 else 0),
+        activations=rows // parts * length * _activation_bytes(cfg, sizes["tensor"]),
         checkpoint=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(placed)),
-        rows=rows // data_parallelism(mesh),
-        length=length // sizes["sequence"],
+        rows=rows,
+        length=length,
     )
 
 
@@ -97,6 +102,15 @@ def _groups(boxed: Any, params: Any) -> Iterator[Group]:
 
 def _device_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _activation_bytes(cfg: Config, tensor: int) -> int:
+    """Estimates the activations per token that any `model.remat` keeps; `tensor` devices share the logits."""
+    model = cfg.model
+    depths = {"classifier": model.encoder_layers, "decoder_lm": model.decoder_layers}
+    layers = depths.get(model.family, model.encoder_layers + model.decoder_layers)
+    logits = 0 if model.family == "classifier" or cfg.train.loss_chunk else (model.vocab_size or 0) // tensor
+    return (layers * model.dim + logits) * jnp.dtype(model.dtype).itemsize
 
 
 def _batch(cfg: Config) -> tuple[int, int]:
