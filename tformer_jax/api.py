@@ -17,6 +17,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config, ConfigError, DecodeConfig, read_mesh
+from tformer_jax.config.paths import as_path
 from tformer_jax.data.corpora.corpus import KEYS
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import in_batches, pad_rows
@@ -46,10 +47,10 @@ def load(path: str | Path, *, mesh: str | None = None) -> "Run":
         ConfigError: `path` is not a run folder, holds no parameters, or the mesh does not fit the model.
     """
     placed = None if mesh is None else make_mesh(read_mesh(mesh))
-    trained = load_trained(Path(path), placed)
+    trained = load_trained(as_path(path), placed)
     if placed is not None:
         rules.check(trained.cfg, placed.shape)
-    return Run(Path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels)
+    return Run(as_path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels)
 
 
 @dataclasses.dataclass(frozen=True)

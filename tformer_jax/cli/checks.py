@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from tformer_jax.cli.common import size_of
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.paths import is_remote
 from tformer_jax.data.corpora import files, prepared
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
@@ -168,6 +169,8 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
     parent = existing(run)
     try:
         run_folder.holds_run(run)
+        if is_remote(run):
+            return
         with tempfile.TemporaryFile(dir=parent):
             pass
     except ConfigError as error:
@@ -186,8 +189,8 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
 
 
 def existing(path: Path) -> Path:
-    """Returns `path`, or its nearest parent that exists."""
-    path = path.absolute()
+    """Returns `path`, or its nearest parent that exists; for a bucket, the working directory."""
+    path = Path.cwd() if is_remote(path) else path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 

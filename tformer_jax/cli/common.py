@@ -15,6 +15,7 @@ from typing import NoReturn
 from tformer_jax.allocator import keep_memory
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
+from tformer_jax.config.paths import as_path
 from tformer_jax.train.errors import RunError
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
@@ -69,7 +70,7 @@ def discard_output() -> None:
 def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Returns a parser with the flags `--run` and `--mesh`."""
     result = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
-    result.add_argument("--run", type=Path, required=True, metavar="DIR", help="run folder of scripts/train.py")
+    result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
     result.add_argument(
         "--mesh",
         metavar="AXIS=SIZE,...",
@@ -77,6 +78,14 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
         "(default: one device)",
     )
     return result
+
+
+def run_path(text: str) -> Path:
+    """An argparse type: a local run folder, or `gs://BUCKET/FOLDER`."""
+    try:
+        return as_path(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def integer(lowest: int) -> Callable[[str], int]:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax.cli import report
+from tformer_jax.cli.common import run_path
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
@@ -39,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
         "settings, and the outputs that changed most.",
         allow_abbrev=False,
     )
-    result.add_argument("baseline", type=Path, metavar="RUN_A", help="run folder of the baseline")
-    result.add_argument("run", type=Path, metavar="RUN_B", help="run folder to compare with it")
+    result.add_argument("baseline", type=run_path, metavar="RUN_A", help="run folder of the baseline")
+    result.add_argument("run", type=run_path, metavar="RUN_B", help="run folder to compare with it")
     result.add_argument(
         "--resamples", type=report.integer(100), default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
     )

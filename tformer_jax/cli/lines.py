@@ -14,6 +14,7 @@ from tformer_jax.cli.common import run_parser
 from tformer_jax.cli.inputs import Fields, Line, Source
 from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import resolved
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
 from tformer_jax.train import run_folder
 
@@ -171,7 +172,7 @@ def run_identity(run: Path) -> dict[str, Any]:
         found.update(path.read_bytes() if path.exists() else b"")
     checkpoints = run_folder.checkpoints(run)
     steps = sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []
-    return {"folder": str(run.resolve()), "files": found.hexdigest(), "checkpoints": steps}
+    return {"folder": str(resolved(run)), "files": found.hexdigest(), "checkpoints": steps}
 
 
 def _kept(lines: Iterator[Line], waiting: collections.deque[Line], skip: int) -> Iterator[Line]:

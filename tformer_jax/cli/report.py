@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import integer
+from tformer_jax.cli.common import integer, run_path
 from tformer_jax.config import ConfigError
 from tformer_jax.report import html, run
 
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         "environment, parameters. Several runs are compared with the first. A run may be going on or have failed.",
         allow_abbrev=False,
     )
-    result.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder of scripts/train.py")
+    result.add_argument("runs", type=run_path, nargs="+", metavar="RUN", help="run folder of scripts/train.py")
     result.add_argument(
         "--output", type=Path, metavar="FILE", help=f"default: RUN/{NAME}, or {NAME} here for several runs"
     )

@@ -11,8 +11,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from tformer_jax import config
-from tformer_jax.cli.common import INTERRUPTED
+from tformer_jax.cli.common import INTERRUPTED, run_path
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.paths import is_remote
 
 DATA_VARIABLE = "TFORMER_DATA"
 
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = options.run or Path("runs") / cfg.name
     from tformer_jax.cli import report
 
+    if options.profile and is_remote(folder):
+        raise ConfigError(f"--profile cannot write to {folder}: profile a few steps with a local --run")
     if cfg.train.report:
         report.html.check_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
@@ -57,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--config", required=True, metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py"
     )
-    result.add_argument("--run", type=Path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
+    result.add_argument("--run", type=run_path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
     result.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
     result.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
     result.add_argument("--profile", action="store_true", help="write a trace of some steps for TensorBoard")

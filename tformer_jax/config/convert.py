@@ -12,6 +12,7 @@ from ml_collections import ConfigDict, config_dict
 
 from tformer_jax.config.fields import ConfigError, Section, allowed_types, qualified
 from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.paths import write_text
 from tformer_jax.config.schema import Config, DecodeConfig, EvalConfig, ParallelConfig
 
 CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
@@ -50,9 +51,7 @@ def to_dict(section: Section) -> dict[str, Any]:
 
 def save(cfg: Config, path: Path) -> None:
     """Writes the resolved config as indented JSON, atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(to_dict(cfg), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps(to_dict(cfg), indent=2, ensure_ascii=False) + "\n")
 
 
 def load(path: Path) -> Config:

@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.config.paths import is_remote
 
 T = TypeVar("T")
 FLAGS = "--coordinator HOST:PORT, --processes N and --process I"
@@ -97,7 +98,7 @@ class ProcessGroup:
 
     def check_shared(self, folder: Path) -> None:
         """Raises `ConfigError` in all processes unless all of them see `folder`, which process 0 has created."""
-        if self.count == 1:
+        if self.count == 1 or is_remote(folder):
             return
         marker = folder / self.broadcast(lambda: f".shared_{uuid.uuid4().hex}")
         if self.first:
@@ -173,9 +174,10 @@ def start(
 def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) -> Iterator[None]:
     """Exits with an error that names the missing processes if the block is not left within `seconds`.
 
-    JAX aborts without naming them. While it waits, each process touches a file beside the run folder.
+    JAX aborts without naming them. While it waits, each process touches a file beside the run folder; a bucket has no
+    such files.
     """
-    if index is None or count is None:
+    if index is None or count is None or is_remote(folder):
         yield
         return
     markers = folder.with_name(f".{folder.name}.start")

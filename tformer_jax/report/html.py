@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import write_text
 from tformer_jax.report import charts, sections
 from tformer_jax.report.comparison import compare
 from tformer_jax.report.run import Run
@@ -25,9 +26,7 @@ def check_installed(what: str) -> None:
 
 def write(runs: Sequence[Run], path: Path, *, refresh: int | None = None) -> None:
     """Writes a report atomically; see `render`."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(render(runs, refresh=refresh), encoding="utf-8")
-    partial.replace(path)
+    write_text(path, render(runs, refresh=refresh))
 
 
 def render(runs: Sequence[Run], *, refresh: int | None = None) -> str:

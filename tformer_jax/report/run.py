@@ -10,6 +10,7 @@ import numpy as np
 
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.convert import flat, flat_values
+from tformer_jax.config.paths import resolved
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
 from tformer_jax.train import events, guards
@@ -86,7 +87,7 @@ def load_all(folders: Sequence[Path]) -> list[Run]:
     Raises:
         ConfigError: one of them is not a run folder, or is given twice.
     """
-    paths = [folder.resolve() for folder in folders]
+    paths = [resolved(folder) for folder in folders]
     if len(set(paths)) < len(paths):
         raise ConfigError("the same run folder is given twice")
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
@@ -134,7 +135,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _records(path: Path) -> list[dict[str, Any]]:
     """Returns the complete records of a file that may be growing, or end within a line."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_bytes().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     found = []

@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.state import TrainState
@@ -25,7 +26,7 @@ DAMAGED = "damaged"
 class Checkpointer:
     """Saves and restores `(state, host)` pairs in one folder.
 
-    `host` is a JSON-serialisable dictionary: the data iterator's state and the run's counters. Saving is asynchronous,
+    `host` is a JSON-serializable dictionary: the data iterator's state and the run's counters. Saving is asynchronous,
     and a checkpoint becomes visible once it is complete. It stores a checksum of every array, which is verified when
     it is restored.
     """
@@ -51,7 +52,7 @@ class Checkpointer:
             seconds: age of the newest checkpoint at which another is `overdue`; 0: never.
             group: all processes of the run; each saves and restores its own shards.
         """
-        self.folder, self._group, self._seconds = folder.absolute(), group, seconds
+        self.folder, self._group, self._seconds = resolved(folder), group, seconds
         if keep is None:
             options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
@@ -181,11 +182,12 @@ class Checkpointer:
             "No space left on device|Disk quota exceeded|Permission denied|Read-only file system", str(error)
         )
         reason = known[0] if known else (str(error).splitlines() or [type(error).__name__])[0][:300]
-        whole = [path.name for path in self.folder.iterdir() if path.name.isdecimal()] if self.folder.is_dir() else []
-        last = f"that of step {max(map(int, whole))} is untouched" if whole else "there is none before it"
+        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        last = max((int(name) for name in names if name.isdecimal()), default=None)
+        kept = "there is no earlier one" if last is None else f"that of step {last} is untouched"
         return RunError(
-            f"a checkpoint could not be written to {self.folder} ({reason}); {last}: make room or restore the right to "
-            "write, then the same command with --resume goes on from there"
+            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: free some space or restore the "
+            "right to write, then the same command with --resume continues from there"
         )
 
     def _quarantine(self, steps: list[int]) -> None:

@@ -5,6 +5,8 @@ import datetime
 import json
 from pathlib import Path
 
+from tformer_jax.config.paths import append_text
+
 
 def path(run: Path) -> Path:
     """Returns the path of the events of a run."""
@@ -32,5 +34,5 @@ class EventLog:
             return
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         event = {"time": time, "step": step, "kind": kind, "message": message}
-        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event, ensure_ascii=False) + "\n")
+        with contextlib.suppress(OSError):
+            append_text(self._path, json.dumps(event, ensure_ascii=False) + "\n")

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.paths import as_path, is_remote
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.prefetch import Prefetched
@@ -44,11 +45,11 @@ class Experiment:
     shards: Shards
     """The shards of a global batch, and those that this process holds."""
     lock: FolderLock | None
-    """Keeps other runs from writing to `folder`; held by process 0, None in the others."""
+    """Keeps other runs from writing to `folder`; None for a bucket, and in other processes than process 0."""
     group: ProcessGroup
     """All processes of the run."""
     start_from: Path | None = None
-    """Run folder that provides the initial parameters; None: newly initialised ones."""
+    """Run folder that provides the initial parameters; None: newly initialized ones."""
     finished: dict[str, Any] | None = None
     """Result of a resumed run that has finished with the same settings, else None."""
 
@@ -102,7 +103,7 @@ def build(
     batches = train_batches(cfg, corpus, tokenizers, shards=shards)
     model = registry.build(cfg.model, train=True)
     optimizers.build(cfg, registry.shapes(model))
-    start_from = Path(cfg.train.start_from) if cfg.train.start_from else None
+    start_from = as_path(cfg.train.start_from) if cfg.train.start_from else None
     finished = group.run(lambda: run_folder.result_of(folder, cfg) if resume and group.first else None)
     finished = json.loads(group.broadcast(lambda: json.dumps(finished)))
 
@@ -113,7 +114,7 @@ def build(
         evaluators.check_installed(cfg)
         if not group.first:
             return None
-        lock = FolderLock(folder)
+        lock = None if is_remote(folder) else FolderLock(folder)
         if resume:
             run_folder.resume(folder, cfg)
         else:

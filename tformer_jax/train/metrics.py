@@ -4,12 +4,17 @@ import functools
 import importlib.util
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
 from tformer_jax.config import Config, to_dict
+from tformer_jax.config.paths import append_text, is_remote, write_text
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
+
+REMOTE_SECONDS = 60
+"""Minimum interval of writes of `metrics.jsonl` to a bucket, since each one writes the entire object."""
 
 
 class Sink(Protocol):
@@ -66,8 +71,8 @@ class MetricsWriter:
 
     def _unwritable(self, error: OSError) -> RunError:
         return RunError(
-            f"metrics cannot be written to {self._run} ({error.strerror or error}): make room or restore the right to "
-            "write, then the same command with --resume goes on from the last checkpoint"
+            f"metrics cannot be written to {self._run} ({error.strerror or error}): free some space or restore the "
+            "right to write, then the same command with --resume continues from the last checkpoint"
         )
 
 
@@ -75,19 +80,24 @@ class JsonLines:
     """Writes `metrics.jsonl`; non-finite numbers become null."""
 
     def __init__(self, run: Path, resume_step: int):
-        path = run / "metrics.jsonl"
-        records = _records(path) if path.exists() else []
+        self._path, self._waiting, self._written = run / "metrics.jsonl", "", time.monotonic()
+        records = _records(self._path) if self._path.exists() else []
         kept = [line for line in records if line["step"] <= resume_step and line["group"] != "test"]
-        _rewrite(path, kept)
-        self._file = path.open("a", encoding="utf-8")
+        write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, "group": group, **numbers}) + "\n")
-        self._file.flush()
+        self._waiting += json.dumps({"step": step, "group": group, **numbers}) + "\n"
+        if not is_remote(self._path) or time.monotonic() - self._written >= REMOTE_SECONDS:
+            self._append()
 
     def close(self) -> None:
-        self._file.close()
+        self._append()
+
+    def _append(self) -> None:
+        if self._waiting:
+            append_text(self._path, self._waiting)
+            self._waiting, self._written = "", time.monotonic()
 
 
 class TensorBoard:
@@ -118,8 +128,9 @@ class WeightsAndBiases:
         import wandb
 
         identity = run_folder.run_id(run)
+        folder = None if is_remote(run) else str(run)
         self._run = wandb.init(
-            project=project, name=cfg.name, id=identity, resume="allow", dir=str(run), config=to_dict(cfg)
+            project=project, name=cfg.name, id=identity, resume="allow", dir=folder, config=to_dict(cfg)
         )
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
@@ -144,9 +155,3 @@ def _records(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return records
-
-
-def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:
-    partial = path.with_suffix(".tmp")
-    partial.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    partial.replace(path)

@@ -10,14 +10,16 @@ model.json       parameters by module, backends report.html                   wr
 """
 
 import json
-import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.paths import is_remote, write_text
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
 
@@ -78,18 +80,25 @@ def require_run(run: Path) -> None:
 
 
 def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> None:
-    """Writes a new run folder atomically, replacing an earlier run."""
-    partial = run.with_name(f".{run.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    config.save(cfg, partial / "config.json")
-    write_json(partial / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
-    tokenizers.save(partial / "tokenizers")
-    if labels is not None:
-        write_json(partial / "labels.json", list(labels))
-    if run.exists():
-        shutil.rmtree(run)
-    partial.rename(run)
+    """Writes a new run folder, replacing an earlier run: atomically, or in a bucket with `config.json` last.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    partial = run if is_remote(run) else run.with_name(f".{run.name}.partial")
+    try:
+        epath.Path(partial).rmtree(missing_ok=True)
+        partial.mkdir(parents=True)
+        write_json(partial / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
+        tokenizers.save(partial / "tokenizers")
+        if labels is not None:
+            write_json(partial / "labels.json", list(labels))
+        config.save(cfg, partial / "config.json")
+        if partial != run:
+            epath.Path(run).rmtree(missing_ok=True)
+            partial.rename(run)
+    except OSError as error:
+        raise ConfigError(f"{run} cannot be written ({error.strerror or error}); name another --run") from error
 
 
 def resume(run: Path, cfg: Config) -> None:
@@ -133,6 +142,4 @@ def load_labels(run: Path) -> tuple[str, ...] | None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import optimizers
 from tformer_jax.train.checkpoint import Checkpointer
@@ -86,7 +88,7 @@ def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: Pr
     if group.first:
         weights_facts(run).unlink(missing_ok=True)
     with ocp.StandardCheckpointer() as writer:
-        writer.save((run / FOLDER).absolute(), params, force=True)
+        writer.save(resolved(run / FOLDER), params, force=True)
     if not group.first:
         return
     facts = {"weights": kind, "steps": steps, "at_step": at, "checksums": _checksums(run / FOLDER)}
@@ -109,7 +111,7 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
         if facts["checksums"] != _checksums(run / FOLDER):
             raise ValueError("its files have other checksums than when they were written")
         with ocp.StandardCheckpointer() as reader:
-            return reader.restore((run / FOLDER).absolute(), abstract)
+            return reader.restore(resolved(run / FOLDER), abstract)
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(
@@ -120,7 +122,12 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
 def _checksums(folder: Path) -> dict[str, str]:
     """Returns the BLAKE2b hash of each file in `folder`, by relative path."""
     found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(_files(folder)):
         with path.open("rb") as file:
             found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
     return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():  # `epath` has no recursive glob
+        yield from _files(path) if path.is_dir() else (path,)

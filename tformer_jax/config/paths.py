@@ -1,0 +1,56 @@
+"""Paths of run folders: local, or `gs://BUCKET/FOLDER` in Google Cloud Storage by etils' `epath`.
+
+A bucket has no locks, no append and no atomic rename of folders; each object is written atomically.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import cast
+
+from tformer_jax.config.fields import ConfigError
+
+
+def as_path(location: str | Path) -> Path:
+    """Returns the path of a run folder; for `gs://`, an `epath.Path`, which has most methods of `Path`.
+
+    Raises:
+        ConfigError: the URL has another scheme, or gcsfs is not installed.
+    """
+    if not isinstance(location, str) or "://" not in location:
+        return Path(location) if isinstance(location, str) else location
+    if not location.startswith("gs://"):
+        raise ConfigError(f"{location} is not supported: a run folder is a local folder or gs://BUCKET/FOLDER")
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ConfigError(f'{location} needs the package gcsfs: pip install -e ".[gcs]"')
+    from etils import epath  # local paths do not need it
+
+    return cast(Path, epath.Path(location))
+
+
+def is_remote(path: Path) -> bool:
+    """Returns whether the path is in a bucket."""
+    return not isinstance(path, Path)
+
+
+def resolved(path: Path) -> Path:
+    """Returns `path.resolve()`; a path in a bucket is unchanged, since `epath` adds the working directory to it."""
+    return path if is_remote(path) else path.resolve()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a UTF-8 file atomically; locally, by renaming."""
+    if is_remote(path):
+        path.write_bytes(text.encode())
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Appends to a UTF-8 file; in a bucket, by writing it again."""
+    if is_remote(path):
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + text.encode())
+        return
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
