@@ -83,7 +83,7 @@ def test_any_two_locales(pair):
         assert not any(unit in example["target"] for unit in ("length-", "mass-", "duration-", "digital-"))
 
 
-def test_languages_are_recognisable():
+def test_languages_are_recognizable():
     corpus = load("classifier", source="cldr_language", languages=("en", "de", "fr"), heldout_examples=40)
     assert corpus.labels == ("en", "de", "fr")
     examples = [corpus.train[i] for i in range(1500)]

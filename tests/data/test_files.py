@@ -105,8 +105,8 @@ def test_records_with_fields(tmp_path, name):
     source = "jsonl" if name.endswith("jsonl") else "parquet"
     cfg = config(source, name, validation=name, fields=("en", "de"))
     assert load_corpus(cfg, tmp_path).train == [{"source": row["en"], "target": row["de"]} for row in ROWS]
-    labelled = config(source, name, "classifier", validation=name, fields=("en", "n"))
-    assert load_corpus(labelled, tmp_path).train[1] == {"text": "two", "label": "2"}
+    labeled = config(source, name, "classifier", validation=name, fields=("en", "n"))
+    assert load_corpus(labeled, tmp_path).train[1] == {"text": "two", "label": "2"}
 
 
 def test_a_row_without_text_is_named_by_its_number(tmp_path):

@@ -12,7 +12,7 @@ from tformer_jax.data.columns import Column, split_examples
 from tformer_jax.data.packing import POOL, choose_row
 from tformer_jax.data.pending import with_ids
 from tformer_jax.data.rows import WHOLE_BATCH, RowReader
-from tformer_jax.data.transforms import Framer, Tokenised
+from tformer_jax.data.transforms import Framer, Tokenized
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
@@ -27,7 +27,7 @@ def documents(lengths, carry: bool, window: int = 8):
 
 
 def packed_once(examples, rows: int, capacity):
-    read = RowReader(Tokenised((), None), Framer(0, 0), WHOLE_BATCH)
+    read = RowReader(Tokenized((), None), Framer(0, 0), WHOLE_BATCH)
     return packing.packed_once(with_ids(examples), rows, capacity, read)
 
 

@@ -16,7 +16,7 @@ from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import train_tokenizers
-from tformer_jax.data.transforms import Tokenised
+from tformer_jax.data.transforms import Tokenized
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
@@ -227,7 +227,7 @@ def test_every_window_is_reachable():
         np.testing.assert_array_equal(batch["tokens"][offset], stream[offset : offset + 7])
         np.testing.assert_array_equal(batch["targets"][offset], stream[offset + 1 : offset + 8])
     cfg, corpus, tokenizers = setup("windows")
-    rows = token_stream(Tokenised(corpus.train, tokenizers))
+    rows = token_stream(Tokenized(corpus.train, tokenizers))
     count = len(rows) - 7
     first_epoch = [
         tuple(row) for batch in take(train_batches(cfg, corpus, tokenizers), count // 3) for row in batch["tokens"]
@@ -268,7 +268,7 @@ def test_batches_that_do_not_divide(kind, devices, sentence):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_prepare_the_rows_of_the_same_batches(kind):
-    """Two processes with shards that are not neighbours; the state of one goes on in the other, and in one alone."""
+    """Two processes whose shards are not adjacent have the same state, from which a single process can continue."""
     sizes = {"batch_size": 4} if "batch_size" in KINDS[kind][1] else {"batch_multiple": 4, "batch_tokens": 80}
     whole = take(train_batches(*setup(kind, **sizes)), 12)
     assert_shards_of(setup(kind, **sizes), whole)

@@ -1,4 +1,4 @@
-"""The shardings of the training state, from its initialisation on."""
+"""The shardings of the training state, from its initialization on."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def test_moments_of_fused_projections_are_split_like_them(optimizer):
 
 
 @pytest.mark.parametrize("preset", ["fsdp", "tp"])
-def test_no_device_holds_the_whole_model_while_it_is_initialised(preset):
+def test_no_device_holds_the_complete_model_while_it_is_initialized(preset):
     cfg = config("decoder_lm", preset=preset)
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=256, ffn_dim=1024, vocab_size=2048))
     model = registry.build(cfg.model)
@@ -100,7 +100,7 @@ def test_sizes_of_the_mesh():
     [
         ({"tensor": 3}, "parallel.tensor=3 does not divide the 8 devices; write a size that does, such as 2"),
         ({"tensor": 3, "fsdp": 2}, r"parallel.fsdp=2 \* parallel.tensor=3 does not divide the 8 devices"),
-        ({"tensor": 16}, "parallel.tensor=16 asks for 16 devices, and there are 8"),
+        ({"tensor": 16}, "parallel.tensor=16 needs 16 devices, but there are 8"),
         ({"data": -1, "tensor": -1}, "parallel.data=-1: parallel.tensor is -1, too; only one axis"),
         ({"fsdp": 0}, "parallel.fsdp=0: must be -1 or at least 1"),
         ({"preset": "fdsp"}, "parallel.preset='fdsp': is not a known value; did you mean 'fsdp'?"),

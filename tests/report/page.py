@@ -231,7 +231,7 @@ def main() -> None:
 def write_reports(folder: Path) -> dict[str, Path]:
     """Writes the reports that are read, and returns their paths by name."""
     events = [
-        (3000, "spike", "loss 5.1000 is far above the 2.1000 of the steps before"),
+        (3000, "spike", "loss 5.1000 is far above the 2.1000 of the preceding steps"),
         (4200, "stopped", "by a signal"),
     ]
     events += [(4200, "resume", "1 x cpu"), (6000, "skipped", "skipped, because its loss is not finite")]

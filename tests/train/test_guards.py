@@ -64,21 +64,21 @@ def test_spikes_are_noticed_and_slow_changes_are_not():
     losses = 5 * np.exp(-np.arange(400) / 150) + draw.normal(0, 0.05, 400)
     losses[250] += 2
     detector = SpikeDetector()
-    remarks = {step: remark for step, loss in enumerate(losses) if (remark := detector.sees(loss))}
+    remarks = {step: remark for step, loss in enumerate(losses) if (remark := detector.detect(loss))}
     assert list(remarks) == [250]
     assert "is far above the" in remarks[250]
 
 
-def test_a_detector_goes_on_where_it_stopped():
+def test_a_detector_continues_where_it_stopped():
     losses = np.random.default_rng(1).normal(3, 0.1, 120)
-    whole, first = SpikeDetector(), SpikeDetector()
+    uninterrupted, first = SpikeDetector(), SpikeDetector()
     for loss in losses[:70]:
-        whole.sees(loss), first.sees(loss)
-    rest = SpikeDetector(**first.state())
+        uninterrupted.detect(loss), first.detect(loss)
+    resumed = SpikeDetector(**first.state())
     for loss in losses[70:]:
-        whole.sees(loss), rest.sees(loss)
-    assert rest.state() == whole.state()
-    assert not rest.sees(math.nan)
+        uninterrupted.detect(loss), resumed.detect(loss)
+    assert resumed.state() == uninterrupted.state()
+    assert not resumed.detect(math.nan)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(metrics.JsonLines, "write", full)
-    with pytest.raises(RunError, match=r"\(No space left on device\): make room .* --resume goes on from the last"):
+    with pytest.raises(RunError, match=r"\(No space left on device\): free some space .* --resume continues from"):
         writer.write(1, "train", {"loss": 1.0})
 
 

@@ -135,7 +135,7 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
 
     monkeypatch.setattr(loop.Trainer, "advance", advance_and_interrupt)
     assert run(two_shapes(), folder, corpus_folder) is None
-    assert "Stopped at step 3; the same command with --resume goes on from there." in capsys.readouterr().out
+    assert "Stopped at step 3; the same command with --resume continues from there." in capsys.readouterr().out
     monkeypatch.undo()
     assert run(two_shapes(), folder, corpus_folder, resume=True) is not None
     assert_same_run(folder, uninterrupted)

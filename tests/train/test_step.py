@@ -1,4 +1,4 @@
-"""The train step: normalisation of the loss, skipped steps, and independence of devices, padding and time."""
+"""The train step: normalization of the loss, skipped steps, and independence of devices, padding and time."""
 
 import dataclasses
 import functools
@@ -138,7 +138,7 @@ def test_dropout_differs_from_step_to_step():
 
 
 def test_a_mesh_of_too_many_devices():
-    with pytest.raises(ConfigError, match="parallel.data=9 asks for 9 devices, and there are 8; write -1"):
+    with pytest.raises(ConfigError, match="parallel.data=9 needs 9 devices, but there are 8; write -1"):
         make_mesh(ParallelConfig(data=9))
 
 

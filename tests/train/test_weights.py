@@ -108,7 +108,7 @@ def test_only_what_is_evaluated_is_read(tmp_path, kind, optimizer, factor):
 
 
 def test_a_run_with_only_its_weights(corpus_folder, tmp_path):
-    """A copy without checkpoints loads, and initialises another run."""
+    """A copy without checkpoints loads, and initializes another run."""
     run(small_config(steps=1), tmp_path / "run", corpus_folder)
     expected = load_trained(tmp_path / "run").params
     shutil.rmtree(tmp_path / "run" / "checkpoints")

@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         "--topology",
         metavar="KIND:AxB",
         help="compile the train step for a slice of TPUs, such as v5e:16x16, and show the memory, the collectives and "
-        "the bound on utilisation of one device (needs libtpu)",
+        "the bound on utilization of one device (needs libtpu)",
     )
     result.add_argument("--decode", action="store_true", help="with --topology: compile a decoding step instead")
     result.add_argument(

@@ -55,13 +55,13 @@ def collectives_table(found: Program) -> Table:
 
 
 def bound_table(name: str, found: Program, chip: Chip) -> Table:
-    """Returns a table of times at the chip's peak rates, and of the utilisation that they allow."""
+    """Returns a table of times at the chip's peak rates, and of the utilization that they allow."""
     table = _table(f"at best on {name}", "one step")
     table.add_row("FLOPs of a device (estimated by tracing)", f"{found.flops:.4g}")
     table.add_row("computing", f"{1e3 * found.seconds_computing(chip):.4g} ms")
     table.add_row("sending, over all links", f"{1e3 * found.seconds_sending(chip):.4g} ms")
-    table.add_row("utilisation, nothing overlaps", f"{found.utilisation(chip, overlap=False):.1%}")
-    table.add_row("utilisation, all overlaps", f"{found.utilisation(chip, overlap=True):.1%}")
+    table.add_row("utilization, nothing overlaps", f"{found.utilization(chip, overlap=False):.1%}")
+    table.add_row("utilization, all overlaps", f"{found.utilization(chip, overlap=True):.1%}")
     return table
 
 

@@ -1,4 +1,4 @@
-"""Token ids of several examples in one array, so that operations are vectorised over examples."""
+"""Token ids of several examples in one array, so that operations are vectorized over examples."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -25,10 +25,10 @@ SEARCH_SPAN = 2
 
 
 def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
-    """Chooses the pending examples of a row: the oldest, then those that leave the least room.
+    """Chooses the pending examples of a row: the oldest, then those that leave the fewest tokens free.
 
     Most of a row is filled in order. Near its end, the search prefers an example that fills the row on all sides, then
-    one that leaves exactly the room of another, then the oldest that fits.
+    one that leaves exactly the length of another, then the oldest that fits.
 
     Args:
         lengths: int [sides, examples], each at least 1, oldest first; at least one example fits the capacity.
@@ -42,24 +42,24 @@ def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
     in_order = (int(side.searchsorted(limit, "right")) for side, limit in zip(ordered, in_order_below, strict=True))
     count = max(min(in_order), 1)
     search = _Search(lengths, count)
-    room = capacity - ordered[:, count - 1]
+    free = capacity - ordered[:, count - 1]
     chosen = list(range(count))
-    while (index := search.best(room)) is not None:
+    while (index := search.best(free)) is not None:
         chosen.append(index)
-        room = room - lengths[:, index]
+        free = free - lengths[:, index]
     return chosen
 
 
 class _Search:
     """Finds examples by their lengths on all sides, among the pending ones from index `start` on.
 
-    The lengths of an example are encoded as one number in a mixed radix, so that two examples fill a room if their
-    numbers add up to the number of the room. Each digit has a radix above twice the largest length of its side, so
-    that adding two numbers never carries.
+    The lengths of an example are encoded as one number in a mixed radix, so that two examples fill a free space if
+    their numbers add up to the number of that space. Each digit has a radix above twice the largest length of its
+    side, so that adding two numbers never carries.
 
     For example, with sources of at most 3 and targets of at most 4 tokens, the radices are 7 and 9. The example
-    (source 2, target 1) is 2 * 9 + 1 = 19. A room of (3, 5) is 3 * 9 + 5 = 32, so its complement is 32 - 19 = 13 =
-    1 * 9 + 4: an example (1, 4), if there is one, fills the rest.
+    (source 2, target 1) is 2 * 9 + 1 = 19. A free space of (3, 5) is 3 * 9 + 5 = 32, so its complement is
+    32 - 19 = 13 = 1 * 9 + 4: an example (1, 4), if there is one, fills what remains.
     """
 
     def __init__(self, lengths: np.ndarray, start: int):
@@ -70,25 +70,25 @@ class _Search:
         self._numbers = self._weights @ lengths
         self._exists = np.zeros(widths.prod(), bool)
         self._exists[self._numbers[start:]] = True
-        self._free = np.arange(lengths.shape[1]) >= start
+        self._unused = np.arange(lengths.shape[1]) >= start
 
-    def best(self, room: np.ndarray) -> int | None:
-        """Takes the best example for a room, int [sides], and returns its index; None if none fits."""
-        if all(map(operator.le, room.tolist(), self._largest_sum.tolist())):
-            missing = self._weights @ room - self._numbers
+    def best(self, free: np.ndarray) -> int | None:
+        """Takes the best example for a free space, int [sides], and returns its index; None if none fits."""
+        if all(map(operator.le, free.tolist(), self._largest_sum.tolist())):
+            missing = self._weights @ free - self._numbers
             index = self._take(missing == 0)
             if index is None:
                 index = self._take(self._exists.take(missing, mode="clip"))
             if index is not None:
                 return index
-        return self._take((self._lengths <= room[:, None]).all(axis=0))
+        return self._take((self._lengths <= free[:, None]).all(axis=0))
 
     def _take(self, candidates: "np.ndarray | np.bool") -> int | None:
-        free = self._free & candidates
-        first = int(free.argmax())
-        if not free[first]:
+        unused = self._unused & candidates
+        first = int(unused.argmax())
+        if not unused[first]:
             return None
-        self._free[first] = False
+        self._unused[first] = False
         return first
 
 

@@ -22,7 +22,7 @@ from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Outline, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Framer, IdReader, Tokenised, framer
+from tformer_jax.data.transforms import Framer, IdReader, Tokenized, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 BLOCK = 512
@@ -130,7 +130,7 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards
     reader, frame = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout), framer(cfg)
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
     blocks = _shuffled(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
-    if isinstance(reader, Tokenised):
+    if isinstance(reader, Tokenized):
         read = _Read(reader, frame)
         blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
         examples = _loaded(blocks, cfg.data.workers).map(of_block)
@@ -142,9 +142,9 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards
     return BucketBatches(examples, bucket_sizes(cfg.data), rows)
 
 
-def _pending(reader: IndexedReader | Tokenised, frame: Framer) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
+def _pending(reader: IndexedReader | Tokenized, frame: Framer) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
     """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
-    if isinstance(reader, Tokenised):
+    if isinstance(reader, Tokenized):
         read = _Read(reader, frame)
         return lambda indices: of_block(read(indices))
     return Outline(reader, frame)
@@ -224,11 +224,11 @@ def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapData
 
 def _reader(
     examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
-) -> IndexedReader | Tokenised:
+) -> IndexedReader | Tokenized:
     """Returns a reader of prepared ids; for text, and for prepared data with BPE-dropout, one that tokenizes."""
     if isinstance(examples, Records | JoinedRecords) and not dropout:
         return examples
-    return Tokenised(examples, tokenizers, labels, dropout)
+    return Tokenized(examples, tokenizers, labels, dropout)
 
 
 def _capacity(cfg: Config) -> dict[str, int]:

@@ -19,7 +19,7 @@ from tformer_jax.data.corpora import KEYS, DataError, Example, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.transforms import tokenise
+from tformer_jax.data.transforms import tokenize
 from tformer_jax.special_tokens import EOS
 
 EXAMPLES_PER_CHUNK = 1024
@@ -130,7 +130,7 @@ class _SplitWriter:
             lengths = files.enter_context((self._folder / f"{self._split}.lengths").open("wb"))
             stream = files.enter_context((self._folder / f"{self._split}.tokens").open("wb")) if self._streams else None
             for chunk in itertools.chain([first], chunks):
-                block = tokenise(chunk, self._tokenizers, self._labels)
+                block = tokenize(chunk, self._tokenizers, self._labels)
                 for example, ids in zip(chunk, split_examples(block), strict=True):
                     if stream is not None:
                         separator = [EOS] if summary.examples else []

@@ -8,7 +8,7 @@ import numpy as np
 
 from tformer_jax.data.columns import Column, Tokens, split_examples
 from tformer_jax.data.pending import PendingExample
-from tformer_jax.data.transforms import Framer, IdReader, Tokenised
+from tformer_jax.data.transforms import Framer, IdReader, Tokenized
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Shards:
     own: tuple[int, ...] = (0,)
 
     def select(self, rows: Sequence[T]) -> list[T]:
-        """Selects the own ones of all rows of a batch, in their order."""
+        """Selects the own rows from all rows of a batch, in order."""
         size = len(rows) // self.count
         return [row for shard in self.own for row in rows[shard * size : (shard + 1) * size]]
 
@@ -62,7 +62,7 @@ class Outline:
 class RowReader:
     """Reads the ids of the rows that one process prepares."""
 
-    def __init__(self, reader: IndexedReader | Tokenised, frame: Framer, shards: Shards):
+    def __init__(self, reader: IndexedReader | Tokenized, frame: Framer, shards: Shards):
         self._reader, self._frame, self._shards = reader, frame, shards
 
     def own(self, rows: Sequence[T]) -> list[T]:
@@ -71,7 +71,7 @@ class RowReader:
 
     def ids(self, examples: Sequence[PendingExample]) -> list[Tokens]:
         """Returns the framed ids of examples, reading them if necessary."""
-        if isinstance(self._reader, Tokenised):
+        if isinstance(self._reader, Tokenized):
             return [example.ids for example in examples if example.ids is not None]
         if examples and "targets" in examples[0].lengths:
             spans = [self._reader.span(*self._place(example)) for example in examples]

@@ -25,7 +25,7 @@ class IdReader(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokenised:
+class Tokenized:
     """Tokenizes the examples of a split on access; with `dropout`, each access draws a new segmentation."""
 
     examples: Sequence[Example]
@@ -39,10 +39,10 @@ class Tokenised:
     def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """Tokenizes the examples at `indices`."""
         examples = [self.examples[int(index)] for index in indices]
-        return tokenise(examples, self.tokenizers, self.labels, self.dropout, rng)
+        return tokenize(examples, self.tokenizers, self.labels, self.dropout, rng)
 
 
-def tokenise(
+def tokenize(
     examples: Sequence[Example],
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
@@ -76,10 +76,10 @@ class Framer:
     reported: bool = dataclasses.field(default=False, init=False)
 
     def __call__(self, ids: Block) -> Block:
-        """Returns {"source", "target_in", "target_out"} for translation pairs, {"tokens", "label"} for labelled texts
+        """Returns {"source", "target_in", "target_out"} for translation pairs, {"tokens", "label"} for labeled texts
         and {"tokens", "targets"} for documents.
 
-        Each example gives one example, except documents: empty ones give none, and with `carry`, long ones several.
+        Each example yields one example, except documents: an empty one yields none, a long one several if `carry`.
         """
         if "label" in ids:
             return {"tokens": self._truncate(ids["text"], self.length), "label": ids["label"]}

@@ -26,7 +26,7 @@ def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
     fixed = math.prod(size for size in sizes.values() if size != -1)
     product = " * ".join(f"parallel.{name}={size}" for name, size in sizes.items() if size not in (-1, 1))
     if fixed > devices:
-        raise ConfigError(f"{product} asks for {fixed} devices, and there are {devices}; write -1 for all of them")
+        raise ConfigError(f"{product} needs {fixed} devices, but there are {devices}; write -1 for all of them")
     if -1 not in sizes.values():
         return sizes
     if devices % fixed:

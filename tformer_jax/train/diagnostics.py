@@ -38,13 +38,13 @@ def noise_parts(norm: jax.Array, norms: jax.Array, small: jax.Array, big: jax.Ar
     beyond which larger batches help less ("An Empirical Model of Large-Batch Training", 2018, appendix A.1).
 
     Args:
-        norm: norm of the gradient of the whole batch, which has `big` labels.
+        norm: norm of the gradient of a batch of `big` labels.
         norms: [parts], norms of the gradients of its parts, of about `small` labels each.
     """
-    part, whole = (norms**2).mean(), norm**2
+    of_parts, of_batch = (norms**2).mean(), norm**2
     return {
-        "gradient_squared": (big * whole - small * part) / (big - small),
-        "gradient_variance": (part - whole) / (1 / small - 1 / big),
+        "gradient_squared": (big * of_batch - small * of_parts) / (big - small),
+        "gradient_variance": (of_parts - of_batch) / (1 / small - 1 / big),
     }
 
 

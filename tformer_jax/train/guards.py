@@ -19,7 +19,7 @@ HUNG = 3
 
 
 def is_locked(run: Path) -> bool:
-    """Returns whether a process holds the lock of a run folder: the run is going on."""
+    """Returns whether a process holds the lock of a run folder, because a run is in progress."""
     try:
         with lock_path(run).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -101,8 +101,8 @@ class Watchdog:
         while not self._over.wait(min(self._seconds / 4, 10)):
             if not self._paused and time.monotonic() - self._last > self._seconds:
                 print(
-                    f"error: no step ended within train.hang_seconds={self._seconds}; the threads stand here, and the "
-                    "same command with --resume goes on from the last checkpoint:",
+                    f"error: no step ended within train.hang_seconds={self._seconds}; the same "
+                    "command with --resume continues from the last checkpoint. Stack traces of all threads:",
                     file=sys.stderr,
                 )
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
@@ -121,13 +121,13 @@ class SpikeDetector:
         """Returns the keyword arguments that recreate this detector."""
         return {"mean": self._mean, "variance": self._variance, "count": self._count}
 
-    def sees(self, loss: float) -> str | None:
+    def detect(self, loss: float) -> str | None:
         """Returns a warning if `loss` is a spike, else None; spikes and non-finite losses do not enter the mean."""
         if not math.isfinite(loss):
             return None
         bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.LEAST_RISE)
         if self._count >= self.LEAST_STEPS and loss > bound:
-            return f"loss {loss:.4f} is far above the {self._mean:.4f} of the steps before"
+            return f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
         self._count += 1
         keep = min(self.DECAY, 1 - 1 / self._count)
         difference = loss - self._mean

@@ -67,7 +67,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             trainer.checkpointer.wait()
         if not trainer.done:
             trainer.events.write(trainer.step, "stopped", "by a signal")
-            trainer.view.say(f"Stopped at step {trainer.step}; the same command with --resume goes on from there.")
+            trainer.view.say(f"Stopped at step {trainer.step}; the same command with --resume continues from there.")
             return None
         return trainer.finish()
 
@@ -186,12 +186,12 @@ class Trainer:
         self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.most_skipped :], batch]
         done = self.meter.add(metrics, flops=self._flops(batch), waited=self.batches.waited - waited)
         self.step += 1
-        self.look_at(done)
+        self._check_losses(done)
         self.watchdog.beat()
         self.profiler.after_step(self.step, self.state)
-        self._do_what_is_due()
+        self._run_due_actions()
 
-    def _do_what_is_due(self) -> None:
+    def _run_due_actions(self) -> None:
         train, last = self.cfg.train, self.step == self.cfg.train.steps
         if last or self.step % train.log_every == 0:
             self.log()
@@ -207,7 +207,7 @@ class Trainer:
         if not last and (scheduled or (self.step % train.log_every == 0 and self.checkpointer.overdue(self.step))):
             self.save()
 
-    def look_at(self, steps: list[Values]) -> None:
+    def _check_losses(self, steps: list[Values]) -> None:
         """Checks the losses of finished steps for spikes and non-finite values.
 
         Raises:
@@ -215,7 +215,7 @@ class Trainer:
         """
         for values in steps:
             self.fetched += 1
-            remark = self.spikes.sees(values["loss"])
+            remark = self.spikes.detect(values["loss"])
             if remark:
                 self.view.say(f"step {self.fetched}: {remark}")
                 self.events.write(self.fetched, "spike", remark)
@@ -242,7 +242,7 @@ class Trainer:
 
     def log(self) -> None:
         """Records and shows the metrics of the steps since the last record."""
-        self.look_at(self.meter.fetch_all())
+        self._check_losses(self.meter.fetch_all())
         made = self.step - self.meter.skipped_steps
         devices = list(self.experiment.mesh.devices.flat)
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
@@ -264,7 +264,7 @@ class Trainer:
 
     def evaluate(self, split: str, evaluators: list[Evaluator], params: Any) -> dict[str, float]:
         """Runs the evaluators on `params`, and records and shows their metrics and samples."""
-        self.look_at(self.meter.fetch_all())
+        self._check_losses(self.meter.fetch_all())
         metrics: dict[str, float] = {}
         outputs: list[Sample] = []
         with self.watchdog.paused():
@@ -282,7 +282,7 @@ class Trainer:
 
     def save(self) -> None:
         """Starts saving a checkpoint of this step, with its score if it was evaluated."""
-        self.look_at(self.meter.fetch_all())
+        self._check_losses(self.meter.fetch_all())
         host = {
             "batches": jsonable(self.batches.get_state()),
             "meter": self.meter.state(),
@@ -314,7 +314,7 @@ class Trainer:
             return registry.attention_backends(self.cfg.model, self.cfg.data.longest)
 
     def finish(self) -> dict[str, Any]:
-        """Evaluates the final weights on the whole test split, saves them and writes `result.json`."""
+        """Evaluates the final weights on the test split, saves them and writes `result.json`."""
         folder, kind = self.experiment.folder, self.cfg.train.weights
         reason = ""
         if self.best.exhausted:

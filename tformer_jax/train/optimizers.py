@@ -78,8 +78,8 @@ def parameter_names(shapes: Any) -> Any:
 
 def split_shapes(cfg: Config) -> Any | None:
     """Returns boxed shapes with separate projections if the optimizer splits fused ones, else None."""
-    whole = cfg.optim.optimizer in OF_WHOLE_PARAMETERS or cfg.optim.adaptive_clip
-    if not whole or cfg.model.attention_projections == "separate":
+    elementwise = cfg.optim.optimizer not in OF_WHOLE_PARAMETERS and not cfg.optim.adaptive_clip
+    if elementwise or cfg.model.attention_projections == "separate":
         return None
     return registry.shapes(registry.build(dataclasses.replace(cfg.model, attention_projections="separate")))
 

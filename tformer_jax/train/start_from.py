@@ -1,4 +1,4 @@
-"""Initialises a run with the matching parameters of another run, for fine-tuning."""
+"""Initializes a run with the matching parameters of another run, for fine-tuning."""
 
 import dataclasses
 from pathlib import Path
@@ -18,17 +18,17 @@ class Report:
 
     loaded: tuple[str, ...]
     other_shape: tuple[str, ...]
-    """Present with another shape, as `NAME (16, 8), not (32, 8)`: newly initialised."""
+    """Present with another shape, as `NAME (16, 8), not (32, 8)`: newly initialized."""
     missing: tuple[str, ...]
-    """Only in the new model: newly initialised."""
+    """Only in the new model: newly initialized."""
     unused: tuple[str, ...]
     """Only in the other run."""
 
     def __str__(self) -> str:
         parts = [f"{len(self.loaded)} parameters loaded"]
         for title, names in (
-            ("of another shape, newly initialised", self.other_shape),
-            ("not there, newly initialised", self.missing),
+            ("of another shape, newly initialized", self.other_shape),
+            ("not there, newly initialized", self.missing),
             ("not used", self.unused),
         ):
             if names:

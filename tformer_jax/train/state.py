@@ -36,7 +36,7 @@ def create(
     """Creates the initial state, each leaf directly on the devices that hold it.
 
     Args:
-        params: initial parameters; None: newly initialised ones.
+        params: initial parameters; None: newly initialized ones.
     """
     init, shardings = initializer(model, optimizer, cfg, mesh)
     with rules.on(mesh):
@@ -73,7 +73,7 @@ def parameter_count(params: Any) -> int:
 def initializer(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
 ) -> tuple[Callable[..., TrainState], Any]:
-    """Returns a function from parameters (default: newly initialised) to the initial state, and its shardings."""
+    """Returns a function from parameters (default: newly initialized) to the initial state, and its shardings."""
 
     def init(params: Any = None) -> TrainState:
         if params is None:

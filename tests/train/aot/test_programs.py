@@ -55,12 +55,12 @@ def test_a_decoding_step_holds_its_cache():
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_the_bound_on_utilisation(overlap):
+def test_the_bound_on_utilization(overlap):
     chip = dataclasses.replace(CHIPS["v5e"], flops=100.0, ici=10.0)
     sent = (programs.Collective("collective-permute", "", 20, 2, 2),)
     found = programs.Program({}, 1, 1, 0, 0, 0, 0, sent, useful_flops=300.0, flops=600.0)
     assert (found.seconds_computing(chip), found.seconds_sending(chip)) == (6, 4)
-    assert found.utilisation(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
+    assert found.utilization(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
 
 
 def test_without_libtpu_the_command_says_what_to_install(monkeypatch):

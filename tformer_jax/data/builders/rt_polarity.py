@@ -46,8 +46,8 @@ class RtPolarity(tfds.core.GeneratorBasedBuilder):
             for split, name in (("train", "train"), ("validation", "dev"))
         }
 
-    def _generate_examples(self, labelled: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, (label, text) in enumerate(labelled):
+    def _generate_examples(self, labeled: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, (label, text) in enumerate(labeled):
             yield number, {"text": text, "label": label}
 
 

@@ -23,8 +23,8 @@ ENDLESS = 2**31
 Candidate = tuple[str, Callable[[], Example | None]]
 """The text that determines the split of a phrase, and a function that returns the example, or None to reject it."""
 
-LETTERS_TO_RECOGNISE = 4
-"""Number of letters from which the language of an ASCII phrase counts as recognisable."""
+LETTERS_TO_RECOGNIZE = 4
+"""Number of letters from which the language of an ASCII phrase counts as recognizable."""
 
 
 def is_endless(split: object) -> bool:
@@ -38,7 +38,7 @@ def translation(cfg: DataConfig, seed: int) -> Corpus:
 
 
 def language(cfg: DataConfig, seed: int) -> Corpus:
-    """Returns phrases labelled with their language, one of `cfg.languages`."""
+    """Returns phrases labeled with their language, one of `cfg.languages`."""
     return _corpus(Languages(_locales(*cfg.languages), "train", seed), cfg, labels=cfg.languages)
 
 
@@ -105,8 +105,8 @@ class Languages(Phrases):
         text = typed(phrase[chosen])
 
         def make() -> Example | None:
-            recognisable = sum(map(str.isalpha, text)) >= LETTERS_TO_RECOGNISE or not text.isascii()
-            if not recognisable or sum(typed(other) == text for other in phrase) > 1:
+            recognizable = sum(map(str.isalpha, text)) >= LETTERS_TO_RECOGNIZE or not text.isascii()
+            if not recognizable or sum(typed(other) == text for other in phrase) > 1:
                 return None
             return {"text": text, "label": self.locales[chosen]}
 
@@ -153,7 +153,7 @@ def _held_out(train: Phrases, count: int) -> dict[str, list[Example]]:
             found[split].setdefault(example.get("source", example.get("text", "")), example)
     least = min(map(len, found.values()))
     if least < count:
-        raise DataError(f"data.heldout_examples={count}: CLDR gives only {least} distinct phrases")
+        raise DataError(f"data.heldout_examples={count}: CLDR has only {least} distinct phrases")
     return {split: list(examples.values()) for split, examples in found.items()}
 
 

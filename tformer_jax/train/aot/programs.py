@@ -61,8 +61,8 @@ class Program:
         """Returns the time to communicate with all ICI links of the chip saturated, in seconds."""
         return sum(one.sent for one in self.sent) / chip.ici
 
-    def utilisation(self, chip: Chip, *, overlap: bool) -> float:
-        """Returns an upper bound on the model FLOPs utilisation (MFU).
+    def utilization(self, chip: Chip, *, overlap: bool) -> float:
+        """Returns an upper bound on the model FLOPs utilization (MFU).
 
         Args:
             overlap: whether communication is hidden by computation instead of following it.
