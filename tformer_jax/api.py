@@ -8,7 +8,8 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from tformer_jax.config import Config, ConfigError, DecodeConfig, read_mesh
 from tformer_jax.config.paths import as_path
 from tformer_jax.data.corpora.corpus import KEYS
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import in_batches, pad_rows
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.encoding import encode_one
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.score import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
+from tformer_jax.inference.watch import Watched, watch, without_padding
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
@@ -116,18 +118,22 @@ class Run:
         """
         rows = [self._inputs(number, _parts(example)) for number, example in enumerate(examples)]
         key = registry.FAMILIES[self.config.model.family].inputs[-1]
+        found = self._in_batches(_apply, rows)
+        return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, rows, strict=True)]
 
-        def run(lengths: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
-            chosen = [rows[index] for index in indices]
-            batch = {name: pad_rows([row[name] for row in chosen], *lengths.shape) for name in chosen[0]}
-            mesh = mesh_of(self.params)
-            with everywhere(mesh):
-                found = np.asarray(_apply(self.model, self.params, shard_batch(mesh, batch)), np.float32)
-            return (x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, chosen, strict=True))
+    def watch(self, examples: Iterable[Any]) -> Iterator[Watched]:
+        """Yields what the model computes for each text or (source, target) pair, in order.
 
-        longest = [range(max(map(len, row.values()))) for row in rows]
-        cfg = self.config
-        return list(in_batches(longest, run, size=cfg.eval.batch_size, max_length=cfg.model.max_length))
+        These are attention weights, norms of the residual stream and predictions by layer.
+        """
+
+        def run(rows: list[dict[str, list[int]]], _: int) -> Iterator[Watched]:
+            for found, row in zip(self._in_batches(watch, rows), rows, strict=True):
+                lengths = {key: len(ids) for key, ids in row.items()}
+                yield without_padding(found, self.config.model.family, lengths)
+
+        size = WINDOW * self.config.eval.batch_size
+        return in_chunks(map(_parts, examples), self._inputs, run, size=size)
 
     def decoding(self, settings: Mapping[str, Any], outputs: int = 1, name: Callable[[str], str] = str) -> DecodeConfig:
         """Returns the run's settings of generation with changes, for a number of outputs per text.
@@ -176,6 +182,20 @@ class Run:
         family = self.config.model.family
         if family not in families:
             raise ConfigError(f"{use}: {self.path} holds a {family} model; use {METHODS[family]}")
+
+    def _in_batches(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
+        """Yields the row of each leaf of `function(model, params, batch)`, as NumPy arrays, in the order of `rows`."""
+        cfg, mesh = self.config, mesh_of(self.params)
+
+        def run(lengths: np.ndarray, indices: np.ndarray) -> Iterator[Any]:
+            chosen = [rows[index] for index in indices]
+            batch = {name: pad_rows([row[name] for row in chosen], *lengths.shape) for name in chosen[0]}
+            with everywhere(mesh):
+                found = jax.device_get(function(self.model, self.params, shard_batch(mesh, batch)))
+            return (jax.tree.map(operator.itemgetter(number), found) for number in range(len(chosen)))
+
+        longest = [range(max(map(len, row.values()))) for row in rows]
+        return in_batches(longest, run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
 
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         family, max_length = self.config.model.family, self.config.model.max_length

@@ -70,5 +70,12 @@ class Classifier(nn.Module):
         rows = RealFirst(padding_mask, right_padded=right_padded)
         tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
         x = self.input(self.embedding(tokens), types=types, train=train)
-        pooled = pool(self.encoder(x, padding_mask, train=train), padding_mask, self.cfg.pooling)
+        return self._logits(self.encoder(x, padding_mask, train=train), padding_mask)
+
+    def lens(self, stream: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
+        """Computes float32 logits [B, classes] from the residual stream [B, S, D] after any layer (the logit lens)."""
+        return self._logits(self.encoder.finish(stream), padding_mask)
+
+    def _logits(self, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
+        pooled = pool(x, padding_mask, self.cfg.pooling)
         return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)

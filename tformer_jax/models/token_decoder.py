@@ -102,6 +102,10 @@ class TokenDecoder(nn.Module):
         )
         return self.logits(x[:, -1:] if last_only else x), cache
 
+    def lens(self, stream: jax.Array) -> jax.Array:
+        """Computes float32 logits [B, T, V] from the residual stream [B, T, D] after any layer (the logit lens)."""
+        return self.logits(self.decoder.finish(stream))
+
     def logits(self, x: jax.Array) -> jax.Array:
         """Projects features [..., D] to float32 logits [..., V]."""
         embedding, _ = self.target_embeddings()

@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
-from tformer_jax.nn.attention_ops import attend
+from tformer_jax.nn.attention_ops import Operands, attend
 from tformer_jax.nn.attention_ops.paged import attend_pages
 from tformer_jax.nn.attention_ops.select import beside_cache
 from tformer_jax.nn.kv_cache import KeyValues
@@ -17,6 +17,7 @@ from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import PagedSlots, Slots
+from tformer_jax.nn.watch import watch
 
 
 class Attention(nn.Module):
@@ -98,9 +99,12 @@ class Attention(nn.Module):
         scoring["bias"] = None if position is None else position.bias
         if isinstance(slots, PagedSlots):
             return self.output(attend_pages(q, keys_values, slots, mask, **scoring)), keys_values
+        k, v = attended.unpack(self.cfg.dtype)
+        watch(self, operands=Operands.of(q, k, v, mask, **scoring))
         out = attend(
             q,
-            *attended.unpack(self.cfg.dtype),
+            k,
+            v,
             mask,
             **scoring,
             backend=backend if cache is None else beside_cache(backend, query.shape[1], mask),
@@ -179,7 +183,9 @@ class BasicAttention(nn.Module):
         q = query[:, :, None]
         if isinstance(slots, PagedSlots):
             return attend_pages(q, keys_values, slots, mask, bias=bias, scale=1.0)[:, :, 0], keys_values
-        out = attend(q, *attended.unpack(self.cfg.dtype), mask, bias=bias, scale=1.0)
+        k, v = attended.unpack(self.cfg.dtype)
+        watch(self, operands=Operands.of(q, k, v, mask, bias=bias, scale=1.0))
+        out = attend(q, k, v, mask, bias=bias, scale=1.0)
         return out[:, :, 0], keys_values
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:

@@ -17,6 +17,7 @@ from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
+from tformer_jax.nn.watch import watch
 
 
 @flax.struct.dataclass
@@ -55,12 +56,14 @@ class Residual(nn.Module):
 
     def sublayer_input(self, x: jax.Array) -> jax.Array:
         """Returns the sub-layer's input: norm(x), or x if `cfg.norm_placement` is "post"."""
+        watch(self, stream=x)
         return x if self.cfg.norm_placement == "post" else self.norm(x)
 
     def add_output(self, x: jax.Array, y: jax.Array, *, train: bool) -> jax.Array:
         """Returns the residual sum of x and the sub-layer's output y after dropout, with norms as configured."""
         if self.cfg.norm_placement == "both":
             y = self.norm_after(y)
+        watch(self, added=y)
         joined = x + self.dropout(y, train=train)
         joined = constrain(joined, axes.BATCH, axes.LENGTH, None)
         return self.norm(joined) if self.cfg.norm_placement == "post" else joined

@@ -15,6 +15,7 @@ from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.relative import AttentionPosition, make_attention_positions
 from tformer_jax.nn.slots import Tokens
+from tformer_jax.nn.watch import COLLECTION, watch
 
 
 class Period(nn.Module):
@@ -82,7 +83,7 @@ class Stack(nn.Module):
         if self.repetitions:
             scan = nn.scan(
                 repeat,
-                variable_axes={"params": 0, "losses": 0},
+                variable_axes={"params": 0, "losses": 0, COLLECTION: 0},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=nn.broadcast,
                 length=self.repetitions,
@@ -91,6 +92,11 @@ class Stack(nn.Module):
             x, _ = scan(self.periods, x, ctx)
         for layer in self.layers:
             x = apply(layer, x, ctx)
+        return self.finish(x)
+
+    def finish(self, x: jax.Array) -> jax.Array:
+        """Applies the norm that follows the layers, if there is one, to the residual stream [B, T, D]."""
+        watch(self, stream=x)
         return self.norm(x) if self.norm else x
 
 
@@ -209,7 +215,7 @@ class Decoder(Stack):
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             x, written = layer(x, ctx, layer_cache)
             layer_caches.append(written)
-        x = self.norm(x) if self.norm else x
+        x = self.finish(x)
         slots = {kind: of.end_call() for kind, of in cache.slots.items()}
         return x, dataclasses.replace(cache, layers=tuple(layer_caches), slots=slots)
 

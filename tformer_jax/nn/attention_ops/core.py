@@ -54,6 +54,25 @@ class Operands:
     dropout_key: jax.Array | None = None
     """None: no dropout."""
 
+    @classmethod
+    def of(
+        cls,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: jax.Array | Mask | None = None,
+        *,
+        bias: Bias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        dropout_rate: float = 0.0,
+        dropout_key: jax.Array | None = None,
+    ) -> "Operands":
+        """Takes the arguments of `attend`, without the backend."""
+        rate = 0.0 if dropout_key is None else dropout_rate
+        scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
+        return cls(q, k, v, as_mask(mask), scoring, bias, dropout_key if rate else None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
@@ -121,10 +140,17 @@ def attend(
     Raises:
         ConfigError: the backend is unknown, or does not support the platform of the mesh or the inputs.
     """
-    rate = 0.0 if dropout_key is None else dropout_rate
-    scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
-    mask = as_mask(mask)
-    operands = Operands(q, k, v, mask, scoring, bias, dropout_key if rate else None)
+    operands = Operands.of(
+        q,
+        k,
+        v,
+        mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+    )
     return get_backend(backend, needs_of(operands)).run(operands)
 
 

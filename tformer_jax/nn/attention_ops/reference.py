@@ -57,6 +57,15 @@ def reference(x: Operands) -> jax.Array:
     return chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks, axis=1)
 
 
+def attention_weights(x: Operands) -> jax.Array:
+    """Computes `softmax(scores)` without dropout: float32 [B, N, T, S].
+
+    A query that may attend to no key has weights of 0.
+    """
+    weights, total = exponentials(x.q, x.k, x.mask, x.bias, x.scoring, 0, 0)
+    return weights / jnp.where(total == 0, 1, total)
+
+
 def chunk_size(mask: Mask, T: int) -> int:
     """Returns the number of queries per chunk: T, unless chunks can skip keys that the full call cannot.
 
