@@ -1,4 +1,4 @@
-"""Real training commands in processes of their own, small enough to be killed and repeated many times."""
+"""Real training commands in separate processes, small enough to be killed and repeated many times."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checks combinations of features: properties that must hold for every model config, on configs drawn at random.
+"""Checks combinations of features: properties of every model, on random configs.
 
 XLA_FLAGS=--xla_backend_optimization_level=0 python -m tests.crossings --record tests/crossings.json
 """
@@ -198,7 +198,7 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
     }
 
     def paged() -> Any:
-        cache = kv_cache.paged_cache(cfg, 3, pages=13, page_size=2, pages_a_row=4)
+        cache = kv_cache.paged_cache(cfg, 3, pages=13, page_size=2, pages_per_row=4)
         table = jnp.asarray(1 + np.random.default_rng(0).permutation(12).reshape(3, 4))
         slots = {kind: dataclasses.replace(of, table=table) for kind, of in cache.slots.items()}
         return dataclasses.replace(cache, slots=slots, prefix=seen)
@@ -347,7 +347,7 @@ def _begun(record: Path | None, seed: int) -> dict[str, Any]:
 
 
 def _add(found: dict[str, Any], seed: int) -> None:
-    """Examines one config and adds what was seen."""
+    """Checks one config and adds the results."""
     found["configs"] += 1
     try:
         case, findings = examine(seed)

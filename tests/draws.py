@@ -1,4 +1,4 @@
-"""Draws complete model configs and inputs at random from everything that a config allows."""
+"""Draws complete model configs and inputs at random from all valid settings."""
 
 import dataclasses
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.helpers import tiny
 from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config.model import PROJECTIONS
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import PAD
 
@@ -159,6 +160,7 @@ def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
         if settings["attention"] == "basic":
             settings |= {"num_heads": 1, "num_kv_heads": None, "head_dim": None, "attention_scale": None}
             settings |= {"attention_softcap": None, "qk_norm": False, "attention_projections": "separate"}
+            settings |= {"attention_bias": PROJECTIONS}
         try:
             cfg = tiny(family, **settings)
             registry.build(cfg)

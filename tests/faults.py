@@ -1,4 +1,4 @@
-"""Records what a user sees when something breaks; each fault is real, in a process of its own.
+"""Records the messages and results of real faults, each in a separate process.
 
 python -m tests.faults --record tests/faults.json
 """
@@ -56,7 +56,7 @@ class Bench:
         return run
 
     def resumed(self, run: Path, **changes: Any) -> Outcome:
-        """Resumes a run; `equal` tells whether it ends like the undisturbed one."""
+        """Resumes a run; `equal` is True if its result equals that of the undisturbed one."""
         found = self.train(run, "--resume", **changes)
         found["equal"] = found["status"] == 0 and not commands.differences(run, self.whole)
         return found
@@ -76,7 +76,7 @@ def terminated(bench: Bench) -> list[Outcome]:
 
 
 def full_disk(bench: Bench) -> list[Outcome]:
-    """A file system with room for few checkpoints, which is then enlarged."""
+    """A file system with space for few checkpoints, which is then enlarged."""
     disk = bench.folder / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)

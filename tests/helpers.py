@@ -32,7 +32,7 @@ def tiny(family: str, **changes: Any) -> ModelConfig:
     return ModelConfig(**{**TINY, "family": family, **sizes, **changes})
 
 
-def randomised(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
+def randomized(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
     """Draws parameters of the given shapes from N(0, scale^2), so that no bias is zero and no norm is the identity."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
@@ -41,12 +41,12 @@ def randomised(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
 def build(cfg: ModelConfig, seed: int = 0, scale: float = 0.5) -> tuple[Any, Any]:
     """Returns a model and random parameters for it."""
     model = registry.build(cfg)
-    return model, randomised(registry.shapes(model), seed, scale)
+    return model, randomized(registry.shapes(model), seed, scale)
 
 
 def init_module(module: Any, *arguments: Any, seed: int = 0, **options: Any) -> Any:
     """Returns random parameters of any module."""
-    return randomised(shapes_of(module, *arguments, **options), seed)
+    return randomized(shapes_of(module, *arguments, **options), seed)
 
 
 def shapes_of(module: Any, *arguments: Any, **options: Any) -> Any:

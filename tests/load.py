@@ -1,4 +1,4 @@
-"""Loads a server with many simultaneous clients, some of them misbehaving, and checks each client's outputs.
+"""Load test with many simultaneous clients, some of them misbehaving; checks each client's outputs.
 
 python -m tests.load --record tests/load.json
 python -m tests.load --run runs/translate_cldr_en_de
@@ -38,7 +38,7 @@ HELD = ("tformer_pages_used", "tformer_requests_running", "tformer_requests_wait
 TOKENS = "tformer_tokens_generated_total"
 JSON = {"Content-Type": "application/json"}
 PATIENCE = (0.05, 0.5, 5.0)
-"""Mean seconds after which an impatient client leaves."""
+"""Mean seconds after which an impatient client disconnects."""
 GROWTH = 1.05
 """Maximum ratio of the mean memory in the last quarter of the run to that in the first."""
 TEXTS = {
@@ -86,7 +86,7 @@ class Load:
         return sampled + [{"prompt": text, "temperature": 0, "max_tokens": 20} for text in texts]
 
     async def expect(self, bodies: Sequence[dict]) -> list[Any]:
-        """Computes the output of each request when it is alone."""
+        """Computes the output of each request without other clients."""
         return [self.outputs(await self.polite(body)) for body in bodies]
 
     async def run(self, requests: int, clients: int) -> None:
@@ -100,7 +100,7 @@ class Load:
         await asyncio.gather(*(self.one_client(work) for _ in range(clients)))
 
     async def one_client(self, work: list[tuple[str, dict, Any]]) -> None:
-        """Sends requests until none is left."""
+        """Sends all requests."""
         while work:
             kind, body, expected = work.pop()
             try:
@@ -111,18 +111,18 @@ class Load:
             self.memory.append(resident(self.pid))
 
     async def whole(self, body: dict, expected: Any) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         found = await self.polite(body)
-        self.seconds.append(time.perf_counter() - begun)
+        self.seconds.append(time.perf_counter() - started)
         self.compare("whole", body, self.outputs(found), expected)
 
     async def streamed(self, body: dict, expected: Any, pause: float = 0.0) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         found: dict[int, str] = {}
         async with await self.open(body) as response:
             async for piece in pieces(response):
                 if not found and not pause:
-                    self.first.append(time.perf_counter() - begun)
+                    self.first.append(time.perf_counter() - started)
                 await asyncio.sleep(pause)
                 for part in [piece] if self.family == "seq2seq" else piece["choices"]:
                     place = part["rank" if self.family == "seq2seq" else "index"]
@@ -203,7 +203,7 @@ class Load:
         return {line.split()[0]: float(line.split()[1]) for line in lines if line.split()[0] in (*HELD, TOKENS)}
 
     async def settle(self) -> dict[str, float]:
-        """Returns what the engine holds after all requests are done."""
+        """Returns the resources that the engine holds after all requests are done."""
         for _ in range(100):
             found = await self.metrics()
             if not any(found[name] for name in HELD):
@@ -276,10 +276,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 async def loaded(load: Load, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the clients received."""
-    begun = time.perf_counter()
+    """Returns the results of the clients."""
+    started = time.perf_counter()
     await load.run(options.requests, options.clients)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     tokens = (await load.metrics())[TOKENS]
     quarter = len(load.memory) // 4
     first, last = (float(np.mean(part)) for part in (load.memory[:quarter], load.memory[-quarter:]))

@@ -3,7 +3,7 @@
     python -m tests.mutate --record tests/mutations.json
 
 The mutants are a seeded sample of all folders in `changes.PACKAGES`, in proportion to the changes possible in each.
-First, each test file runs once under `coverage` (the extra `mutation`), which tells the tests that execute a line and
+First, each test file runs once under `coverage` (the extra `mutation`), which records the tests that execute a line and
 their CPU times; later, only test files that changed run again. Then the tests that execute the changed line run on each
 mutant, the fastest first, up to `--seconds` of CPU time, until one fails. A mutant that no test detects is a survivor:
 a test is missing, or the `reason` that was added to its result in the record says why the change has no effect.
@@ -66,7 +66,7 @@ class _Outcome:
 
 
 def detect(mutant: Mutant, tree: Path, covering: Covering, seconds: float) -> Result:
-    """Runs the tests of one mutant in a copy of the repository, which is left as it was.
+    """Runs the tests of one mutant in a copy of the repository, which is restored.
 
     The first tests run before the files of all others are imported.
     """
@@ -88,7 +88,7 @@ def detect(mutant: Mutant, tree: Path, covering: Covering, seconds: float) -> Re
 
 
 def affordable(covering: Covering, tests: list[str], seconds: float) -> list[str]:
-    """Returns the first tests, as many as take `seconds` together, and at least one."""
+    """Returns the first tests that together take `seconds`, at least one."""
     total = itertools.accumulate(covering.seconds[test] for test in tests)
     return [
         test for number, (test, until) in enumerate(zip(tests, total, strict=True)) if until <= seconds or not number
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def _holds(result: Result | None, *, again: bool) -> bool:
-    """Returns whether a result of the record need not be found anew."""
+    """Returns whether a result of the record need not be computed again."""
     if result is None:
         return False
     return exists(result["detected_by"]) if result["detected_by"] else "reason" in result or not again

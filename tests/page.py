@@ -21,7 +21,7 @@ DELAY = 0.05
 
 
 def type_and_start(page: Any, text: str, alternatives: int = 1, length: int = 100) -> None:
-    """The first actions of a user."""
+    """The first steps of a user."""
     page.get_by_label("Text to").fill(text)
     page.get_by_label("Alternatives").fill(str(alternatives))
     page.get_by_label("Longest output, in tokens").fill(str(length))

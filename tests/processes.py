@@ -168,9 +168,9 @@ def lost(bench: Bench, count: int, victim: int) -> list[Outcome]:
     run = bench.folder / f"lost_{victim}_of_{count}"
     processes = bench.saving(count, run)
     processes[victim].kill()
-    begun = time.monotonic()
+    started = time.monotonic()
     ended = outcomes(processes)
-    seconds = round(time.monotonic() - begun, 1)
+    seconds = round(time.monotonic() - started, 1)
     resumed = bench.trained(count, run, "--resume", train__steps=newest(run) + 10, train__eval_every=4000)
     return [*ended, {"seconds": seconds, "resumed": [each["status"] for each in resumed]}]
 

@@ -74,7 +74,7 @@ def growth_table() -> str:
 
 
 def equivalences_table() -> str:
-    """One row per switch and oracle, with the largest difference that the tests saw."""
+    """One row per switch and oracle, with the largest difference."""
     found: dict[tuple[str, str], float] = {}
     for comparisons in _read(ROOT / "tests" / "equivalences.json").values():
         for switch, oracle, difference in comparisons:
@@ -88,7 +88,7 @@ TABLES = {
     "scripts/README.md": {"growth": growth_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
-"""The functions that write the tables, by file and by the name in the table's marks."""
+"""The functions that write the tables, by file and by the name in the markers of the table."""
 
 
 def filled(name: str) -> str:

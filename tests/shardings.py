@@ -23,9 +23,9 @@ def found(kind: str) -> dict[str, dict[str, str]]:
     """Returns the shape and `PartitionSpec` of each parameter, and that of its moments if it differs."""
     rows: dict[str, dict[str, str]] = {}
     for preset in PRESETS:
-        begun = _state(kind, preset)
+        initial = _state(kind, preset)
         for (path, leaf), moment in zip(
-            jax.tree_util.tree_leaves_with_path(begun.params), _moments(begun.opt_state), strict=True
+            jax.tree_util.tree_leaves_with_path(initial.params), _moments(initial.opt_state), strict=True
         ):
             row = rows.setdefault("/".join(str(key.key) for key in path), {"shape": str(leaf.shape)})
             row[preset] = _text(leaf)

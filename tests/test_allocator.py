@@ -24,7 +24,7 @@ print(plain, faults())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is the C library of Linux")
-def test_arrays_made_again_touch_no_new_pages():
+def test_reallocated_arrays_touch_no_new_memory_pages():
     found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     plain, kept = map(int, found.stdout.split())
     assert plain > 10 * 2**26 // 2**21  # even on huge pages, each of ten arrays of 64 MiB was mapped anew

@@ -104,6 +104,6 @@ def test_mistakes(runs, family, call, problem):
         call(runs[family])
 
 
-def test_a_folder_that_is_no_run(tmp_path):
+def test_a_folder_that_is_not_a_run(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         tj.load(tmp_path / "nothing")

@@ -168,7 +168,7 @@ def jobset() -> dict[str, Any]:
     return found
 
 
-def test_jobset_restarts_what_can_go_on():
+def test_jobset_restarts_resumable_failures():
     spec = jobset()["spec"]
     (workers,) = spec["replicatedJobs"]
     job = workers["template"]["spec"]
@@ -203,7 +203,7 @@ def test_jobset_trains(shell):
     check_fits(cfg, 8 * job["completions"], "XLA_FLAGS", environment)
 
 
-def test_probes_look_at_the_records_of_a_run(tmp_path):
+def test_probes_read_the_records_of_a_run(tmp_path):
     (workers,) = jobset()["spec"]["replicatedJobs"]
     (container,) = workers["template"]["spec"]["template"]["spec"]["containers"]
     assert "--run /shared/runs/tformer" in container["args"][0] and "touch /tmp/started" in container["args"][0]

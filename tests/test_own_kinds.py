@@ -1,4 +1,4 @@
-"""The example of tformer_jax/README.md: kinds of norm and FFN added from outside of the package."""
+"""The example of tformer_jax/README.md: kinds of norm and FFN that are not part of the package."""
 
 import functools
 from pathlib import Path
@@ -34,19 +34,19 @@ def added(monkeypatch):
     monkeypatch.setitem(kinds.NORMS, "scalenorm", scale_norm())
 
 
-def test_readmes_example_is_short():
+def test_the_readme_example_is_short():
     assert 10 < len(example().splitlines()) <= 30
 
 
 @pytest.mark.usefixtures("added")
-def test_a_norm_from_outside_works_in_every_place():
+def test_a_registered_norm_works_everywhere():
     cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", qk_norm=True)
     model, params = build(cfg)
     assert params["decoder"]["norm"]["scale"].shape == (1,)
     assert np.isfinite(apply(model, params, TOKENS)).all()
 
 
-def test_an_activation_and_an_ffn_from_outside(monkeypatch):
+def test_a_registered_activation_and_ffn(monkeypatch):
     from tformer_jax.nn.ffn import FFN
 
     class Doubled(FFN):
@@ -70,7 +70,7 @@ def test_an_unknown_kind_is_refused_when_the_config_is_built():
 
 
 @pytest.mark.usefixtures("added")
-def test_the_norm_from_outside_is_finite_where_it_meets_zeros():
+def test_a_registered_norm_is_finite_for_zeros():
     """Experts return zeros for padding, which the second norm of a sub-layer must handle."""
     cfg = tiny(
         "decoder_lm", norm="scalenorm", norm_placement="both", ffn="moe", moe={"num_experts": 3}, decoder_layers=2

@@ -87,7 +87,7 @@ def test_size(name):
     assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes)) == (RELEASED | BY_HAND)[name]
 
 
-def test_the_paper_rounds_to_its_table():
+def test_the_published_table_is_rounded():
     # table 3 of the 2017 paper says 65 and 213 million, with a vocabulary of "about 37,000"
     assert abs(BY_HAND["vaswani2017_base"] / 65e6 - 1) < 0.05
     assert abs(BY_HAND["vaswani2017_big"] / 213e6 - 1) < 0.05
@@ -104,7 +104,7 @@ def test_a_preset_can_be_changed_without_changing_it():
 
 
 @pytest.mark.parametrize("name", ["t5_small", "t5_3b", "t5_v1_1_small"])
-def test_t5_starts_with_scores_of_unit_variance(name):
+def test_t5_scores_initially_have_unit_variance(name):
     """T5 does not divide scores by the root of the head size; the initial queries are smaller instead."""
     sizes = {"dim": 256, "head_dim": 64, "num_heads": 8, "ffn_dim": 8, "vocab_size": 11, "source_vocab_size": 11}
     cfg = presets.build(name, **sizes, encoder_layers=1, decoder_layers=0, init_std=256**-0.5)
@@ -116,6 +116,6 @@ def test_t5_starts_with_scores_of_unit_variance(name):
     assert abs(params["target_embedding"]["embedding"].std() - 1) < 0.1
 
 
-def test_embeddings_are_not_drowned_by_positions():
-    """Embeddings start as in torch.nn.Embedding, N(0, 1), beside sinusoidal positions."""
+def test_embeddings_and_positions_have_similar_scale():
+    """Embeddings start as in torch.nn.Embedding, N(0, 1), with sinusoidal positions."""
     assert presets.build("rmsnorm_post_translator").embedding_std == 1.0

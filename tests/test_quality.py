@@ -30,7 +30,7 @@ def test_the_readmes_show_what_was_recorded(name):
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("**/README.md")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_of_the_readmes_lead_somewhere(path):
+def test_links_in_the_readmes_exist(path):
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     missing = [target for target in targets if "://" not in target and not (path.parent / target).exists()]
     assert not missing

@@ -42,7 +42,7 @@ SMALLER = {
     "benchmark.py attention": "--length 64",
     "benchmark.py data": "--seconds 0.1",
 }
-"""Flags that shorten a command, by its beginning."""
+"""Flags that shorten a command, by its prefix."""
 ELSEWHERE = (
     "pip install",
     "pytest",

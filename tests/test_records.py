@@ -1,10 +1,10 @@
-"""The records of mutation tests and of equivalences describe the code and the tests as they are."""
+"""The records of mutation tests and of equivalences match the code and the tests."""
 
 from tests import equivalences, mutate
 from tests.mutation import changes, forks
 
 CHANGED = 0.25
-"""Largest share of recorded mutants whose line may have changed since."""
+"""Maximum share of recorded mutants whose line may have changed since."""
 
 
 def test_the_recorded_mutants_exist():

@@ -29,14 +29,14 @@ def ask(key=None, value=VALUE) -> tuple[object, bool]:
     return found, bool(made)
 
 
-def test_a_value_is_made_once_for_each_key(folder):
+def test_a_value_is_computed_once_per_key(folder):
     assert ask() == (VALUE, True)
     assert ask() == (VALUE, False)
     assert ask({"n": 2}) == (VALUE, True)
     assert (folder / "topic").stat().st_mode & 0o777 == 0o700
 
 
-def test_nothing_is_kept_without_a_folder(monkeypatch, tmp_path):
+def test_nothing_is_cached_without_a_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for value in ("", None):
         monkeypatch.setenv(user_cache.VARIABLE, value) if value is not None else monkeypatch.delenv(user_cache.VARIABLE)
@@ -45,7 +45,7 @@ def test_nothing_is_kept_without_a_folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "other key", "other JSON", "not UTF-8", "folder"])
-def test_a_damaged_or_foreign_file_is_made_anew(folder, damage):
+def test_a_damaged_or_foreign_file_is_replaced(folder, damage):
     ask()
     (path,) = (folder / "topic").iterdir()
     content = path.read_bytes()
@@ -68,12 +68,12 @@ def test_a_damaged_or_foreign_file_is_made_anew(folder, damage):
     assert ask() == (VALUE, False)
 
 
-def test_a_folder_that_cannot_be_written_is_not_used(folder):
+def test_an_unwritable_folder_is_not_used(folder):
     folder.write_text("a file")
     assert ask() == ask() == (VALUE, True)
 
 
-def test_the_least_recently_used_files_go(folder, monkeypatch):
+def test_the_least_recently_used_files_are_deleted(folder, monkeypatch):
     monkeypatch.setattr(user_cache, "MOST_FILES", 3)
     for n in range(3):
         ask({"n": n})
@@ -106,7 +106,7 @@ def made(seed: int = 0, **data: object) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     "data", [{}, {"source": "cldr_language", "languages": ("en", "de", "fr")}, {"shared_vocab": False}], ids=str
 )
-def test_what_cldr_gives_is_the_same_from_the_cache(folder, monkeypatch, data):
+def test_cached_cldr_data_is_identical(folder, monkeypatch, data):
     monkeypatch.setenv(user_cache.VARIABLE, "")
     expected = made(**data)
     monkeypatch.setenv(user_cache.VARIABLE, str(folder))

@@ -48,10 +48,10 @@ def load(path: str | Path, *, mesh: str | None = None) -> "Run":
     Raises:
         ConfigError: `path` is not a run folder, holds no parameters, or the mesh does not fit the model.
     """
-    placed = None if mesh is None else make_mesh(read_mesh(mesh))
-    trained = load_trained(as_path(path), placed)
-    if placed is not None:
-        rules.check(trained.cfg, placed.shape)
+    device_mesh = None if mesh is None else make_mesh(read_mesh(mesh))
+    trained = load_trained(as_path(path), device_mesh)
+    if device_mesh is not None:
+        rules.check(trained.cfg, device_mesh.shape)
     return Run(as_path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels)
 
 
@@ -83,17 +83,17 @@ class Run:
         return self.generator(self.decoding(settings))(self.params, texts, seed=seed)
 
     def generate(self, prompts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
-        """Continues prompts, in order; a result does not repeat its prompt. Arguments as of `translate`."""
+        """Continues prompts, in order; a result does not repeat its prompt. Arguments are as for `translate`."""
         self.require("generate", "decoder_lm")
         _check_texts(prompts)
         return self.generator(self.decoding(settings))(self.params, prompts, seed=seed)
 
     def outputs(self, texts: Sequence[str], n: int, *, seed: int = 0, **settings: Any) -> list[list[Output]]:
-        """`n` outputs of each text with their scores: the best of beam search, best first, or samples.
+        """Returns `n` outputs of each text with their scores: the best of beam search, best first, or samples.
 
         Args:
             n: outputs per text; beam search needs `beams` of at least `n`.
-            seed, settings: as of `translate`.
+            seed, settings: as for `translate`.
         """
         _check_texts(texts)
         self.require("outputs", "seq2seq", "decoder_lm")
@@ -101,16 +101,16 @@ class Run:
         return list(generator.stream(self.params, texts, seed=seed, outputs=n, scores=True))
 
     def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
-        """The most probable label of each text, and its probability."""
+        """Returns the most probable label of each text, and its probability."""
         _check_texts(texts)
         return self.classifier()(self.params, texts)
 
     def score(self, examples: Sequence[Any]) -> list[Scored]:
-        """Log-probabilities of the tokens of each text, or of the target of each (source, target) pair."""
+        """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair."""
         return list(self.scorer().stream(self.params, map(_parts, examples)))
 
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
-        """The logits of each text, or of the target of each (source, target) pair.
+        """Returns the logits of each text, or of the target of each (source, target) pair.
 
         Returns:
             float32 [T, V] per example: row t predicts token t + 1 of a text, or token t of a target and its EOS;
@@ -161,19 +161,19 @@ class Run:
         return decode
 
     def generator(self, decode: DecodeConfig) -> Translator | TextGenerator:
-        """The translator or text generator with these settings, for texts of any number."""
+        """Returns the translator or text generator with these settings, which can stream any number of texts."""
         kind: Callable[..., Any] = Translator if self.config.model.family == "seq2seq" else TextGenerator
         return kind(dataclasses.replace(self.config, decode=decode), self.model, self.tokenizers)
 
     def classifier(self) -> LabelClassifier:
-        """The classifier, for texts of any number."""
+        """Returns the classifier, which can stream any number of texts."""
         self.require("classify", "classifier")
         if self.labels is None:
             raise ConfigError(f"{self.path} has no labels.json: train the model again")
         return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)
 
     def scorer(self) -> Scorer:
-        """The scorer, for texts or pairs of any number."""
+        """Returns the scorer, which can stream any number of texts or pairs."""
         self.require("score", "seq2seq", "decoder_lm")
         return Scorer(self.config, self.model, self.tokenizers)
 

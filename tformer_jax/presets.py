@@ -183,7 +183,7 @@ def _qwen2_5(vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, 
 
 
 def _qwen3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Settings:
-    """ "Qwen3 Technical Report" (2025), table 1: queries and keys are normalised, heads have 128 features."""
+    """ "Qwen3 Technical Report" (2025), table 1: queries and keys are normalized, heads have 128 features."""
     return _llama(151_936, dim, layers, heads, kv_heads, ffn_dim, 40_960, 1_000_000.0) | {
         "head_dim": 128,
         "qk_norm": True,

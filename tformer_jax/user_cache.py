@@ -39,7 +39,7 @@ def cached(topic: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
 
     Args:
         topic: the subfolder.
-        key: everything that the value depends on, versions included; JSON-serialisable.
+        key: everything that the value depends on, versions included; JSON-serializable.
         make: returns a value that JSON preserves: without tuples and with only strings as keys.
     """
     root = os.environ.get(VARIABLE)

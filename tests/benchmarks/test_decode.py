@@ -70,7 +70,7 @@ def test_only_the_cpu_is_compared(monkeypatch):
 
 
 @pytest.mark.slow
-def test_alone_it_says_who_is_missing_and_records_itself(monkeypatch, tmp_path, capsys):
+def test_missing_peers_are_named_and_the_record_has_ours(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(decode_systems, "not_installed", lambda modules: list(modules[-1:]))
     monkeypatch.setattr(decode, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
@@ -93,7 +93,7 @@ def test_alone_it_says_who_is_missing_and_records_itself(monkeypatch, tmp_path, 
         assert case["equal_rows"] == {"its jitted loop": 1}
 
 
-def test_speeds_and_ratios_of_what_took_turns(monkeypatch):
+def test_speeds_and_ratios_of_alternating_systems(monkeypatch):
     output, turns = np.full((20, 6), 5), []
     monkeypatch.setattr(decode, "PAUSE", 0.0)
     monkeypatch.setattr(decode.time, "perf_counter", lambda: sum(seconds for _, seconds in turns))
@@ -109,7 +109,7 @@ def test_speeds_and_ratios_of_what_took_turns(monkeypatch):
     assert case["distinct_tokens_per_row"] == 1
 
 
-def test_one_row_of_twenty_may_differ_and_no_more():
+def test_at_most_one_row_of_twenty_may_differ():
     ours = np.random.default_rng(0).integers(4, 60, (20, 6))
     theirs = ours.copy()
     theirs[7, 3] += 1
@@ -119,7 +119,7 @@ def test_one_row_of_twenty_may_differ_and_no_more():
         decode.equal_row_share(WORK, "b", ours, theirs)
 
 
-def test_outputs_that_end_early_are_not_compared_though_they_are_equal():
+def test_rows_that_end_early_do_not_count_as_equal():
     ours = np.full((20, 6), 5)
     ours[:, 5] = PAD
     with pytest.raises(RunError, match="in 20 of 20 rows"):

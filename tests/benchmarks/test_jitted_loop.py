@@ -1,4 +1,4 @@
-"""Cached generation equals float64 full passes taken again for every token, whatever shares the batch."""
+"""Cached generation equals float64 full passes repeated for every token, in any batch."""
 
 import jax
 import numpy as np
@@ -94,15 +94,15 @@ def assert_independent(function, model, params, rows, *, left: bool):
     np.testing.assert_array_equal(alone[0], together[1])
 
 
-def test_translation_depends_on_no_other_row(seq2seq):
+def test_translation_does_not_depend_on_other_rows(seq2seq):
     assert_independent(jitted_loop.translate, *seq2seq, SOURCES, left=False)
 
 
-def test_continuation_depends_on_no_other_row(decoder_lm):
+def test_continuation_does_not_depend_on_other_rows(decoder_lm):
     assert_independent(jitted_loop.continue_text, *decoder_lm, PROMPTS, left=True)
 
 
-def test_a_prompt_gets_what_its_own_length_leaves_room_for():
+def test_a_longer_prompt_leaves_fewer_new_tokens():
     model, params = build(tiny("decoder_lm", output_bias=True))
     params["head"]["bias"] = params["head"]["bias"].at[EOS].set(-1e4)
     prompts = pad([[5] * 12, [6] * 16, [7] * 3, []], left=True, length=16)
@@ -110,7 +110,7 @@ def test_a_prompt_gets_what_its_own_length_leaves_room_for():
     np.testing.assert_array_equal((output != PAD).sum(1), [16 - 12, 0, 6, 0])
 
 
-def test_no_step_is_taken_for_rows_that_are_done(monkeypatch):
+def test_finished_rows_take_no_steps(monkeypatch):
     calls = []
 
     def counted(logits, settings, keys):
@@ -136,7 +136,7 @@ def test_the_second_call_compiles_nothing(decoder_lm, monkeypatch):
     run(jitted_loop.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
 
 
-def test_sampling_depends_on_the_key_of_the_row_alone():
+def test_sampling_depends_only_on_the_key_of_the_row():
     model, params = build(tiny("decoder_lm"))
     sample = {"strategy": "sample", "temperature": 2.0}
     prompts = pad(PROMPTS * 4, left=True)
@@ -151,7 +151,7 @@ def test_sampling_depends_on_the_key_of_the_row_alone():
     np.testing.assert_array_equal(reversed_rows[::-1], first)
 
 
-def test_each_step_draws_anew():
+def test_each_step_samples_independently():
     model, params = build(tiny("decoder_lm"))
     uniform = jax.tree.map(np.zeros_like, params)
     cfg = DecodeConfig(strategy="sample", min_new_tokens=12)

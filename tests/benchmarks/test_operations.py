@@ -52,7 +52,7 @@ def test_direction_and_module(op_name, expected):
     assert operations.direction_and_module(op_name) == expected
 
 
-def test_a_program_is_read():
+def test_a_program_is_parsed():
     found = operations.parse(HLO)
     assert found["ynn_fusion.12"] == Operation("product", "forward", "decoder/layers_*/ffn")
     assert found["dot.8"] == Operation("product", "backward", "decoder/layers_*/ffn")

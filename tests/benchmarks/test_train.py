@@ -65,7 +65,7 @@ def test_mistakes(flags, sentence):
 
 
 @pytest.mark.slow
-def test_alone_it_says_what_to_install_and_records_itself(monkeypatch, tmp_path, capsys):
+def test_without_pytorch_only_this_library_is_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (tmp_path / "small.py").write_text(CONFIG)
     record = tmp_path / "train.json"
@@ -85,7 +85,7 @@ def test_alone_it_says_what_to_install_and_records_itself(monkeypatch, tmp_path,
     assert facts["peak_bytes"] > 2**20
 
 
-def test_what_pytorch_lacks(monkeypatch):
+def test_settings_that_pytorch_does_not_support(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if it were installed
     assert train_cases.unsupported_settings(lm_case().cfg) == []
     cfg = lm_case(ffn="gated", num_kv_heads=2, attention_bias=("query", "output")).cfg
@@ -145,7 +145,7 @@ def test_speeds_are_medians_and_the_peak_is_the_best_square_product():
     assert found["times_as_fast"] == {"PyTorch": 2}
 
 
-def test_losses_that_differ_are_no_comparison():
+def test_different_losses_are_refused():
     case, ours = lm_case(), np.linspace(5, 4, 20)
     found = train.loss_differences(case, {"tformer_jax": ours, "a": ours * (1 + 5e-5), "b": ours})
     assert found == {"a": pytest.approx(5e-5, 1e-2), "b": 0}
@@ -155,7 +155,7 @@ def test_losses_that_differ_are_no_comparison():
             train.loss_differences(case, {"tformer_jax": ours, "a": theirs, "b": ours})
 
 
-def test_systems_take_turns(monkeypatch):
+def test_systems_alternate(monkeypatch):
     monkeypatch.setattr(train, "PAUSE", 0.0)
     turns = []
 

@@ -81,7 +81,7 @@ def translated(run: Path, texts: list[str]) -> list[str]:
     return Translator(trained.cfg, trained.model, trained.tokenizers)(trained.params, texts)
 
 
-def test_a_notebook_gets_what_the_command_prints(runs, capsys):
+def test_the_python_api_returns_what_the_command_prints(runs, capsys):
     translate.main(["--run", str(runs["seq2seq"]), "abc", "cab", "--beams", "2"])
     assert capsys.readouterr().out.splitlines() == tj.load(runs["seq2seq"]).translate(["abc", "cab"], beams=2)
 
@@ -149,7 +149,7 @@ def test_translate_objects_into_objects(runs, tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 40, 70])
-def test_translate_goes_on_with_a_file(runs, tmp_path, monkeypatch, size):
+def test_translate_resumes_a_file(runs, tmp_path, monkeypatch, size):
     monkeypatch.setattr(batching, "CHUNK", 3)
     (tmp_path / "in.txt").write_text("abc\n\nb\naabb\nca\n")
     flags = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--scores", "--n-best", "2"]
@@ -170,7 +170,7 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_another_command_does_not_go_on_with_a_file(runs, tmp_path, monkeypatch):
+def test_another_command_cannot_resume_a_file(runs, tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text("abc\nb\n")
     command = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--resume"]
     run = ["--run", str(runs["seq2seq"])]
@@ -179,7 +179,7 @@ def test_another_command_does_not_go_on_with_a_file(runs, tmp_path, monkeypatch)
         translate.main([*run, *command])
 
     def refused(*changed: str, problem: str) -> None:
-        with pytest.raises(ConfigError, match=rf"begun by another command \(.*{problem}"):
+        with pytest.raises(ConfigError, match=rf"started by another command \(.*{problem}"):
             translate.main([*run, *command, *changed])
 
     refused("--beams", "2", problem="decode.strategy: 'greedy' -> 'beam'; decode.beams: 4 -> 2")
@@ -191,7 +191,7 @@ def test_another_command_does_not_go_on_with_a_file(runs, tmp_path, monkeypatch)
     refused(problem="input.beginning: ")
 
 
-def test_a_long_line_stops_a_command_and_its_correction_goes_on(runs, tmp_path):
+def test_a_long_line_stops_a_command_and_is_corrected_before_resuming(runs, tmp_path):
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     command = ["--run", str(runs["seq2seq"]), "--input", str(source), "--output", str(output)]
     source.write_text(f"abc\nb\n{'a' * 16}\nca\n")
@@ -287,7 +287,7 @@ def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
     assert output("--top-k", "1") == greedy
 
 
-def test_generate_a_line_a_sample_for_each_prompt(runs, capsys, monkeypatch, tmp_path):
+def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):
     flags = ["--run", str(runs["decoder_lm"]), "--samples", "2", "--seed", "3", "--scores"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nb\n")))
     generate.main(flags)
@@ -305,7 +305,7 @@ def test_generate_a_line_a_sample_for_each_prompt(runs, capsys, monkeypatch, tmp
 
 
 @pytest.mark.parametrize(("command", "run"), [(translate, "seq2seq"), (generate, "decoder_lm")])
-def test_a_prompt_answers(runs, monkeypatch, capsys, command, run):
+def test_an_interactive_prompt_answers(runs, monkeypatch, capsys, command, run):
     typed = iter(["abc", "a" * 17])
     monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or interrupt_with(EOFError()))
     command.main(["--run", str(runs[run]), "--interactive"])
@@ -375,7 +375,7 @@ def test_score_each_token_of_a_text(runs, capsys):
         (translate, "seq2seq", ["x", "--output", "nowhere/out.txt"], "folder nowhere does not exist"),
         (translate, "seq2seq", ["x", "--input", "in.txt"], "on the command line or with --input, not both"),
         (translate, "seq2seq", ["x", "--output", "o.txt", "--resume"], "--resume needs --output FILE and --input FILE"),
-        (translate, "seq2seq", ["x", "--interactive"], "--interactive does not go together with texts"),
+        (translate, "seq2seq", ["x", "--interactive"], "--interactive cannot be combined with texts"),
         (translate, "seq2seq", ["x", "", "a" * 16], "text 3: the source has 16 tokens"),
         (score, "seq2seq", ["x"], "text 1: has 1 columns where source<tab>target is expected"),
         (score, "classifier", ["x"], "holds a classifier model; use classify"),

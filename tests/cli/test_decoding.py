@@ -42,7 +42,7 @@ def test_every_setting_has_a_flag_with_its_meaning(capsys, monkeypatch):
         assert field.metadata["meaning"] in shown
 
 
-def test_without_flags_the_run_decides():
+def test_defaults_are_the_settings_of_the_run():
     for saved in (DecodeConfig(), DecodeConfig(strategy="beam", beams=3), DecodeConfig(strategy="sample", top_k=5)):
         assert chosen(saved=saved) == saved
 
@@ -64,12 +64,12 @@ def test_without_flags_the_run_decides():
         (["--temperature", "0", "--top-p", "0.5"], {"strategy": "greedy"}),
     ],
 )
-def test_flags_choose_the_strategy(flags, settings):
+def test_flags_select_the_strategy(flags, settings):
     found = dataclasses.asdict(chosen(*flags))
     assert {name: found[name] for name in settings} == settings
 
 
-def test_several_samples_are_sampled_unless_beams_are_asked_for():
+def test_several_outputs_are_sampled_unless_beams_are_given():
     assert chosen("--samples", "3", family="decoder_lm").strategy == "sample"
     assert chosen("--samples", "3", "--beams", "3", family="decoder_lm").strategy == "beam"
 

@@ -1,4 +1,4 @@
-"""The doctor's statements about a machine and a config, against what is really placed, planned and refused."""
+"""The report of the doctor, compared with real placements and errors."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from tests.helpers import rest_slow
-from tests.parallel.test_presets import PRESETS, begun, config
+from tests.parallel.test_presets import PRESETS, config, set_up
 from tformer_jax.cli import checks, placement
 from tformer_jax.cli.doctor import main
 from tformer_jax.config import Config, ConfigError, DataConfig
@@ -47,9 +47,9 @@ def held(tree) -> int:
 
 
 @pytest.mark.parametrize("preset", rest_slow([PRESETS[4], *PRESETS[:4]], 2))
-def test_a_device_holds_what_is_said(preset):
+def test_reported_bytes_equal_those_of_the_state(preset):
     cfg = config("decoder_lm", preset=preset)
-    mesh, state, _ = begun(cfg)
+    mesh, state, _ = set_up(cfg)
     found = placement.of(cfg, mesh.shape)
     assert found.parameters == held(state.params)
     assert found.optimizer == held(state.opt_state)
@@ -58,10 +58,10 @@ def test_a_device_holds_what_is_said(preset):
     assert found.checkpoint == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-def test_a_sound_machine_and_config(capsys, monkeypatch):
+def test_no_problems_are_found(capsys, monkeypatch):
     main([*CLDR, "--devices", "16", "--config.data.batch_multiple=16", "--config.parallel.data=2", *FSDP])
     out = capsys.readouterr().out
-    assert out.endswith("Nothing is wrong.\n")
+    assert out.endswith("No problems found.\n")
     assert "mesh of 16 of 16 devices" in out
     assert "hint: model.dtype='float32' leaves much of a GPU or TPU unused" in out
     row = next(line for line in out.splitlines() if "target_embedding/embedding" in line)
@@ -84,30 +84,30 @@ def test_a_sound_machine_and_config(capsys, monkeypatch):
         ([*MULTI30K, "--devices", "1"], "this config reads multi30k/train.en.gz (it comes from task 1"),
         (
             [*CLDR, "--config.optim.optimizer=adamw", "--devices", "1", "--memory", "1", WIDE],
-            "state and gradients take about 1.58 GiB a device, which has 1.00 GiB",
+            "state and gradients take about 1.58 GiB per device, which has 1.00 GiB",
         ),
         (  # 20,000 rows x 48 tokens x (4 layers x 128 + 1000 logits) x 4 bytes
             [*CLDR, "--devices", "1", "--memory", "1", "--config.data.batch_tokens=960000"],
-            "and activations at least 5.41 GiB (estimated) a device, which has 1.00 GiB: try train.accumulate",
+            "and activations at least 5.41 GiB (estimated) per device, which has 1.00 GiB: try train.accumulate",
         ),
         ([*CLDR, "--devices", "1", "--config.optim.learning_rates=('nothing*=2',)"], "'nothing*=2'"),
     ],
 )
-def test_what_does_not_fit_is_said(arguments, sentence, capsys):
+def test_problems_are_reported(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     out = capsys.readouterr().out
     assert ended.value.code == 1
-    assert any(line.startswith("wrong: ") and sentence in line for line in out.splitlines()), out
-    assert "Nothing is wrong" not in out
+    assert any(line.startswith("problem: ") and sentence in line for line in out.splitlines()), out
+    assert "No problems found" not in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--config", "none.py"], "config file none.py does not exist"),
-        (["--devices", "8"], "--devices says something of a config: add --config FILE"),
-        (["--config.model.dim=3"], "--config.model.dim=3 says something of a config"),
+        (["--devices", "8"], "--devices applies to a config: add --config FILE"),
+        (["--config.model.dim=3"], "--config.model.dim=3 applies to a config"),
         ([*CLDR, "--config.model.dimm=3"], "did you mean 'model.dim'"),
     ],
 )
@@ -126,13 +126,15 @@ def test_the_script_survives_flags_that_end_jax(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "doctor.py"), "--run", str(tmp_path / "file" / "run")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith(("wrong", "hint"))]
+    said = [line for line in done.stdout.splitlines() if line.startswith(("problem", "hint"))]
     assert [line.partition(", which")[0] for line in said[:2]] == [
-        "wrong: XLA_FLAGS has --xla_tpu_nonsense=1",
-        "wrong: XLA_FLAGS has --xla_gpu_enable_fast_min_max",
+        "problem: XLA_FLAGS has --xla_tpu_nonsense=1",
+        "problem: XLA_FLAGS has --xla_gpu_enable_fast_min_max",
     ]
-    assert said[0].endswith("take it out; flags of TPUs belong into LIBTPU_INIT_ARGS")
-    assert said[2] == f"wrong: {tmp_path / 'file' / 'run'} cannot be written (Not a directory): name another with --run"
+    assert said[0].endswith("remove it; flags of TPUs belong in LIBTPU_INIT_ARGS")
+    assert (
+        said[2] == f"problem: {tmp_path / 'file' / 'run'} cannot be written (Not a directory): name another with --run"
+    )
     assert len(said) == 3
 
 
@@ -141,7 +143,7 @@ def test_flags_that_are_known_pass(monkeypatch):
     assert list(checks.unknown_xla_flags()) == []
     assert list(checks.harmful_xla_flags()) == []
     (hint,) = checks.slow_xla_flags()
-    assert "--xla_gpu_autotune_level=0, which chooses kernels without comparing them" in hint
+    assert "--xla_gpu_autotune_level=0, which selects kernels without measuring them" in hint
 
 
 def nvidia_smi(folder: Path, output: str, status: int = 0) -> None:
@@ -158,32 +160,32 @@ def test_a_gpu_that_jax_does_not_use(driver, extra, tmp_path, monkeypatch):
     assert list(checks.unused_accelerators(found, "gpu")) == []
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     (sentence,) = checks.unused_accelerators(found, "cpu")
-    assert sentence.endswith("JAX_PLATFORMS=cpu hides them: unset JAX_PLATFORMS")
+    assert sentence.endswith("JAX_PLATFORMS=cpu hides it: unset JAX_PLATFORMS")
     monkeypatch.delenv("JAX_PLATFORMS")
     (sentence,) = checks.unused_accelerators(found, "cpu")
-    assert sentence == f'1 x NVIDIA H100 80GB HBM3 are there, and JAX uses the CPU: pip install -e ".[{extra}]"'
+    assert sentence == f'this machine has 1 x NVIDIA H100 80GB HBM3, but JAX uses the CPU: pip install -e ".[{extra}]"'
 
 
-def test_a_driver_that_does_not_answer(tmp_path):
+def test_a_driver_that_fails(tmp_path):
     assert checks.cards() == []
     nvidia_smi(tmp_path / "bin", "Failed to initialize NVML: Driver/library version mismatch", status=18)
     with pytest.raises(ConfigError, match="nvidia-smi fails .Failed to initialize NVML.*: reinstall its driver"):
         checks.cards()
 
 
-def test_packages_out_of_range(monkeypatch):
+def test_unsupported_package_versions(monkeypatch):
     assert list(checks.packages()) == []
     real = checks.version
     changed = {"jax": "0.99.0", "optax": None, "jax-cuda13-plugin": "0.9.1"}
     monkeypatch.setattr(checks, "version", lambda name: changed[name] if name in changed else real(name))
     sentences = list(checks.packages())
-    assert sentences[0].startswith('jax 0.99.0 is outside the supported "jax<')
+    assert sentences[0].startswith('jax 0.99.0 is not supported; required: "jax<')
     assert sentences[1] == "the package optax is missing: pip install -e ."
-    assert sentences[2].startswith("jax-cuda13-plugin 0.9.1 does not fit jaxlib")
+    assert sentences[2].startswith("jax-cuda13-plugin 0.9.1 does not match jaxlib")
     assert len(sentences) == 3
 
 
-def test_room_for_checkpoints(tmp_path, monkeypatch):
+def test_disk_space_for_checkpoints(tmp_path, monkeypatch):
     run, gib = tmp_path / "runs" / "one", 2**30
     usage = type("Usage", (), {"free": 5 * gib, "total": 9 * gib})
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage)
@@ -195,7 +197,7 @@ def test_room_for_checkpoints(tmp_path, monkeypatch):
     assert not run.parent.exists()
 
 
-def test_folders_that_are_no_runs(tmp_path):
+def test_folders_that_are_not_runs(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (sentence,) = checks.folder(tmp_path, 0, 0)
     assert "is not a run folder" in sentence
@@ -203,7 +205,7 @@ def test_folders_that_are_no_runs(tmp_path):
     assert list(checks.folder(tmp_path, 0, 0)) == []
 
 
-def test_data_is_looked_for_and_not_read(tmp_path):
+def test_data_files_are_located_but_not_read(tmp_path):
     data = DataConfig(source="parallel_lines", train="a.{lang}", validation="b.{lang}", test="b.{lang}")
     cfg = Config(data=data)
     for name in ("a.en", "a.de", "b.en"):

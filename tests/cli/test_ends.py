@@ -1,4 +1,4 @@
-"""Commands end with a status and at most one line, whatever happens to their input and output."""
+"""Exit statuses and messages of commands for failures of their input and output."""
 
 import os
 import signal
@@ -58,17 +58,17 @@ def shell(command: str) -> tuple[int, str, str]:
 def test_ctrl_c_ends_with_130_and_one_line(program, signals):
     with started(program) as process:
         assert process.stdout.readline() == "on\n"
-        begun = time.monotonic()
+        start = time.monotonic()
         for _ in range(signals):
             process.send_signal(signal.SIGINT)
             time.sleep(0.2)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert said == "interrupted\n"
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start < 10
 
 
-def test_nothing_of_the_interpreters_end_happens_after_ctrl_c():
+def test_ctrl_c_skips_interpreter_shutdown():
     program = (
         "import atexit\natexit.register(say, 'taken down')\ndef main():\n say('on'); time.sleep(60)\nrun_main(main)"
     )
@@ -80,7 +80,7 @@ def test_nothing_of_the_interpreters_end_happens_after_ctrl_c():
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.stem)
-def test_scripts_handle_ctrl_c_before_they_import(path):
+def test_scripts_handle_ctrl_c_before_their_imports(path):
     imports = [line.strip() for line in path.read_text().splitlines() if "import" in line and "tformer" in line]
     assert imports[0] == "from tformer_jax.cli import interrupt"
     before, _, after = path.read_text().partition("interrupt.install()\n")
@@ -91,13 +91,13 @@ def test_scripts_handle_ctrl_c_before_they_import(path):
 PRINTS = "from tformer_jax.cli.common import run_main; run_main(lambda: [print(n) for n in range(100_000)])"
 
 
-def test_a_full_device_is_told():
+def test_a_full_device_is_reported():
     status, _, said = shell(f'$PYTHON -c "{PRINTS}" > /dev/full')
     assert status == 1
     assert said == "error: the output cannot be written: No space left on device\n"
 
 
-def test_a_reader_that_leaves_ends_the_command_silently():
+def test_a_closed_pipe_ends_the_command_silently():
     status, out, said = shell(f'$PYTHON -c "{PRINTS}" | head -1; exit ${{PIPESTATUS[0]}}')
     assert (status, out, said) == (0, "0\n", "")
 

@@ -66,7 +66,7 @@ def test_pairs_between_tabs_and_in_two_fields(tmp_path):
         ("in.txt", b"a\n\xff\n", TEXT, r"line 2: not valid UTF-8"),
     ],
 )
-def test_what_cannot_be_read(tmp_path, name, content, fields, problem):
+def test_invalid_lines(tmp_path, name, content, fields, problem):
     with pytest.raises(ConfigError, match=problem) as caught:
         read(tmp_path / name, content, fields)
     assert "\n" not in str(caught.value)
@@ -83,7 +83,7 @@ def test_a_field_that_the_output_adds_is_refused(tmp_path):
     assert len(list(Source([], path).lines(TEXT))) == 2
 
 
-def test_a_file_that_cannot_be_opened_is_told(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
     path = tmp_path / "in.txt"
     path.write_text("a\n")
 
@@ -98,14 +98,14 @@ def test_a_file_that_cannot_be_opened_is_told(tmp_path, monkeypatch):
         Source([], path).identity()
 
 
-def test_a_shortened_gzip_file_gives_what_is_there(tmp_path):
+def test_a_truncated_gzip_file_yields_its_complete_lines(tmp_path):
     path = tmp_path / "in.txt.gz"
     path.write_bytes(gzip.compress(os.urandom(5000).hex().encode() + b"\nend\n")[:-900])
     with pytest.raises(ConfigError, match=r"in.txt.gz, line 1: from here on, this is not a complete gzip file"):
         list(Source([], path).lines(TEXT))
 
 
-def test_a_file_is_read_as_its_lines_are_asked_for(tmp_path):
+def test_files_are_read_lazily(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"ab\n" * 1_000_000)
     source = Source([], path)
@@ -151,7 +151,7 @@ def test_standard_input_may_be_empty(monkeypatch):
     assert list(Source([], None).lines(TEXT)) == []
 
 
-def test_an_identity_tells_files_apart(tmp_path):
+def test_different_files_have_different_identities(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_bytes(b"a" * 10)
     other.write_bytes(b"a" * 9 + b"b")

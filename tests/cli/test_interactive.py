@@ -62,7 +62,7 @@ def test_ctrl_c_stops_an_answer_and_forgets_a_line(monkeypatch, capsys):
     assert closed == ["long", "short"]
 
 
-def test_a_mistake_is_told_and_the_next_text_is_answered(monkeypatch, capsys):
+def test_an_error_is_printed_and_the_next_text_is_answered(monkeypatch, capsys):
     def answer(text, _):
         if text == "bad":
             raise ConfigError("too long")
@@ -79,7 +79,7 @@ def test_a_mistake_is_told_and_the_next_text_is_answered(monkeypatch, capsys):
     ("given", "name"),
     [({"input": "x"}, "--input"), ({"output": "x"}, "--output"), ({"scores": True}, "--scores"), ({}, "texts")],
 )
-def test_what_contradicts_it(given, name):
+def test_contradicting_flags(given, name):
     options = {"interactive": True, "input": None, "output": None, "scores": False, "outputs": 1, "resume": False}
-    with pytest.raises(ConfigError, match=f"--interactive does not go together with {name}"):
+    with pytest.raises(ConfigError, match=f"--interactive cannot be combined with {name}"):
         interactive.check(argparse.Namespace(**options | given), [] if given else ["a"])

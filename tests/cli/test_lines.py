@@ -40,7 +40,7 @@ def test_results_are_written_before_more_is_read(source, capsys):
     assert [*seen, capsys.readouterr().out] == ["", "a a\n", "b b\n", "c c\n"]
 
 
-def test_a_bad_line_comes_after_the_outputs_before_it(source, tmp_path):
+def test_outputs_before_a_bad_line_are_written(source, tmp_path):
     source.write_bytes(b"one\ntwo\nthree\nfour\nfive\nsix\n\xff\n")
     with pytest.raises(ConfigError, match="line 7: not valid UTF-8"):
         echo(source, tmp_path / "out.txt", resume=False, sleep=0)
@@ -54,7 +54,7 @@ def test_the_lines_after_a_bad_one_may_be_corrected(source, tmp_path):
     with pytest.raises(ConfigError, match="line 3: not valid UTF-8"):
         echo(source, output, resume=False, sleep=0)
     source.write_text("one\nTWO\nthree\n")
-    with pytest.raises(ConfigError, match=r"begun by another command \(input.beginning"):
+    with pytest.raises(ConfigError, match=r"started by another command \(input.beginning"):
         echo(source, output, resume=True, sleep=0)
     source.write_text("one\ntwo\nthree\nfour, and five\n")
     echo(source, output, resume=True, sleep=0)
@@ -110,7 +110,7 @@ def test_memory_does_not_grow_with_the_input(source, tmp_path):
 
 
 def shown(source: Source, *, terminal: bool, done: int = 0, wanted: bool = True) -> str:
-    """Returns what is shown after three lines."""
+    """Returns the display after three lines."""
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     with LinesProgress(source, done=done, shown=wanted, console=console) as progress:
         for _ in itertools.islice(source.lines({"--field": "text"}), 3):

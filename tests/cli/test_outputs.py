@@ -94,14 +94,14 @@ def write(path: Path, count: int, *, facts=FACTS, resume=False, lines=2) -> None
     settings = {topic: values for topic, values in facts.items() if topic != "input"}
     with (
         pytest.raises(KeyboardInterrupt),
-        outputs.opened(path, settings, lambda _=None: facts["input"], lines_a_text=lines, resume=resume) as file,
+        outputs.opened(path, settings, lambda _=None: facts["input"], lines_per_text=lines, resume=resume) as file,
     ):
         for number in range(file.done, count):
             file.write([str(number)] * lines)
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_command_leaves_what_it_has_and_the_old_file(tmp_path):
+def test_an_interruption_keeps_partial_results_and_the_old_file(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old")
     write(path, 0)
@@ -111,9 +111,9 @@ def test_an_interrupted_command_leaves_what_it_has_and_the_old_file(tmp_path):
     assert (path.read_text(), (tmp_path / "out.txt.partial").read_text()) == ("old", "0\n0\n1\n1\n")
 
 
-def test_every_line_is_there_before_the_next_is_made(tmp_path):
+def test_each_line_is_written_before_the_next_is_computed(tmp_path):
     path = tmp_path / "out.txt"
-    with outputs.opened(path, {}, identity, lines_a_text=1, resume=False) as file:
+    with outputs.opened(path, {}, identity, lines_per_text=1, resume=False) as file:
         for number in range(3):
             file.write([f"{number}"])
             assert (tmp_path / "out.txt.partial").read_text().split() == [str(n) for n in range(number + 1)]
@@ -126,13 +126,13 @@ def refused(path: Path, problem: str, error=ConfigError, **options) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_resumed(tmp_path):
+def test_outputs_that_cannot_be_resumed(tmp_path):
     path = tmp_path / "out.txt"
     partial, facts = tmp_path / "out.txt.partial", tmp_path / "out.txt.partial.json"
     write(path, 2)
     refused(path, r"out.txt.partial holds 2 results of an interrupted command: add --resume")
     other = {"decode": {"beams": 5, "stop": ("a",)}, "input": {"bytes": 7, "name": "x"}}
-    problem = r"begun by another command \(decode.beams: 4 -> 5; input.name: None -> 'x'\)"
+    problem = r"started by another command \(decode.beams: 4 -> 5; input.name: None -> 'x'\)"
     refused(path, problem, facts=other, resume=True)
     with partial.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -151,12 +151,12 @@ def test_what_is_not_resumed(tmp_path):
     ("path", "problem"),
     [("nowhere/out.txt", "folder nowhere does not exist"), (".", "is a folder"), ("out.zst", "write .gz")],
 )
-def test_names_that_are_no_place_for_a_file(path, problem):
+def test_invalid_output_paths(path, problem):
     with pytest.raises(ConfigError, match=problem):
         outputs.check(Path(path))
 
 
-def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path, monkeypatch):
     class Full:
         def __init__(self, file):
             self.file = file
@@ -173,13 +173,13 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path, monkeypatch):
 
     begin = outputs.PartialFile.begin
 
-    def begun(self, *arguments):
+    def started(self, *arguments):
         begin(self, *arguments)
         self._file = Full(self._file)
 
     path = tmp_path / "out.txt"
     with monkeypatch.context() as patch:
-        patch.setattr(outputs.PartialFile, "begin", begun)
+        patch.setattr(outputs.PartialFile, "begin", started)
         problem = r"out.txt cannot be written \(No space left on device\): free some space and repeat the command with"
         refused(path, problem, error=RunError)
     write(path, 3, resume=True)
@@ -187,7 +187,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path, monkeypatch):
 
 
 def test_standard_output_shows_each_text_at_once(capsys):
-    with outputs.opened(None, {}, identity, lines_a_text=1, resume=False) as printed:
+    with outputs.opened(None, {}, identity, lines_per_text=1, resume=False) as printed:
         printed.write(["a", "b"])
         assert capsys.readouterr().out == "a\nb\n"
 
@@ -198,7 +198,7 @@ def test_lines_and_records():
     assert json.loads(outputs.as_json({"x": "ü", "y": "\ud800"})) == {"x": "ü", "y": "\ud800"}
 
 
-def test_the_input_is_not_written_to(source):
+def test_the_output_cannot_be_the_input(source):
     for path in (source, source.with_name("link.txt"), source.parent / "run" / ".." / "in.txt"):
         if not path.exists():
             path.symlink_to(source)
@@ -207,7 +207,7 @@ def test_the_input_is_not_written_to(source):
     outputs.check(source.with_name("new.txt"), source)
 
 
-def test_a_link_stays_and_its_file_is_written(source):
+def test_a_link_is_kept_and_its_target_is_written(source):
     target = source.parent / "run" / "real.txt"
     target.write_text("old")
     link = source.with_name("out.txt")
@@ -217,7 +217,7 @@ def test_a_link_stays_and_its_file_is_written(source):
     assert target.read_text(encoding="utf-8") == whole_text("out.txt")
 
 
-def test_a_pipe_is_written_to_and_stays(source):
+def test_a_pipe_is_written_to_and_kept(source):
     pipe = source.with_name("pipe")
     os.mkfifo(pipe)
     found = []
@@ -230,20 +230,20 @@ def test_a_pipe_is_written_to_and_stays(source):
     assert left(source.parent) == ["pipe"]
 
 
-def test_a_pipe_whose_reader_leaves_is_told(tmp_path):
+def test_a_pipe_without_a_reader_is_reported(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: pipe.open().close(), daemon=True)
     reader.start()
     with (
         pytest.raises(RunError, match=r"pipe cannot be written \(Broken pipe\)"),
-        outputs.opened(pipe, {}, identity, lines_a_text=1, resume=False) as output,
+        outputs.opened(pipe, {}, identity, lines_per_text=1, resume=False) as output,
     ):
         reader.join(20)
         output.write(["a"])
 
 
-def test_a_finished_output_is_not_made_again(source, capsys):
+def test_a_complete_output_is_not_computed_again(source, capsys):
     output = source.with_name("out.txt")
     echo(source, output, resume=True, sleep=0)
     made = output.stat().st_mtime_ns
@@ -256,7 +256,7 @@ def test_a_finished_output_is_not_made_again(source, capsys):
     assert output.stat().st_mtime_ns > made
 
 
-def test_a_finished_output_of_another_command_is_refused(source):
+def test_a_complete_output_of_another_command_is_refused(source):
     output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
     echo(source, output, resume=False, sleep=0)
     source.write_text("one\n")
@@ -269,7 +269,7 @@ def test_a_finished_output_of_another_command_is_refused(source):
         echo(source, output, resume=True, sleep=0)
 
 
-def test_killed_between_the_two_steps_of_the_end(source):
+def test_killed_between_the_two_steps_of_finishing(source):
     output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
     echo(source, output, resume=False, sleep=0)
     provenance.rename(source.with_name("out.txt.partial.json"))

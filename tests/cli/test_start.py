@@ -71,7 +71,7 @@ def test_a_folder_of_the_users_is_used(caches, monkeypatch):
     ("name", "value"),
     [("JAX_COMPILATION_CACHE_DIR", "mine"), ("JAX_ENABLE_COMPILATION_CACHE", "False"), ("TFORMER_CACHE_DIR", "")],
 )
-def test_what_the_user_sets_holds(caches, monkeypatch, name, value):
+def test_environment_variables_of_the_user_take_precedence(caches, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     before = {user_cache.VARIABLE: str(caches / "tformer_jax"), **os.environ}
     compilation_cache.enable()
@@ -79,7 +79,7 @@ def test_what_the_user_sets_holds(caches, monkeypatch, name, value):
     assert list(caches.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_warned_of(caches, caplog):
+def test_an_unwritable_folder_gives_a_warning(caches, caplog):
     (caches / "tformer_jax").write_text("a file")
     with caplog.at_level(logging.WARNING):
         compilation_cache.enable()

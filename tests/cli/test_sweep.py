@@ -49,12 +49,12 @@ def test_every_combination_the_last_name_fastest():
 
 
 @pytest.mark.parametrize("text", ["", " ; ", "seed", "seed=", "seed=1,,2", "=3"])
-def test_what_does_not_read_like_a_sweep(text):
+def test_invalid_sweeps(text):
     with pytest.raises(ConfigError, match="--sweep"):
         sweep.expand(text)
 
 
-def test_runs_are_made_once_and_compared(corpus_folder, tmp_path, capfd, monkeypatch):
+def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     monkeypatch.setenv("COLUMNS", "200")
     path, folder = tmp_path / "small.py", tmp_path / "sweep"

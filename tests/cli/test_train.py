@@ -43,7 +43,7 @@ def test_mistakes_on_the_command_line(overrides, sentence):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_config_shows_its_neighbours(tmp_path):
+def test_a_missing_config_lists_the_available_ones(tmp_path):
     (tmp_path / "there.py").write_text("")
     with pytest.raises(ConfigError, match=r"config file .*here.py does not exist; in .* are .*there.py"):
         read_config(str(tmp_path / "here.py"))

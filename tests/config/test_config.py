@@ -41,7 +41,7 @@ def test_a_config_dict_refuses_new_keys():
         values.model.dimension = 3
 
 
-def test_unset_settings_take_values_of_their_type():
+def test_unset_settings_accept_values_of_their_type():
     values = config.to_config_dict(Config())
     values.model.head_dim = 16
     values.optim.learning_rate = 1e-3
@@ -105,13 +105,13 @@ def test_unset_settings_take_values_of_their_type():
         ),
     ],
 )
-def test_mistakes_get_one_sentence(values, sentence):
+def test_invalid_settings_are_explained_in_one_sentence(values, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         Config.from_dict(values)
     assert "\n" not in str(caught.value)
 
 
-def test_whole_numbers_serve_as_floats_and_lists_as_tuples():
+def test_integers_become_floats_and_lists_become_tuples():
     cfg = Config.from_dict({"optim": {"learning_rate": 1}, "data": {"bucket_lengths": [8, 9]}})
     assert isinstance(cfg.optim.learning_rate, float)
     assert cfg.data.bucket_lengths == (8, 9)
@@ -143,6 +143,7 @@ WITHOUT_EFFECT = {
         "num_heads": 1,
         "attention_projections": "fused_kv",
     },
+    "model.attention_bias=(): is used only by": {"attention": "basic", "num_heads": 1, "attention_bias": ()},
 }
 
 
@@ -152,7 +153,7 @@ def test_a_setting_without_effect_is_refused(sentence):
         ModelConfig(**WITHOUT_EFFECT[sentence])
 
 
-def test_a_kind_of_other_code_may_use_any_setting(monkeypatch):
+def test_registered_kinds_may_use_any_setting(monkeypatch):
     monkeypatch.setitem(kinds.FFNS, "own", object())
     assert ModelConfig(ffn="own", moe={"num_experts": 4}).moe.num_experts == 4
 
@@ -184,7 +185,7 @@ def test_damaged_files_are_named(tmp_path, content, problem):
         ("tensor=0", "--mesh tensor=0: tensor needs a size from 1 on, such as tensor=8"),
     ],
 )
-def test_a_mesh_that_cannot_be_read(mesh, sentence):
+def test_invalid_meshes(mesh, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         read_mesh(mesh)
 

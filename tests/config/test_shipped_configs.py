@@ -38,6 +38,6 @@ def test_unknown_variants_are_named(location):
         read_config(str(FOLDER / location))
 
 
-def test_every_config_says_how_to_run_it():
+def test_every_config_shows_its_command():
     for path in FOLDER.glob("*.py"):
         assert f"python scripts/train.py --config configs/{path.name}" in path.read_text(encoding="utf-8")

@@ -306,9 +306,9 @@ def test_the_command(corpus_folder, tmp_path, capsys):
     with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
         prepare_data.main(arguments)
     prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / "p" / "tokenizers")])
-    with pytest.raises(ConfigError, match="holds something else than prepared data"):
+    with pytest.raises(ConfigError, match="contains other files than prepared data"):
         prepare_data.main([*arguments[:-1], str(corpus_folder)])
-    with pytest.raises(ConfigError, match="is nothing to download"):
+    with pytest.raises(ConfigError, match="cannot be downloaded"):
         prepare_data.main([*arguments[:-2], "--download"])
     with pytest.raises(ConfigError, match="say where to write"):
         prepare_data.main(arguments[:-2])

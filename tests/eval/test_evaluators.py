@@ -22,7 +22,7 @@ LETTERS = CharacterTokenizer("abcdefg")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
 WORDS = ["abc", "gfedcba", "a", "bb", "cafe"]
 PAIRS = [{"source": word, "target": word[::-1] + "a"} for word in WORDS]
-LABELLED = [{"text": word, "label": "xyz"[len(word) % 3]} for word in WORDS]
+LABELED = [{"text": word, "label": "xyz"[len(word) % 3]} for word in WORDS]
 
 
 def log_probabilities(logits) -> np.ndarray:
@@ -91,13 +91,13 @@ def test_language_model(batch_size):
 def test_classification(batch_size):
     model, params = build(tiny("classifier"))
     losses, hits = [], []
-    for example in LABELLED:
+    for example in LABELED:
         tokens = np.array([LETTERS.encode(example["text"])], np.int32)
         found = log_probabilities(apply(model, params, tokens, padding_mask=tokens != PAD))[0]
         label = "xyz".index(example["label"])
         losses.append(-found[label])
         hits.append(found.argmax() == label)
-    metrics, outputs = evaluate("classifier", model, params, LABELLED, batch_size=batch_size)
+    metrics, outputs = evaluate("classifier", model, params, LABELED, batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(100 * np.mean(hits))
     assert [output.output == output.reference for output in outputs] == hits
@@ -105,8 +105,8 @@ def test_classification(batch_size):
 
 def test_a_limit_takes_the_first_examples():
     model, params = build(tiny("classifier"))
-    first, _ = evaluate("classifier", model, params, LABELLED[:2], batch_size=2)
-    limited, _ = evaluate("classifier", model, params, LABELLED, batch_size=2, limit=2)
+    first, _ = evaluate("classifier", model, params, LABELED[:2], batch_size=2)
+    limited, _ = evaluate("classifier", model, params, LABELED, batch_size=2, limit=2)
     assert limited == first
 
 
@@ -131,7 +131,7 @@ class TestTranslationMetrics:
         expected = {"bleu": pytest.approx(100), "chrf": pytest.approx(100), "exact_match": 100}
         assert scores(self.TEXTS, self.TEXTS) == expected
 
-    def test_nothing_in_common(self):
+    def test_outputs_without_common_words(self):
         metrics = scores(["xx yy"] * 2, self.TEXTS)
         assert metrics["exact_match"] == 0
         assert max(metrics["bleu"], metrics["chrf"]) < 5
@@ -161,7 +161,7 @@ class TestTranslationMetrics:
         assert signatures["bleu"] == f"nrefs:1|case:mixed|eff:no|tok:{tokenizer}|smooth:exp|version:{version}"
         assert signatures["chrf"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
 
-    def test_a_written_tokenizer_comes_before_the_language(self):
+    def test_a_configured_tokenizer_overrides_the_language(self):
         assert "tok:char|" in signatures_of("zh", bleu_tokenize="char")["bleu"]
 
     @pytest.mark.parametrize(("language", "installed"), [("ja", True), ("ko_KR", True), ("ja", False), ("ko", False)])
@@ -178,7 +178,7 @@ class TestTranslationMetrics:
         bleu_metric(translating(language))
         assert made == [(None, language[:2])] + ([] if installed else [("char", "")])
 
-    def test_a_written_tokenizer_that_is_not_installed(self, monkeypatch):
+    def test_a_configured_tokenizer_that_is_not_installed(self, monkeypatch):
         def bleu(**_):
             raise RuntimeError("\nMissing.\n\n    pip install sacrebleu[ja]\n")
 

@@ -29,14 +29,14 @@ def one_by_one(model, params, batches) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("count", [1, likelihood.MAX_PENDING_BATCHES, 3 * likelihood.MAX_PENDING_BATCHES])
-def test_sums_do_not_depend_on_how_many_batches_wait(count):
+def test_sums_do_not_depend_on_the_number_of_pending_batches(count):
     model, params = build(tiny("decoder_lm"))
     split = Counted(count)
     assert Likelihood(model, split)(params) == one_by_one(model, params, split.batches)
 
 
 @pytest.mark.parametrize(("room", "made"), [(2**20, 1), (100, 2)])
-def test_a_small_split_is_made_once(monkeypatch, room, made):
+def test_batches_of_a_small_split_are_cached(monkeypatch, room, made):
     monkeypatch.setattr(likelihood, "CACHED_BYTES", room)
     model, params = build(tiny("decoder_lm"))
     split = Counted(3)

@@ -1,4 +1,4 @@
-"""Cross-entropy against its definition."""
+"""Cross-entropy, compared with its definition."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_ignored_labels_have_no_gradient():
     np.testing.assert_array_equal(np.abs(grad).sum(-1) > 0, LABELS != IGNORED)
 
 
-def test_nothing_counted_is_zero_and_finite():
+def test_without_counted_labels_the_sums_are_zero():
     sums = masked_cross_entropy(LOGITS, np.full_like(LABELS, IGNORED))
     assert [float(value) for value in sums] == [0.0] * len(sums)
 
@@ -50,7 +50,7 @@ def test_low_precision_logits_are_summed_in_float32():
     assert float(found) == float(masked_cross_entropy(logits.astype(jnp.float32), LABELS).loss)
 
 
-def test_smoothing_is_the_divergence_of_the_annotated_transformer():
+def test_label_smoothing_equals_the_annotated_transformer():
     """Its loss, KLDiv(smoothed || model), differs from the cross-entropy by the entropy of the smoothed labels."""
     smoothing, counted = 0.1, LABELS != IGNORED
     target = (1 - smoothing) * np.eye(7)[LABELS[counted]] + smoothing / 7
@@ -74,7 +74,7 @@ def test_z_is_the_square_of_the_normalizer():
 
 
 @pytest.mark.parametrize("ignored", [-1, -100])
-def test_negative_labels_count_for_nothing(ignored):
+def test_negative_labels_are_ignored(ignored):
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, 200)), jnp.float32)
     sums = masked_cross_entropy(logits, jnp.array([[4, ignored, 9]]))
     expected = -sum(np.log(oracles.softmax(np.float64(logits[0, t])))[label] for t, label in ((0, 4), (2, 9)))
@@ -82,5 +82,5 @@ def test_negative_labels_count_for_nothing(ignored):
     assert sums.labels == 2
 
 
-def test_labels_beyond_the_classes_are_not_silently_others():
+def test_labels_beyond_the_classes_give_nan():
     assert np.isnan(masked_cross_entropy(jnp.zeros((1, 1, 5)), jnp.array([[5]])).loss)

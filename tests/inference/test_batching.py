@@ -14,12 +14,12 @@ def batches(lengths, *, size: int, max_length: int):
     """Returns the shapes that `run` receives and the lengths of their rows; asserts the order of the results."""
     seen = []
 
-    def run(tokens, places):
+    def run(tokens, indices):
         seen.append((tokens.shape, (tokens != PAD).sum(1).tolist()))
-        return [(int(place), int(row.sum())) for place, row in zip(places, tokens, strict=True)]
+        return [(int(index), int(row.sum())) for index, row in zip(indices, tokens, strict=True)]
 
     found = list(in_batches([[5] * n for n in lengths], run, size=size, max_length=max_length))
-    assert found == [(place, 5 * n) for place, n in enumerate(lengths)]
+    assert found == [(index, 5 * n) for index, n in enumerate(lengths)]
     return seen
 
 
@@ -42,12 +42,12 @@ def test_many_lengths_have_few_shapes():
     assert sorted(set(shapes)) == [(4, 16), (4, 32), (4, 64), (4, 101)]
 
 
-def test_results_come_before_later_batches_run():
+def test_results_are_yielded_before_later_batches_run():
     ran = []
 
-    def run(tokens, places):
-        ran.append(places.tolist())
-        return places
+    def run(tokens, indices):
+        ran.append(indices.tolist())
+        return indices
 
     found = in_batches([[5], [5] * 20, [5], [5] * 9], run, size=2, max_length=32)
     assert next(found) == 0
@@ -56,7 +56,7 @@ def test_results_come_before_later_batches_run():
     assert ran == [[0, 2], [3, 1]]
 
 
-def test_nothing_to_do():
+def test_no_rows():
     assert batches([], size=4, max_length=9) == []
 
 
@@ -74,17 +74,17 @@ def squares(items, *, size=3, skip=0):
         chunks.append((start, rows))
         return [row**2 for row in rows]
 
-    return in_chunks(items, lambda place, item: item, run, skip=skip, size=size), chunks
+    return in_chunks(items, lambda index, item: item, run, skip=skip, size=size), chunks
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
-def test_chunks_give_every_result_in_order(count):
+def test_chunks_yield_all_results_in_order(count):
     found, chunks = squares(range(count))
     assert list(found) == [n**2 for n in range(count)]
     assert chunks == [(start, list(range(count))[start : start + 3]) for start in range(0, count, 3)]
 
 
-def test_results_come_before_the_rest_of_their_chunk():
+def test_results_are_yielded_before_their_chunk_is_complete():
     made = []
 
     def run(rows, _):
@@ -97,7 +97,7 @@ def test_results_come_before_the_rest_of_their_chunk():
         assert (next(found), made) == (n, [*range(n + 1)])
 
 
-def test_no_more_than_a_chunk_is_read():
+def test_at_most_one_chunk_is_read():
     items = itertools.count()
     found, _ = squares(items)
     assert list(itertools.islice(found, 4)) == [0, 1, 4, 9]
@@ -105,13 +105,13 @@ def test_no_more_than_a_chunk_is_read():
 
 
 @pytest.mark.parametrize("skip", range(8))
-def test_skipped_results_leave_the_chunks_as_they_are(skip):
+def test_skipping_does_not_change_chunks(skip):
     found, chunks = squares(range(7), skip=skip)
     assert list(found) == [n**2 for n in range(skip, 7)]
     assert chunks == [(start, list(range(7))[start : start + 3]) for start in range(skip // 3 * 3, 7, 3)]
 
 
-def test_a_mistake_comes_after_the_results_before_it():
+def test_earlier_results_are_yielded_before_an_error():
     def items():
         yield from range(5)
         raise ConfigError("the sixth")

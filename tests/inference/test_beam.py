@@ -54,7 +54,7 @@ def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], flo
 
 
 @pytest.mark.parametrize(("kind", "alpha"), [("average", 0.0), ("average", 1.0), ("gnmt", 0.6), ("gnmt", 2.0)])
-def test_enough_beams_find_the_best_of_all_outputs(seq2seq, kind, alpha):
+def test_a_wide_beam_equals_exhaustive_search(seq2seq, kind, alpha):
     model, params = seq2seq
     beams = 64  # more than the 3^3 prefixes that can continue
     found = best(model, params, SOURCES, beams=beams, length_penalty=kind, length_alpha=alpha, early_stopping="never")
@@ -77,7 +77,7 @@ def test_one_beam_is_greedy(seq2seq):
 
 
 def test_beams_do_not_compete_for_experts():
-    """A token alone always fits into an expert, whatever the capacity; so must the tokens of each beam."""
+    """A single token always fits into an expert, for any capacity; the tokens of the beams must not compete."""
     moe = {"num_experts": 3, "experts_per_token": 1}
     crowded = tiny("decoder_lm", vocab_size=VOCAB, ffn="moe", moe=moe | {"expert_capacity": 0.5})
     model, params = build(crowded)
@@ -89,7 +89,7 @@ def test_beams_do_not_compete_for_experts():
     assert_close(found.scores, expected.scores, 1e-6)
 
 
-def test_no_row_depends_on_another(seq2seq):
+def test_rows_are_independent(seq2seq):
     model, params = seq2seq
     together = best(model, params, SOURCES, beams=3)
     padded = np.pad(SOURCES[::-1], ((0, 1), (0, 2)), constant_values=PAD)
@@ -99,7 +99,7 @@ def test_no_row_depends_on_another(seq2seq):
     assert (others.tokens[3] == PAD).all()
 
 
-def test_a_row_that_is_done_waits_unchanged():
+def test_finished_rows_do_not_change():
     """If a finished row continued with the others, its beams would find better hypotheses than its first ones."""
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB), seed=5)
     prompts = np.array([[token, other] for token in (3, 4, 5) for other in (3, 4, 5)], np.int32)
@@ -122,7 +122,7 @@ def test_continuations_of_prompts_of_different_length():
         assert_close(together.scores[row], alone.scores[0], 1e-5)
 
 
-def test_the_early_end_is_no_worse_with_more_patience(seq2seq):
+def test_stricter_early_stopping_finds_no_worse_outputs(seq2seq):
     """The k-th scores: those of `never` are at least those of `heuristic`, and those at least those of `first`."""
     model, params = seq2seq
     worst = [

@@ -45,11 +45,11 @@ def test_without_rules_nothing_changes():
     np.testing.assert_array_equal(found, LOGITS)
 
 
-def test_repetition_is_penalised_by_the_strength_of_the_row():
+def test_repetition_is_penalized_by_the_strength_of_the_row():
     logits = jnp.tile(jnp.array([[2.0, -2.0, 0.0, 1.0, -jnp.inf]]), (3, 1))
     history = jnp.array([[0, 1, 1, 4], [0, 0, 1, 2], [3, 1, 0, 2]])
     strength = jnp.array([2.0, 1.0, 0.5])
-    found = constraints.penalise(logits, history, jnp.array([4, 3, 1]), strength)
+    found = constraints.penalize(logits, history, jnp.array([4, 3, 1]), strength)
     same = [2.0, -2.0, 0.0, 1.0, -np.inf]
     np.testing.assert_array_equal(found, [[1.0, -4.0, 0.0, 1.0, -np.inf], same, [2.0, -2.0, 0.0, 2.0, -np.inf]])
 
@@ -68,7 +68,7 @@ def test_no_ngram_occurs_again(n, expected):
     assert excluded(Rules(no_repeat_ngram=n), histories) == expected
 
 
-def test_histories_without_room():
+def test_n_grams_longer_than_the_history():
     full, one = jnp.array([[4, 4]]), jnp.array([1])
     for n, expected in ((1, {4}), (2, {4}), (3, set())):
         found = constraints.exclude_repeated(LOGITS[:1], full, 2 * one, n)
@@ -87,7 +87,7 @@ def test_forbidden_sequences_are_not_completed():
     assert excluded(single, [[8, 4], [4, 8], []]) == [[5, 9]] * 3
 
 
-def test_an_output_is_not_shorter_than_asked():
+def test_min_new_tokens_excludes_eos():
     assert excluded(Rules(), [[4], [4] * 5, [4] * 9], [0, 1, 2], min_new_tokens=2) == [[EOS], [EOS], []]
 
 
@@ -99,7 +99,7 @@ def test_the_first_tokens_are_forced():
     assert set(np.flatnonzero(found[2] == -np.inf)) == {EOS, 5, 7}
 
 
-def test_a_row_without_any_token_ends():
+def test_a_row_without_allowed_tokens_ends():
     everything = tuple((token,) for token in range(3, V))
     found = constrained(Rules(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
     settings = RowSettings.of(DecodeConfig(), 3)
@@ -107,7 +107,7 @@ def test_a_row_without_any_token_ends():
     assert sampling.choose(jnp.asarray(found), settings, keys).tolist() == [EOS] * 3
 
 
-def test_rows_do_not_see_each_other():
+def test_rows_have_separate_histories():
     rules = Rules(repetition=True, no_repeat_ngram=2, forbidden=((4, 5),), forced=(6,))
     histories = [[6, 4, 5, 4], [4], [6, 5, 5]]
     together = constrained(rules, histories, repetition_penalty=1.5, min_new_tokens=4)
@@ -121,7 +121,7 @@ class TestRulesOfAConfig:
     letters = CharacterTokenizer(" abc")
     words = WordTokenizer(["a", "b", "the"])
 
-    def test_what_is_off_is_not_compiled(self):
+    def test_disabled_rules_add_no_operations(self):
         assert Rules.of(DecodeConfig(), self.letters) == Rules()
         assert hash(Rules()) == hash(Rules.of(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
 
@@ -141,7 +141,7 @@ class TestRulesOfAConfig:
         assert len(alone) == len(inside) == 1
         assert Rules.of(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
 
-    def test_what_is_partly_unknown_is_forbidden_as_it_is(self):
+    def test_texts_with_some_unknown_tokens_are_forbidden(self):
         assert Rules.of(DecodeConfig(forbidden=("aΩ",)), self.letters).forbidden == ((5, UNK),)
 
     @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ class TestRulesOfAConfig:
         [
             ({"forbidden": ("a", "Ω")}, r"decode.forbidden=\('a', 'Ω'\): the vocabulary has no token of 'Ω'"),
             ({"forbidden": (" ",)}, "decode.forbidden=.*: the vocabulary has no token of ' '"),
-            ({"prefix": "a Ω"}, "decode.prefix='a Ω': the vocabulary cannot write it"),
-            ({"prefix": "  "}, "decode.prefix='  ': the vocabulary cannot write it"),
+            ({"prefix": "a Ω"}, "decode.prefix='a Ω': cannot be encoded with this vocabulary"),
+            ({"prefix": "  "}, "decode.prefix='  ': cannot be encoded with this vocabulary"),
             (
                 {"prefix": "a b a", "max_new_tokens": 2},
                 "prefix='a b a': has 3 tokens, more than decode.max_new_tokens=2",

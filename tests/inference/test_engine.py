@@ -1,4 +1,4 @@
-"""The engine gives every request the output that it would get alone, whatever other requests come and go."""
+"""Outputs of the engine do not depend on other requests."""
 
 import dataclasses
 import math
@@ -68,24 +68,24 @@ def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int,
     return {key: (texts[key], last[key]) for key in texts}
 
 
-def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, place: int = 0) -> str:
-    """Returns the best output for this text alone, by the batch functions."""
+def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 0) -> str:
+    """Returns the best output for this text, computed by the jitted loop."""
     cfg, model, params = trained
     ids = LETTERS.encode(text)
     translates = cfg.model.family == "seq2seq"
     run = jitted_loop.translate if translates else jitted_loop.continue_text
     row = pad_rows([[*ids, EOS] if translates else ids], 1, 32, pad_left=not translates)
-    keys, rules = row_keys(seed, np.array([place])), Rules.of(decode, LETTERS)
+    keys, rules = row_keys(seed, np.array([index])), Rules.of(decode, LETTERS)
     (output,) = np.asarray(run(model, params, row, keys, length=decode.max_new_tokens, cfg=decode, rules=rules))
     return LETTERS.decode(output)
 
 
 @pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
-def test_requests_get_what_they_get_alone(trained, decode):
+def test_outputs_do_not_depend_on_other_requests(trained, decode):
     served = engine(trained)
-    numbers = [served.submit(Request(text, decode, seed=3, place=place)) for place, text in enumerate(TEXTS)]
+    numbers = [served.submit(Request(text, decode, seed=3, index=index)) for index, text in enumerate(TEXTS)]
     found = finish(served)
-    expected = [alone(trained, text, decode, 3, place) for place, text in enumerate(TEXTS)]
+    expected = [alone(trained, text, decode, 3, index) for index, text in enumerate(TEXTS)]
     assert [found[number, 0][0] for number in numbers] == expected
     assert len(set(expected)) > 1
 
@@ -117,7 +117,7 @@ def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
 @pytest.mark.parametrize("text", ["abc", "abcdefgabcdefgabcd"])
 def test_samples_of_one_prompt_share_it(trained, text):
     served = engine(trained, slots=4)
-    number = served.submit(Request(text, SAMPLE, seed=5, place=7, samples=4))
+    number = served.submit(Request(text, SAMPLE, seed=5, index=7, samples=4))
     events = served.step()
     full = 4 * -(-(len(text) + 7) // 16)
     assert trained[0].model.family == "seq2seq" or served.pages_used == full - 3 * ((len(text) - 1) // 16)
@@ -130,8 +130,8 @@ def test_samples_of_one_prompt_share_it(trained, text):
 @pytest.mark.slow
 @settings(max_examples=6)
 @given(data=st.data())
-def test_whoever_comes_and_goes_nobody_notices(trained, data):
-    """Requests of all kinds arrive at any time, and some are cancelled; the others get what they would get alone."""
+def test_arrivals_and_cancellations_do_not_change_other_outputs(trained, data):
+    """Requests of all kinds arrive at any time, and some are canceled."""
     pages, seconds = data.draw(st.sampled_from([None, 9])), data.draw(st.sampled_from([0.0, math.inf]))
     served, events = engine(trained, pages=pages, seconds=seconds), []
     asked: dict[int, tuple] = {}
@@ -155,8 +155,8 @@ def test_whoever_comes_and_goes_nobody_notices(trained, data):
         assert found[number, 0][0] == alone(trained, text, decode, seed), (text, decode)
 
 
-def test_a_row_that_has_left_writes_to_nobodys_pages():
-    """All pages of a cancelled row are given to the next request, which takes another row."""
+def test_a_released_row_does_not_write_to_reused_pages():
+    """All pages of a canceled row are given to the next request, which takes another row."""
     trained = models("decoder_lm")
     served = engine(trained, slots=2, pages=4)
     long = dataclasses.replace(GREEDY, max_new_tokens=20)
@@ -169,7 +169,7 @@ def test_a_row_that_has_left_writes_to_nobodys_pages():
     assert text == alone(trained, "cab", dataclasses.replace(GREEDY, max_new_tokens=36))
 
 
-def test_the_best_outputs_come_with_their_scores(trained):
+def test_beam_search_reports_outputs_with_scores(trained):
     cfg, model, params = trained
     served = engine(trained)
     number = served.submit(Request("abc", BEAM, samples=2))
@@ -195,7 +195,7 @@ def test_the_score_is_the_sum_of_log_probabilities():
     tokens = np.array([ids + [EOS] * (event.finish == "stop")])
     log_p = np.log(oracles.softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, tokens, tokens != PAD)))[0]
     assert event.tokens == tokens.shape[1] - 5
-    expected = sum(log_p[place - 1, tokens[0, place]] for place in range(5, tokens.shape[1]))
+    expected = sum(log_p[index - 1, tokens[0, index]] for index in range(5, tokens.shape[1]))
     assert event.score == pytest.approx(expected, rel=1e-5)
 
 
@@ -208,15 +208,15 @@ def endless(family: str = "decoder_lm"):
 
 @pytest.mark.parametrize("most", [3, 32])
 @pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
-def test_several_steps_a_call_choose_what_one_step_a_call_does(trained, decode, most, monkeypatch):
-    """Also for requests that arrive later, and beside one that is cancelled."""
-    monkeypatch.setattr(lanes, "MOST", most)
+def test_outputs_do_not_depend_on_steps_per_call(trained, decode, most, monkeypatch):
+    """Also for requests that arrive later, and with one that is canceled."""
+    monkeypatch.setattr(lanes, "MAX_STEPS", most)
 
     def run(seconds: float):
         served, events = engine(trained, seconds=seconds), []
         numbers = [
-            served.submit(Request(text, decode, seed=3, place=place, scored=True))
-            for place, text in enumerate(TEXTS[:4])
+            served.submit(Request(text, decode, seed=3, index=index, scored=True))
+            for index, text in enumerate(TEXTS[:4])
         ]
         leaves = served.submit(Request("gg", dataclasses.replace(decode, max_new_tokens=LONG - 2)))
         events += served.step()
@@ -237,7 +237,7 @@ def test_several_steps_a_call_choose_what_one_step_a_call_does(trained, decode, 
     assert len(set(one[0])) > 1
 
 
-def test_a_call_ends_when_a_row_is_free_for_those_that_wait(monkeypatch):
+def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
     """One of two rows ends after two tokens: the third request starts before the other row ends."""
     trained, _ = endless()
     served = engine(trained, slots=2, seconds=math.inf)
@@ -267,7 +267,7 @@ def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     assert found[second, 0][1].finish == "length"
 
 
-def test_rules_and_limits_belong_to_requests():
+def test_rules_and_limits_apply_per_request():
     trained, output = endless()
     served = engine(trained)
     forbids = dataclasses.replace(GREEDY, forbidden=(output[0],), max_new_tokens=3)
@@ -278,20 +278,20 @@ def test_rules_and_limits_belong_to_requests():
     assert len(found[second, 0][0]) == LONG - 3
 
 
-def test_pages_limit_who_runs_at_once():
+def test_pages_limit_concurrent_requests():
     trained, _ = endless()
     served = engine(trained, slots=4, pages=2)
     long = dataclasses.replace(GREEDY, max_new_tokens=20)
     numbers = [served.submit(Request("abc", long)) for _ in range(3)]
     events = served.step()
-    assert (served.running, served.waiting, served.pages_used) == (1, 2, 2)
+    assert (served.running, served.pending, served.pages_used) == (1, 2, 2)
     found = finish(served, events)
     assert len({found[number, 0][0] for number in numbers}) == 1
-    with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: ask for fewer"):
+    with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: request fewer"):
         served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=32)))
 
 
-def test_rounded_beam_widths_give_the_outputs_of_each_width(trained):
+def test_rounding_beam_widths_does_not_change_outputs(trained):
     """Widths 3 and 4 share a compiled step."""
     served = engine(trained, few_shapes=True)
     widths = [dataclasses.replace(BEAM, beams=beams, max_new_tokens=5) for beams in (3, 4, 2)]
@@ -313,7 +313,7 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
     """For any lengths of prompts and outputs, and any number of requests admitted together."""
     served = engine(trained, few_shapes=True, slots=4)
     decode = dataclasses.replace(GREEDY, max_new_tokens=33)
-    functions = [compiled.admit, compiled.read, compiled.advance, compiled.widen, compiled.empty]
+    functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.widen, compiled.empty]
     served.warm_up(decode)
     before = [function._cache_size() for function in functions]
     for texts in (["a"], TEXTS, ["abcdefg" * 5, "ga"], ["abcdefg" * 2]):
@@ -326,8 +326,8 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
 
 
 @pytest.mark.slow
-def test_more_kinds_of_decoding_than_lanes_wait_for_each_other(trained, monkeypatch):
-    monkeypatch.setattr(engines, "LANES", 1)
+def test_kinds_of_decoding_share_a_limited_number_of_lanes(trained, monkeypatch):
+    monkeypatch.setattr(engines, "MAX_LANES", 1)
     served = engine(trained)
     kinds = [GREEDY, BEAM, SAMPLE]
     numbers = [served.submit(Request("abc", decode)) for decode in kinds]
@@ -345,7 +345,7 @@ def test_more_kinds_of_decoding_than_lanes_wait_for_each_other(trained, monkeypa
         (lambda: Request("abc", dataclasses.replace(GREEDY, forbidden=("?",))), "the vocabulary has no token of '\\?'"),
     ],
 )
-def test_what_can_never_be_served_is_refused_at_once(trained, request_of, sentence):
+def test_requests_that_can_never_be_served_are_refused(trained, request_of, sentence):
     served = engine(trained)
     for ask in (served.check, served.submit):
         with pytest.raises(ConfigError, match=sentence):
@@ -354,9 +354,9 @@ def test_what_can_never_be_served_is_refused_at_once(trained, request_of, senten
 
 
 @pytest.mark.slow
-def test_beam_search_compacts_its_cache_and_finds_the_same_outputs(monkeypatch):
-    """With requests that begin at different steps, in half of the slots of all beams and positions."""
-    monkeypatch.setattr(lanes, "LONG", 16)
+def test_compaction_does_not_change_beam_search(monkeypatch):
+    """With requests that start at different steps, in half of the slots of all beams and positions."""
+    monkeypatch.setattr(lanes, "COMPACTION_LENGTH", 16)
     used, compact = [], compiled.compact
 
     def counted(plan, state):

@@ -1,10 +1,10 @@
-"""Rows that are admitted, freed, forked and shared read their own tokens, and no page is lost."""
+"""Rows read their own tokens after any allocations, forks and releases, and no page is lost."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_jax.inference.engine.page_table import NOBODY, Holding, OutOfPages, PageTable
+from tformer_jax.inference.engine.page_table import RESERVED_PAGE, Allocation, OutOfPages, PageTable
 
 SIZE, PAGES = 2, 9
 
@@ -15,38 +15,38 @@ class Memory:
     def __init__(self):
         self.table = PageTable(PAGES, SIZE)
         self.slots = [[None] * SIZE for _ in range(PAGES)]
-        self.rows: list[tuple[Holding, list[int]]] = []
+        self.rows: list[tuple[Allocation, list[int]]] = []
 
-    def write(self, holding: Holding, tokens: list[int]) -> None:
+    def write(self, allocation: Allocation, tokens: list[int]) -> None:
         for token in tokens:
-            self.slots[holding.pages[holding.filled // SIZE]][holding.filled % SIZE] = token
-            holding.filled += 1
+            self.slots[allocation.pages[allocation.filled // SIZE]][allocation.filled % SIZE] = token
+            allocation.filled += 1
 
     def start(self, prompt: list[int]) -> None:
-        holding = self.table.match(prompt)
-        assert holding.filled < len(prompt)
+        allocation = self.table.match(prompt)
+        assert allocation.filled < len(prompt)
         try:
-            self.table.grow(holding, len(prompt) + 1)
+            self.table.grow(allocation, len(prompt) + 1)
         except OutOfPages:
-            self.table.release(holding)
+            self.table.release(allocation)
             return
-        self.write(holding, prompt[holding.filled :])
-        self.table.remember(holding, prompt)
-        self.rows.append((holding, list(prompt)))
+        self.write(allocation, prompt[allocation.filled :])
+        self.table.share_prefix(allocation, prompt)
+        self.rows.append((allocation, list(prompt)))
 
     def extend(self, row: int, token: int) -> None:
-        holding, tokens = self.rows[row]
+        allocation, tokens = self.rows[row]
         try:
-            self.table.grow(holding, holding.filled + 1)
+            self.table.grow(allocation, allocation.filled + 1)
         except OutOfPages:
             return
-        self.write(holding, [token])
+        self.write(allocation, [token])
         tokens.append(token)
 
     def fork(self, row: int) -> None:
-        holding, tokens = self.rows[row]
+        allocation, tokens = self.rows[row]
         try:
-            child, copies = self.table.fork(holding)
+            child, copies = self.table.fork(allocation)
         except OutOfPages:
             return
         for source, to in copies:
@@ -57,11 +57,11 @@ class Memory:
         self.table.release(self.rows.pop(row)[0])
 
     def check(self) -> None:
-        for holding, tokens in self.rows:
-            read = [self.slots[holding.pages[n // SIZE]][n % SIZE] for n in range(holding.filled)]
+        for allocation, tokens in self.rows:
+            read = [self.slots[allocation.pages[n // SIZE]][n % SIZE] for n in range(allocation.filled)]
             assert read == tokens
-            assert NOBODY not in holding.pages
-        held = {page for holding, _ in self.rows for page in holding.pages}
+            assert RESERVED_PAGE not in allocation.pages
+        held = {page for allocation, _ in self.rows for page in allocation.pages}
         assert self.table.used == len(held)
         assert self.table.used + self.table.free == PAGES - 1
 
@@ -85,36 +85,36 @@ def test_rows_read_their_tokens_and_no_page_leaks(data):
     assert memory.table.used == 0
 
 
-def test_prompts_with_a_common_start_share_its_pages():
+def test_prompts_share_the_pages_of_a_common_prefix():
     table = PageTable(8, 2)
     first = table.match([5, 6, 7, 8, 9])
     table.grow(first, 6)
-    table.remember(first, [5, 6, 7, 8, 9])
+    table.share_prefix(first, [5, 6, 7, 8, 9])
     second = table.match([5, 6, 7, 8, 4, 4])
     assert (second.pages, second.filled) == (first.pages[:2], 4)
     assert table.match([4, 6, 7, 8]).pages == []
     assert table.match([5, 6, 7, 8]).pages == first.pages[:1], "one token is left to be read"
 
 
-def test_pages_are_shared_after_their_row_has_gone_until_they_are_needed():
+def test_released_pages_are_shared_until_reallocated():
     table = PageTable(5, 2)
     row = table.match([5, 6, 7, 8, 9])
     table.grow(row, 5)
-    table.remember(row, [5, 6, 7, 8, 9])
+    table.share_prefix(row, [5, 6, 7, 8, 9])
     first, second, _ = row.pages
     table.release(row)
     assert table.used == 0
     again = table.match([5, 6, 7, 8, 9])
     assert again.pages == [first, second]
     table.release(again)
-    other = Holding()
+    other = Allocation()
     table.grow(other, 6)  # takes the page that was never known, the third, and the second
     assert table.match([5, 6, 7, 8, 9]).pages == [first]
 
 
-def test_a_fork_copies_the_page_that_is_not_full():
+def test_a_fork_copies_the_partly_filled_page():
     table = PageTable(8, 2)
-    row = Holding()
+    row = Allocation()
     table.grow(row, 6)
     row.filled = 3
     child, copies = table.fork(row)
@@ -123,9 +123,9 @@ def test_a_fork_copies_the_page_that_is_not_full():
     assert len(child.pages) == 2 and child.filled == 3
 
 
-def test_what_does_not_fit_changes_nothing():
+def test_a_failed_allocation_changes_nothing():
     table = PageTable(4, 2)
-    row = Holding()
+    row = Allocation()
     with pytest.raises(OutOfPages, match="4 pages are needed, 3 are free"):
         table.grow(row, 7)
     assert (row.pages, table.used, table.free) == ([], 0, 3)

@@ -38,21 +38,21 @@ def rows(count: int, **changes) -> RowSettings:
     )
 
 
-def test_greedy_takes_the_most_probable():
+def test_greedy_selects_the_most_probable_token():
     chosen = sampling.choose(LOGITS, RowSettings.of(DecodeConfig(), 3), keys(3))
     expected = np.where(NEVER, -np.inf, LOGITS).argmax(-1)
     np.testing.assert_array_equal(chosen, expected)
     assert chosen.dtype == jnp.int32
 
 
-def test_the_first_of_equals_is_most_probable():
+def test_ties_select_the_first_token():
     logits = np.zeros((2, 3, 500), np.float32)
     logits[0, 1, 200:] = 4
     np.testing.assert_array_equal(sampling.most_probable(jnp.asarray(logits)), logits.argmax(-1))
 
 
 @pytest.mark.parametrize(("size", "k"), [(1, 1), (31, 31), (600, 1), (1300, 30), (5000, 5), (40_000, 2)])
-def test_top_k_is_the_beginning_of_a_stable_sort(size, k):
+def test_top_k_equals_a_stable_sort(size, k):
     values_of = st.sampled_from([-np.inf, -1.5, 0.0, 2.0, np.inf])
     search = jax.jit(functools.partial(sampling.top_k, k=k))
 
@@ -63,16 +63,16 @@ def test_top_k_is_the_beginning_of_a_stable_sort(size, k):
     )
     def check(values):
         expected = np.argsort(-values, axis=-1, kind="stable")[:, :k]
-        found, places = search(values[:, None])
-        np.testing.assert_array_equal(places[:, 0], expected)
+        found, indices = search(values[:, None])
+        np.testing.assert_array_equal(indices[:, 0], expected)
         np.testing.assert_array_equal(found[:, 0], np.take_along_axis(values, expected, axis=1))
-        assert places.dtype == jnp.int32
+        assert indices.dtype == jnp.int32
 
     check()
 
 
 @pytest.mark.parametrize(("size", "k"), [(5000, 5), (577, 9), (40_001, 3)])
-def test_top_k_at_the_end_of_what_is_no_whole_block(size, k):
+def test_top_k_in_an_incomplete_last_block(size, k):
     rising = np.arange(size, dtype=np.float32)
     np.testing.assert_array_equal(sampling.top_k(jnp.asarray(rising), k)[1], size - 1 - np.arange(k))
     nothing = jnp.full(size, -jnp.inf).at[-1].set(0)
@@ -82,17 +82,17 @@ def test_top_k_at_the_end_of_what_is_no_whole_block(size, k):
 @pytest.mark.parametrize("k", [1, 5, 70, 100])
 def test_top_k_inside_a_loop(k):
     values = np.random.default_rng(k).permutation(4 * 5000).reshape(4, 5000).astype(np.float32)
-    found, places = jax.jit(
+    found, indices = jax.jit(
         lambda x: jax.lax.fori_loop(0, 2, lambda i, _: sampling.top_k(x + i, k), sampling.top_k(x, k))
     )(values)
     np.testing.assert_array_equal(found, -np.sort(-values, axis=-1)[:, :k] + 1)
-    np.testing.assert_array_equal(np.take_along_axis(values, np.asarray(places), axis=1) + 1, found)
+    np.testing.assert_array_equal(np.take_along_axis(values, np.asarray(indices), axis=1) + 1, found)
 
 
 def test_top_k_never_sorts_all_values():
     def used_in_part(values):
-        found, places = sampling.top_k(values, 4)
-        return found[:, :2], places
+        found, indices = sampling.top_k(values, 4)
+        return found[:, :2], indices
 
     for size in (400, 5000):
         program = jax.jit(used_in_part).lower(jax.ShapeDtypeStruct((2, size), jnp.float32)).compile().as_text()
@@ -112,7 +112,7 @@ def test_temperature_divides_the_logits():
     np.testing.assert_allclose(restricted, LOGITS / np.array([[0.5], [1.0], [2.0]]), rtol=1e-6)
 
 
-def test_a_temperature_of_zero_takes_the_most_probable():
+def test_temperature_zero_is_greedy():
     expected = np.where(NEVER, -np.inf, LOGITS).argmax(-1)
     np.testing.assert_array_equal(sampling.choose(LOGITS, rows(3, temperature=0.0), keys(3)), expected)
 
@@ -124,17 +124,17 @@ def test_top_k_keeps_k(k):
     np.testing.assert_array_equal(kept, ranks < np.array([[k], [12], [2]]))
 
 
-def test_top_k_keeps_what_is_as_probable_as_the_last():
+def test_top_k_keeps_ties():
     logits = jnp.array([[-0.0, 0.0, -1.0, 5.0, -jnp.inf], [-2.0, -2.0, -2.0, -3.0, -3.0]])
     kept = sampling.keep_top_k(logits, jnp.array([2, 4])) > -jnp.inf
     np.testing.assert_array_equal(kept, [[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_top_k_tells_neighbours_among_numbers_apart(sign):
-    neighbours = jnp.asarray(1 + np.arange(12) * 2.0**-23, jnp.float32)
+def test_top_k_distinguishes_adjacent_floats(sign):
+    neighbors = jnp.asarray(1 + np.arange(12) * 2.0**-23, jnp.float32)
     for k in range(1, 13):
-        kept = sampling.keep_top_k(sign * neighbours[None], jnp.array([k])) > -jnp.inf
+        kept = sampling.keep_top_k(sign * neighbors[None], jnp.array([k])) > -jnp.inf
         assert kept.sum() == k
 
 
@@ -153,7 +153,7 @@ def test_top_p_keeps_the_smallest_set_of_that_mass(p):
         assert set(np.flatnonzero(row)) == expected
 
 
-def test_min_p_keeps_what_is_probable_enough():
+def test_min_p_keeps_tokens_above_the_threshold():
     wanted = np.array([[0.0], [0.3], [1.0]])
     probabilities = oracles.softmax(np.float64(LOGITS))
     kept = np.isfinite(sampling.keep_min_p(LOGITS, jnp.asarray(wanted[:, 0], jnp.float32)))
@@ -161,9 +161,9 @@ def test_min_p_keeps_what_is_probable_enough():
     assert kept.sum(-1).tolist()[0] == 12 > kept.sum(-1)[1] > 1 == kept.sum(-1)[2]
 
 
-def test_each_restriction_counts_the_mass_that_those_before_leave():
+def test_restrictions_are_applied_in_order():
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
-    # top-k leaves 4/7 and 3/7; squared by the temperature and normalised again they are 16/25 and 9/25
+    # top-k leaves 4/7 and 3/7; squared by the temperature and normalized again they are 16/25 and 9/25
     for changes, kept in (
         ({"top_p": 0.63}, [1, 0, 0, 0]),
         ({"top_p": 0.65}, [1, 1, 0, 0]),
@@ -213,7 +213,7 @@ def test_samples_follow_the_restricted_distribution_of_their_row():
         assert chi_square < CHI_SQUARE[possible.sum() - 1], row
 
 
-def test_a_row_is_chosen_by_its_own_key_and_settings():
+def test_rows_use_their_own_keys_and_settings():
     each = rows(
         40,
         temperature=np.tile([3.0, 0.5, 1.0, 0.0], 10),

@@ -33,7 +33,7 @@ def log_softmax(logits):
 
 
 def expected(cfg, params, example) -> tuple[list[int], np.ndarray]:
-    """Returns one example's scored tokens and log-probabilities, by a float64 pass over that example alone."""
+    """Returns one example's scored tokens and log-probabilities, by a float64 pass over that example only."""
     ids = LETTERS.encode(example[-1])
     if cfg.model.family == "seq2seq":
         source, target = np.array([[*LETTERS.encode(example[0]), EOS]]), [*ids, EOS]
@@ -56,7 +56,7 @@ def test_scores_equal_the_formulas(scored):
         assert result.total == pytest.approx(values.sum(), rel=1e-5, abs=1e-6)
 
 
-def test_scores_depend_on_no_other_row(scored):
+def test_scores_do_not_depend_on_other_rows(scored):
     cfg, model, params, examples, found = scored
     other = dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, batch_size=8))
     backwards = list(Scorer(other, model, TOKENIZERS).stream(params, examples[::-1]))
@@ -70,7 +70,7 @@ def test_skipped_results_are_left_out(scored):
     assert list(Scorer(cfg, model, TOKENIZERS).stream(params, iter(examples), skip=3)) == found[3:]
 
 
-def test_logits_of_many_positions_are_made_in_parts(scored, monkeypatch):
+def test_logits_are_computed_for_few_positions_at_once(scored, monkeypatch):
     cfg, model, params, examples, found = scored
     monkeypatch.setattr(score, "POSITIONS_AT_ONCE", 3)
     score._of_labels.clear_cache()

@@ -1,4 +1,4 @@
-"""Streamed text equals, in the end, the text of all tokens."""
+"""The joined pieces of streamed text equal the text of all tokens."""
 
 import io
 
@@ -13,7 +13,7 @@ from tformer_jax.data.tokenizers import FIRST, Tokenizer, train_tokenizers
 from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.inference.stopping import TextStream, WholeText, cut
+from tformer_jax.inference.stopping import TextBuffer, TextStream, cut
 from tformer_jax.special_tokens import EOS
 
 TEXTS = ["the cat sat on the mat.", "a dog's log , it is n't", "naïve 数字 123 456", "😀 \ufffd 数学 a\n\nb  c"] * 9
@@ -107,7 +107,7 @@ def check(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> None:
     text = tokenizer.decode(tokens)
     assert "".join(shown) == cut(text, stop)
     assert done == (EOS in tokens or any(end in text for end in stop))
-    whole = WholeText(tokenizer)
+    whole = TextBuffer(tokenizer)
     assert "".join([*map(whole.feed, tokens), whole.close()]) == text
     assert whole.done == (EOS in tokens)
 
@@ -115,7 +115,7 @@ def check(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> None:
 STOPS = st.lists(st.text(alphabet="the a.数\ufffd", min_size=1, max_size=4), max_size=3)
 
 
-def test_any_tokens(tokenizer):
+def test_random_tokens(tokenizer):
     few = [*range(FIRST + 3), *tokenizer.fallback_bytes][: FIRST + 60]
     token = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(few)
 
@@ -128,7 +128,7 @@ def test_any_tokens(tokenizer):
     run()
 
 
-def test_any_text(tokenizer):
+def test_random_texts(tokenizer):
     alphabet = st.sampled_from("the cat.\n数字é😀 \ufffd'") | st.characters(exclude_categories=["Cs"])
 
     @given(st.text(alphabet=alphabet, max_size=40), STOPS)
@@ -190,14 +190,14 @@ def test_a_token_without_text_does_not_end_a_run():
     assert pieces(tokenizer, tokens, [])[0] == ["a", "", "", "", "", "", "😀a", ""]
 
 
-def test_what_may_become_a_stop_text_is_held_back():
+def test_a_possible_start_of_a_stop_text_is_held_back():
     tokenizer = CharacterTokenizer("abcd")
     shown, done = pieces(tokenizer, tokenizer.encode("abacabcd"), ["abc"])
     assert shown == ["", "", "ab", "ac", "", "", "", "", ""]
     assert done
 
 
-def test_nothing_follows_the_end():
+def test_nothing_is_returned_after_the_end():
     tokenizer = CharacterTokenizer("abcd")
     stream = TextStream(tokenizer, ["b"])
     assert [stream.feed(token) for token in tokenizer.encode("abc")] == ["a", "", ""]
@@ -226,7 +226,7 @@ def test_nothing_follows_the_end():
         ("abab", ["b", "abab"], "a"),
     ],
 )
-def test_the_stop_text_that_is_complete_first_counts(text, stop, left):
+def test_the_stop_text_that_ends_first_counts(text, stop, left):
     assert cut(text, stop) == left
     tokenizer = CharacterTokenizer("abcd")
     assert "".join(pieces(tokenizer, tokenizer.encode(text), stop)[0]) == left

@@ -48,7 +48,7 @@ def translations():
 
 
 @pytest.mark.parametrize("batch_size", [2, 8])
-def test_translations_come_in_order_whatever_the_batch(translations, batch_size):
+def test_translations_are_in_order_for_any_batch_size(translations, batch_size):
     model, params, expected = translations
     assert len(set(expected)) > 1
     translate = Translator(setup("seq2seq", batch_size), model, TOKENIZERS)
@@ -63,7 +63,7 @@ def test_a_blank_text_has_a_blank_translation(translations):
     assert translate(params, ["", "abc", " \t"]) == ["", expected[0], ""]
 
 
-def test_classes_come_with_their_probability():
+def test_labels_have_probabilities():
     cfg = setup("classifier")
     model, params = build(cfg.model)
     found = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])(params, TEXTS)
@@ -82,7 +82,7 @@ def language_model():
     return model, params
 
 
-def test_a_continuation_leaves_out_the_prompt_and_depends_on_no_other_prompt(language_model):
+def test_continuations_exclude_the_prompt_and_are_independent(language_model):
     model, params = language_model
     prompts = ["abcdefgabcdefg", "abc", "g"]
     continue_text = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
@@ -92,7 +92,7 @@ def test_a_continuation_leaves_out_the_prompt_and_depends_on_no_other_prompt(lan
     assert together == [continue_text(params, [prompt])[0] for prompt in prompts]
 
 
-def test_samples_differ_by_seed_and_by_place_but_not_by_batch(language_model):
+def test_samples_depend_on_seed_and_index_but_not_on_the_batch(language_model):
     model, params = language_model
     sample = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit(family, kind, texts, sentence):
         kind(cfg, registry.build(cfg.model), TOKENIZERS)({}, texts)
 
 
-def test_evaluation_cuts_what_does_not_fit():
+def test_evaluation_truncates_long_texts():
     cfg = setup("classifier")
     model, params = build(cfg.model)
     classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])
@@ -138,7 +138,7 @@ def streamed(generator, params, texts, **options) -> list[list]:
 
 
 @pytest.mark.parametrize("chunk", [2, 1024])
-def test_a_stream_gives_what_a_call_gives(translations, language_model, monkeypatch, chunk):
+def test_a_stream_equals_a_call(translations, language_model, monkeypatch, chunk):
     monkeypatch.setattr(batching, "CHUNK", chunk)
     model, params, expected = translations
     found = streamed(Translator(setup("seq2seq"), model, TOKENIZERS), params, TEXTS)
@@ -167,7 +167,7 @@ def test_a_stream_of_the_best_outputs(translations):
             assert [output.score for output in outputs] == pytest.approx(scores[:2].tolist(), rel=1e-5)
 
 
-def test_samples_of_a_stream_depend_on_their_place_alone(language_model, monkeypatch):
+def test_samples_of_a_stream_depend_only_on_their_index(language_model, monkeypatch):
     model, params = language_model
     decode = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)
     continue_text = TextGenerator(dataclasses.replace(setup("decoder_lm"), decode=decode), model, TOKENIZERS)
@@ -179,7 +179,7 @@ def test_samples_of_a_stream_depend_on_their_place_alone(language_model, monkeyp
     assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3) == found
 
 
-def test_outputs_come_as_soon_as_all_earlier_ones_are_known(translations, monkeypatch):
+def test_outputs_are_yielded_once_all_earlier_ones_are_known(translations, monkeypatch):
     model, params, expected = translations
     steps = []
     step = Engine.step
@@ -193,7 +193,7 @@ def test_outputs_come_as_soon_as_all_earlier_ones_are_known(translations, monkey
     assert counts[0] < counts[len(TEXTS)] < len(steps)
 
 
-def test_a_stream_that_goes_on_gives_the_same_scores_bit_for_bit(translations, monkeypatch):
+def test_a_resumed_stream_has_bit_identical_scores(translations, monkeypatch):
     model, params, _ = translations
     monkeypatch.setattr(batching, "CHUNK", 3)
     translate = Translator(setup("seq2seq", 4), model, TOKENIZERS)
@@ -253,7 +253,7 @@ def test_scores_of_a_stream_are_those_of_the_formulas(family, strategy):
         ("decoder_lm", [""], "the prompt is empty"),
     ],
 )
-def test_a_stream_ends_where_a_text_does_not_fit(family, texts, sentence):
+def test_a_stream_ends_at_a_text_that_is_too_long(family, texts, sentence):
     cfg = setup(family)
     model, params = build(cfg.model)
     kind = Translator if family == "seq2seq" else TextGenerator

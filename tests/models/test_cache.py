@@ -56,7 +56,7 @@ def read_in_chunks(model, params, cache, tokens, chunks, mask=None):
 
 def paged(cfg, table=((3, 1, 6, 5), (2, 7, 4, 8)), **options):
     """Allocates pages of two tokens in arbitrary order."""
-    cache = paged_cache(cfg, 2, pages=9, page_size=2, pages_a_row=4, **options)
+    cache = paged_cache(cfg, 2, pages=9, page_size=2, pages_per_row=4, **options)
     slots = {kind: dataclasses.replace(of, table=jnp.array(table)) for kind, of in cache.slots.items()}
     return dataclasses.replace(cache, slots=slots)
 
@@ -93,7 +93,7 @@ def test_seq2seq(changes):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.02), ("int8", 0.02)])
 @pytest.mark.parametrize("make", rest_slow({"paged": paged, "dense": empty_cache}, 1))
-def test_smaller_storage_costs_little(make, dtype, tolerance):
+def test_low_precision_caches_change_logits_little(make, dtype, tolerance):
     model, params = build(tiny("decoder_lm", decoder_layers=2, window=3, layer_pattern=("window", "full")))
     cache = make(model.cfg, **({"batch": 2, "length": 8} if make is empty_cache else {}), dtype=dtype)
     logits, _ = read_in_chunks(model, params, cache, TOKENS, CHUNKS["chunked prefill"])
@@ -116,7 +116,7 @@ def test_left_padding_changes_nothing(name, kind):
     np.testing.assert_array_equal(cache.lengths, [4, 6])
 
 
-def test_the_prompt_of_a_prefix_lm_sees_itself_in_both_directions():
+def test_prompts_of_a_prefix_lm_are_bidirectional():
     model, params = build(tiny("decoder_lm", decoder_layers=2, prefix_lm=True))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)
     cache = model.apply({}, 2, 8, np.array([2, 4], np.int32), method="init_cache")

@@ -35,7 +35,7 @@ def test_flops_by_hand():
     )
 
 
-def test_experts_cost_what_the_chosen_ones_cost():
+def test_only_chosen_experts_count():
     D, F, T, k, E = 64, 256, 32, 2, 8
     dense = cost.of(tiny("decoder_lm", **SIZES), 1, T).forward_flops
     moe = {"num_experts": E, "experts_per_token": k}
@@ -88,7 +88,7 @@ def test_parameters_by_module():
 
 
 @pytest.mark.parametrize("settings", [{}, {"layer_pattern": ("window", "full"), "window": 4}], ids=str)
-def test_the_cache_is_as_large_as_the_real_one(settings):
+def test_predicted_cache_size_equals_the_real_one(settings):
     cfg = tiny("decoder_lm", decoder_layers=3, num_kv_heads=2, dtype="bfloat16", **settings)
     cache = registry.build(cfg).apply({}, 3, 9, method="init_cache")
     assert cost.of(cfg, 3, 9).cache_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers))
@@ -98,7 +98,7 @@ def test_the_cache_is_as_large_as_the_real_one(settings):
 def test_the_command_prints_tables(arguments, capsys):
     describe.main([*arguments, "--length", "32"])
     shown = capsys.readouterr().out
-    assert "FLOPs a token, forward" in shown
+    assert "FLOPs per token, forward" in shown
     assert "124,439,808" in shown or "1,054,208" in shown
 
 

@@ -169,6 +169,6 @@ def test_the_decoder_reads_the_shifted_target_and_never_the_labels():
     assert_close(logits, expected, 1e-6)
 
 
-def test_logits_are_no_probabilities():
+def test_logits_are_not_normalized():
     model, params = build(tiny("decoder_lm"))
     assert apply(model, params, TOKENS).min() < 0

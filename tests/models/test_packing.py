@@ -58,14 +58,14 @@ def test_no_gradient_crosses_a_document():
     np.testing.assert_array_equal(gradient[FIRST[0]], 0)
 
 
-def test_positions_begin_again_in_each_document():
+def test_positions_restart_in_each_document():
     segments = jnp.array([[3, 3, 5, 5, 5, 0], [1, 2, 3, 3, 3, 3]])
     np.testing.assert_array_equal(token_positions(6, segments), [[0, 1, 0, 1, 2, 0], [0, 0, 0, 1, 2, 3]])
     np.testing.assert_array_equal(token_positions(3, None), [[0, 1, 2]])
 
 
 @pytest.mark.parametrize("missing", ["source_segments", "target_segments"])
-def test_segments_of_one_side_alone_are_refused(missing):
+def test_segments_of_only_one_side_are_refused(missing):
     model, params = build(tiny("seq2seq"))
     segments = {"source_segments": SOURCE_SEGMENTS, "target_segments": SEGMENTS, missing: None}
     with pytest.raises(ConfigError, match="packed rows need segments of both source and target"):

@@ -31,7 +31,7 @@ def influence(model, params, table, tokens, *arguments, **options) -> np.ndarray
     return np.abs(gradient[:, tokens[0]]).sum(-1)
 
 
-def test_no_logit_depends_on_a_later_token():
+def test_logits_are_causal():
     tokens = np.array([[4, 5, 6, 7]])
     lower = np.tri(4, dtype=bool)
     model, params = build(tiny("decoder_lm"))
@@ -69,7 +69,7 @@ def test_more_padding_changes_nothing(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_of_padding_alone_leave_values_and_gradients_finite(family):
+def test_rows_of_padding_have_finite_values_and_gradients(family):
     model, params = build(tiny(family))
     batch = registry.example_batch(model.cfg, 2, 4)
     batch = {name: np.concatenate([array[:1], np.zeros_like(array[:1])]) for name, array in batch.items()}
@@ -81,7 +81,7 @@ def test_rows_of_padding_alone_leave_values_and_gradients_finite(family):
     assert all(np.isfinite(array).all() for array in jax.tree.leaves((value, gradients)))
 
 
-def test_a_text_of_padding_alone_gets_the_bias():
+def test_a_text_of_padding_gets_the_output_bias():
     model, params = build(tiny("classifier"))
     logits = apply(model, params, np.zeros((1, 4), np.int32), padding_mask=np.zeros((1, 4), bool))
     np.testing.assert_allclose(logits, [params["head"]["bias"]], rtol=1e-6)
@@ -93,7 +93,7 @@ def test_the_average_over_tokens_is_float32():
     assert_close(mean_pool(x, None), np.ones((1, 2)), 1e-6)
 
 
-def test_order_matters_through_positions_only():
+def test_order_matters_only_through_positions():
     order = [3, 1, 4, 0, 2]
     for position, differs in (("none", False), ("learned", True)):
         model, params = build(tiny("classifier", position=position))
@@ -110,7 +110,7 @@ def test_order_matters_through_positions_only():
         ("classifier", 1 + 2 * 2, 2, 2),
     ],
 )
-def test_dropout_acts_everywhere_and_in_training_only(monkeypatch, family, residual, attention, ffn):
+def test_dropout_acts_everywhere_but_only_in_training(monkeypatch, family, residual, attention, ffn):
     masks = []
 
     def dropout(x, rate, key):
@@ -179,7 +179,7 @@ def test_every_parameter_names_its_axes(family):
 
 
 @pytest.mark.slow
-def test_whole_models_load_each_others_projections():
+def test_models_convert_between_projections():
     kinds = ("separate", "fused_kv", "fused_qkv")
     models = {kind: build(tiny("seq2seq", num_kv_heads=2, head_dim=3, attention_projections=kind)) for kind in kinds}
     separate, params = models["separate"]
@@ -206,7 +206,7 @@ POSITIONS = {
 
 @pytest.mark.parametrize("name", rest_slow(POSITIONS.keys(), 1))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_padding_anywhere_takes_no_position(family, name):
+def test_padding_has_no_position(family, name):
     model, params = build(tiny(family, **POSITIONS[name]))
     alone = np.array([[5, 6, 7, 8]], np.int32)
     real = np.array([[character == "x" for character in row] for row in PADDED.values()])

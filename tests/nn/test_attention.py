@@ -7,9 +7,11 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn import conversions
-from tformer_jax.nn.attention import Attention
+from tformer_jax.nn.attention import Attention, BasicAttention
+from tformer_jax.nn.attention_ops import Backend
+from tformer_jax.nn.attention_ops.reference import reference
 from tformer_jax.nn.masks import Mask
 
 B, T, S, D = 2, 4, 5, 8
@@ -102,9 +104,22 @@ def test_attention_dropout_needs_training():
     assert np.abs(plain - dropped).max() > 1e-3
 
 
-def test_the_seeds_missing_output_projection_is_there():
+def test_attention_has_an_output_projection():
     module, params = layer()
     x = normal(B, T, D)
     doubled = params | {"output": jax.tree.map(lambda leaf: 2 * leaf, params["output"])}
     out, twice = (module.apply({"params": p}, x)[0] for p in (params, doubled))
     assert_close(twice, 2 * out)
+
+
+def test_basic_attention_runs_the_configured_backend(monkeypatch):
+    shapes = []
+
+    def record(x):
+        shapes.append(x.q.shape)
+        return reference(x)
+
+    monkeypatch.setitem(kinds.BACKENDS, "recorded", Backend(record))
+    cfg = tiny("decoder_lm", attention="basic", num_heads=1, attention_backend="recorded")
+    BasicAttention(cfg).apply({}, normal(B, T, D))
+    assert shapes == [(B, T, 1, D)]

@@ -86,7 +86,7 @@ def gradients(backend, qkv, mask, seed=4, **options):
 
 
 @pytest.mark.parametrize("K", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
-def test_gradients_equal_the_reference_and_stay_finite_beside_hidden_rows(backend, K):
+def test_gradients_equal_the_reference_and_are_finite_with_hidden_rows(backend, K):
     mask = random_mask(1)
     for gradient, expected in zip(
         gradients(backend, inputs(K), mask), gradients("reference", inputs(K), mask), strict=True
@@ -95,7 +95,7 @@ def test_gradients_equal_the_reference_and_stay_finite_beside_hidden_rows(backen
         assert_close(gradient, expected, 1e-6, proves=proves)
 
 
-def test_the_references_gradient_is_the_slope_of_the_formula():
+def test_gradients_of_the_reference_equal_finite_differences():
     q, k, v = (np.float64(x) for x in inputs(2))
     mask, weights, step = np.broadcast_to(random_mask(1), (B, N, T, S)), np.float64(normal(B, T, N, H, seed=4)), 1e-5
     found = gradients("reference", inputs(2), random_mask(1))
@@ -140,7 +140,7 @@ def test_biases(backend):
         assert_close(attention_ops.attend(q, k, v, bias=bias, backend=backend), expected, 1e-6)
 
 
-def test_a_hidden_key_stays_hidden_beside_hopeless_logits(backend):
+def test_hidden_keys_are_ignored_with_very_negative_logits(backend):
     q, k = jnp.ones((1, 1, 1, 1)), jnp.array([-1e6, 0.0]).reshape(1, 2, 1, 1)
     v = jnp.array([3.0, 5.0]).reshape(1, 2, 1, 1)
     mask = jnp.array([True, False]).reshape(1, 1, 1, 2)
@@ -257,7 +257,7 @@ FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
         (Mask(positions=(jnp.arange(4)[None], jnp.arange(4)[None])), "cross-attention, caches"),
     ],
 )
-def test_pallas_refuses_the_masks_that_it_would_get_wrong(mask, unknown):
+def test_pallas_refuses_unsupported_masks(mask, unknown):
     sentence = f"'pallas' cannot apply masks of {unknown}; write one of auto, reference"
     with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
         attention_ops.attend(*[normal(1, 4, 1, 2)] * 3, mask, backend="pallas")
@@ -316,7 +316,7 @@ def test_basic_self_attention():
         ),
     ],
 )
-def test_a_backend_that_will_not_do_is_refused_when_the_model_is_built(settings, sentence):
+def test_unsupported_backends_are_refused_when_the_model_is_built(settings, sentence):
     with pytest.raises(ConfigError, match=f"model.attention_backend={sentence}"):
         registry.build(tiny("decoder_lm", **settings), train=True)
 
@@ -335,7 +335,7 @@ def test_dropout_is_needed_in_training_only():
         ("decoder_lm", {"layer_pattern": ("full", "window"), "window": 4}, "windows"),
     ],
 )
-def test_pallas_is_for_models_of_plain_self_attention(family, settings, unknown):
+def test_pallas_supports_only_plain_self_attention(family, settings, unknown):
     cfg = tiny(family, attention_backend="pallas", **settings)
     with on_platform("gpu"):
         if unknown is None:
@@ -345,28 +345,28 @@ def test_pallas_is_for_models_of_plain_self_attention(family, settings, unknown)
             registry.build(cfg)
 
 
-def test_heads_that_a_backend_cannot_hold_are_refused():
+def test_unsupported_head_sizes_are_refused():
     cfg = tiny("decoder_lm", attention_backend="cudnn", dtype="bfloat16", dim=40, num_heads=2)
     sentence = r"needs heads of a multiple of 8, at most 256, features, not 20 \(model.head_dim\)"
     with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
         registry.build(cfg)
 
 
-def test_unknown_backend_says_what_is_there():
+def test_an_unknown_backend_lists_the_known_ones():
     with pytest.raises(ConfigError, match="'flash' is not known; write one of auto, reference, xla, blockwise"):
         attention_ops.attend(*inputs(4), backend="flash")
 
 
 class TestSeedMistakes:
-    """Formulas that the seed documents get wrong: ours equals the right one and differs from the mistaken one."""
+    """Formulas that are wrong in the seed documents: ours equals the correct one and differs from the wrong one."""
 
-    def test_scale_is_the_root_of_the_head_size_not_its_square(self):
+    def test_the_default_scale_is_one_over_the_root_of_the_head_size(self):
         q, k, v = inputs(4)
         out = np.float64(attention_ops.attend(q, k, v))
         mistaken = oracles.attention_core(np.float64(q) * H**0.5 / H**2, np.float64(k), np.float64(v))
         assert np.abs(out - mistaken).max() > 0.01
 
-    def test_weights_are_normalised_before_the_sum(self):
+    def test_weights_are_normalized_before_the_sum(self):
         x = np.float64(normal(1, 5, 4))
         out = attention_ops.attend(*[jnp.asarray(x, jnp.float32)[:, :, None]] * 3, scale=1.0)[:, :, 0]
         mistaken = (x @ x.swapaxes(1, 2)) @ x
@@ -379,7 +379,7 @@ class TestSeedMistakes:
         np.testing.assert_array_equal(out, 0)
         assert np.abs(uniform).max() > 0.1
 
-    def test_the_upper_triangle_is_the_hidden_one(self):
+    def test_the_upper_triangle_is_masked(self):
         mask = np.asarray(Mask(causal=True).dense(4, 4)[0, 0])
         assert not mask[np.triu_indices(4, 1)].any()
         assert mask[np.tril_indices(4)].all()

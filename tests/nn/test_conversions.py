@@ -12,7 +12,7 @@ from tformer_jax.special_tokens import PAD
 @pytest.mark.parametrize(
     ("family", "tie"), [("decoder_lm", "output"), ("decoder_lm", "none"), ("seq2seq", "all"), ("seq2seq", "output")]
 )
-def test_a_head_of_its_own_changes_nothing(family, tie):
+def test_untying_the_head_changes_nothing(family, tie):
     model, params = build(tiny(family, tie_embeddings=tie, output_bias=True, scale_output=True))
     cfg, separate = conversions.untied(model.cfg, params)
     assert cfg.tie_embeddings == {"all": "inputs"}.get(tie, "none")

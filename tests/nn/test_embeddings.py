@@ -15,7 +15,7 @@ TOKENS = np.array([[1, 5, 5], [10, 0, 2]])
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_looks_up_one_vector_a_token(scale):
+def test_looks_up_one_vector_per_token(scale):
     module = TokenEmbedding(tiny("decoder_lm", scale_embeddings=scale), V)
     params = init_module(module, TOKENS)
     factor = np.sqrt(D) if scale else 1
@@ -37,7 +37,7 @@ def test_positions_are_added_after_scaling():
     np.testing.assert_array_equal(none.apply({}, vectors), vectors)
 
 
-def test_each_row_may_stand_elsewhere():
+def test_rows_may_have_different_positions():
     vectors, positions = normal(2, 3, D), np.array([[4, 5, 6], [0, 0, 1]])
     expected = vectors + np.array([[oracles.sinusoid(p, D) for p in row] for row in positions])
     assert_close(InputEmbedding(tiny("decoder_lm")).apply({}, vectors, positions), expected, 1e-6)
@@ -72,7 +72,7 @@ def test_logits_are_not_rounded_to_the_computation_dtype():
     assert_close(logits, np.asarray(x, np.float64) @ rounded, 1e-6)
 
 
-def test_ids_outside_the_vocabulary_are_not_silently_others():
+def test_ids_outside_the_vocabulary_give_nan():
     module = TokenEmbedding(tiny("decoder_lm"), V)
     params = init_module(module, TOKENS)
     vectors = module.apply({"params": params}, np.array([[-100, -1, 0, V - 1, V]]))
@@ -80,7 +80,7 @@ def test_ids_outside_the_vocabulary_are_not_silently_others():
     np.testing.assert_array_equal(np.isnan(vectors).any(-1), [[True, True, False, False, True]])
 
 
-def test_the_start_of_embeddings_can_be_set():
+def test_the_standard_deviation_of_embeddings_can_be_set():
     module = TokenEmbedding(tiny("decoder_lm", embedding_std=1.0, dim=64), 500)
     params = jax.jit(module.init)(jax.random.key(0), TOKENS)["params"]
     assert abs(np.std(params["embedding"].value) - 1) < 0.02

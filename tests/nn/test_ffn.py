@@ -61,15 +61,15 @@ def test_dropout_without_training_or_rate_is_the_identity():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_dropout_draws_each_element_alone(rate):
-    """Within five standard deviations: the fraction dropped, and that of neighbours, which share a random word."""
+def test_dropout_draws_each_element_independently(rate):
+    """Within five standard deviations: the fraction dropped, and that of neighbors, which share a random word."""
     dropped = np.asarray(dropout(np.ones((1000, 401), np.float32), rate, jax.random.key(1))) == 0
     both = dropped[:, 0:400:2] & dropped[:, 1:400:2]
     for found, share in ((dropped, rate), (both, rate**2)):
         assert abs(found.mean() - share) < 5 * math.sqrt(share * (1 - share) / found.size) + 2**-16
 
 
-def test_dropout_of_a_tiny_share_and_of_nearly_all():
+def test_dropout_with_extreme_rates():
     x = normal(40, 5)
     assert dropout(x, 1e-7, jax.random.key(0)) is x  # below the smallest rate
     assert np.isfinite(dropout(x, 1 - 1e-7, jax.random.key(0))).all()

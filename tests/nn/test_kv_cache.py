@@ -1,4 +1,4 @@
-"""The bookkeeping of key-value caches, against states written by hand."""
+"""Slots and positions of key-value caches, compared with states written by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, Lineage
 from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, RowSlots, Slots, Tokens
 
 
-def test_an_empty_cache_has_one_entry_a_layer():
+def test_an_empty_cache_has_one_entry_per_layer():
     cache = empty_cache(tiny("decoder_lm", decoder_layers=3, num_kv_heads=2, dtype="bfloat16"), batch=2, length=5)
     assert len(cache.layers) == 3
     for layer in cache.layers:
@@ -22,7 +22,7 @@ def test_an_empty_cache_has_one_entry_a_layer():
 
 
 @pytest.mark.parametrize("window", [2, 5, 9])
-def test_layers_that_see_a_window_keep_a_window(window):
+def test_window_layers_cache_only_their_window(window):
     cfg = tiny("decoder_lm", decoder_layers=2, window=window, layer_pattern=("window", "full"))
     cache = empty_cache(cfg, batch=1, length=6, width=3)
     assert [layer.self_attention.k.shape[2] for layer in cache.layers] == [3 * min(window, 6), 18]
@@ -31,7 +31,7 @@ def test_layers_that_see_a_window_keep_a_window(window):
 def test_new_keys_fill_the_slots_from_the_index_on():
     old = KeyValues.pack(jnp.zeros((1, 5, 2, 3)), jnp.ones((1, 5, 2, 3)))
     new = normal(1, 2, 2, 3), normal(1, 2, 2, 3, seed=1)
-    kept, seen = old.extend(KeyValues.pack(*new), DenseSlots(Tokens.none(1, 5), jnp.int32(4)))
+    kept, seen = old.extend(KeyValues.pack(*new), DenseSlots(Tokens.empty(1, 5), jnp.int32(4)))
     for before, added, now in zip(old.unpack("float32"), new, kept.unpack("float32"), strict=True):
         np.testing.assert_array_equal(now[:, 2:4], added)
         np.testing.assert_array_equal(now[:, [0, 1, 4]], before[:, [0, 1, 4]])
@@ -67,17 +67,17 @@ def test_positions_count_real_tokens_only():
     np.testing.assert_array_equal(cache.lengths, [4, 5])
 
 
-def test_tokens_side_by_side_share_a_position():
+def test_beams_share_a_position():
     cache = empty_cache(tiny("decoder_lm"), batch=2, length=4, width=2)
     cache, _, _ = cache.admit(jnp.array([[False, True], [True, True]]))
-    cache, positions, seen = cache.admit(jnp.ones((2, 2), bool), side_by_side=True)
+    cache, positions, seen = cache.admit(jnp.ones((2, 2), bool), same_position=True)
     np.testing.assert_array_equal(positions, [[1, 1], [2, 2]])
     np.testing.assert_array_equal(seen["full"].positions[:, :4], [[-1, 0, 1, 1], [0, 1, 2, 2]])
     np.testing.assert_array_equal(seen["full"].columns[:, :4], [[0, 1, 0, 1]] * 2)
     np.testing.assert_array_equal(cache.lengths, [2, 3])
 
 
-def test_a_beam_sees_its_ancestors():
+def test_a_beam_attends_to_its_ancestors():
     """After a prompt of one token, two beams: at the second step, both continue beam 1 of the first."""
     keys = Tokens(jnp.array([[0, 1, 1, 2, 2]]), jnp.array([[0, 0, 1, 0, 1]]))
     lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]]]), start=jnp.array([1]))
@@ -112,15 +112,15 @@ def test_int8_is_within_half_a_step():
 
 
 @pytest.mark.parametrize(("dtype", "bytes_a_number"), [("float32", 4), ("bfloat16", 2), ("int8", 1 + 4 / 2)])
-def test_what_a_cache_weighs(dtype, bytes_a_number):
+def test_bytes_of_a_cache(dtype, bytes_a_number):
     cache = empty_cache(tiny("decoder_lm"), batch=3, length=5, dtype=dtype)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers)) == 2 * 3 * 5 * 4 * 2 * bytes_a_number
 
 
-def test_storage_rounds_what_is_read():
+def test_low_precision_storage_rounds_values():
     old = KeyValues.pack(jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))).stored("int8")
     k, v = normal(1, 2, 2, 8), normal(1, 2, 2, 8, seed=1)
-    kept, _ = old.extend(KeyValues.pack(k, v), DenseSlots(Tokens.none(1, 4), jnp.int32(2)))
+    kept, _ = old.extend(KeyValues.pack(k, v), DenseSlots(Tokens.empty(1, 4), jnp.int32(2)))
     for read, written in zip(kept.unpack("float32"), (k, v), strict=True):
         assert_close(read[:, :2], written, 0.5 / 127)
         assert not read[:, 2:].any()

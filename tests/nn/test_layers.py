@@ -51,12 +51,12 @@ def test_stacks_have_their_own_depths():
     ("placement", "final_norm", "closed"),
     [("pre", None, True), ("post", None, False), ("both", None, True), ("pre", False, False), ("post", True, True)],
 )
-def test_a_post_norm_stack_is_not_normalised_twice_unless_asked(placement, final_norm, closed):
+def test_a_post_norm_stack_has_no_final_norm_by_default(placement, final_norm, closed):
     encoder = Encoder(tiny("classifier", norm_placement=placement, final_norm=final_norm), 1)
     assert ("norm" in init_module(encoder, normal(B, S, D), REAL)) == closed
 
 
-def test_post_norm_output_is_normalised():
+def test_post_norm_output_is_normalized():
     cfg = tiny("classifier", norm_placement="post")
     encoder = Encoder(cfg, 1)
     x = normal(B, S, D)
@@ -67,7 +67,7 @@ def test_post_norm_output_is_normalised():
     np.testing.assert_allclose(out.std(-1), 1, atol=1e-3)
 
 
-def test_without_positions_an_encoder_moves_with_its_input():
+def test_without_positions_an_encoder_is_permutation_equivariant():
     encoder = Encoder(tiny("classifier"), 2)
     x, order = normal(1, 5, D), [3, 1, 4, 0, 2]
     params = init_module(encoder, x, None)

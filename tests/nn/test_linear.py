@@ -1,4 +1,4 @@
-"""Affine maps over several axes, and the initialisation of their kernels."""
+"""Affine maps over several axes, and the initialization of their kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def test_xavier_counts_all_axes_of_a_side(fan_in, fan_out, shape):
     assert abs(np.std(kernel) / (bound / np.sqrt(3)) - 1) < 0.03
 
 
-def test_normal_has_the_standard_deviation_asked_for_and_biases_start_at_zero():
+def test_normal_has_the_given_standard_deviation_and_biases_are_zero():
     cfg = tiny("decoder_lm", initializer="normal", init_std=0.05)
     module = Linear(cfg, ((axes.EMBED, 64),), ((axes.MLP, 128),), use_bias=True)
     params = jax.jit(module.init)(jax.random.key(0), normal(1, 64))["params"]
@@ -63,7 +63,7 @@ def test_fan_in_keeps_the_variance_of_the_input():
     assert abs(np.std(kernel) * 8 - 1) < 0.03
 
 
-def test_only_kernels_that_end_a_sublayer_start_smaller():
+def test_only_output_kernels_of_sublayers_are_scaled_down():
     cfg = tiny("decoder_lm", initializer="normal", init_std=0.05, scale_residual_init=True, decoder_layers=8)
     sides = ((axes.EMBED, 64),), ((axes.MLP, 64),)
     plain, ending = (

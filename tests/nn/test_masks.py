@@ -53,20 +53,20 @@ def test_window_counts_the_token_itself():
     np.testing.assert_array_equal(dense(Mask(window=2), 4, 4), rows("xx..", "xxx.", ".xxx", "..xx"))
 
 
-def test_prefix_is_seen_by_all():
+def test_all_queries_attend_to_the_prefix():
     mask = Mask(causal=True, prefix=jnp.array([2, 0]))
     np.testing.assert_array_equal(dense(mask, 4, 4), rows("xx..", "xx..", "xxx.", "xxxx"))
     np.testing.assert_array_equal(dense(mask, 4, 4, row=1), rows("x...", "xx..", "xxx.", "xxxx"))
 
 
-def test_segments_see_themselves():
+def test_tokens_attend_to_their_own_segment():
     segments = jnp.array([[0, 0, 1, 1]])
     np.testing.assert_array_equal(
         dense(Mask(causal=True, segments=(segments, segments)), 4, 4), rows("x...", "xx..", "..x.", "..xx")
     )
 
 
-def test_positions_say_where_queries_and_keys_stand():
+def test_positions_set_those_of_queries_and_keys():
     keys = jnp.array([[-1, 0, 1, 2, -1], [3, 4, 0, 1, 2]])
     mask = Mask(causal=True, positions=(jnp.array([[1, 2], [2, 3]]), keys))
     np.testing.assert_array_equal(dense(mask, 2, 5), rows(".xx..", ".xxx."))
@@ -97,7 +97,7 @@ def test_hidden_suffix_of_length_minus_one_is_causal():
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_blocks_are_parts_of_the_whole_and_skipped_ones_hide_everything(data):
+def test_blocks_equal_parts_of_the_dense_mask_and_skipped_ones_are_masked(data):
     mask = data.draw(any_mask(8, 12))
     whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
     for t in range(0, 8, 4):

@@ -64,13 +64,13 @@ def test_nothing_is_dropped_in_inference():
     np.testing.assert_array_equal(run(tight, params, x, train=False), run(free, params, x))
 
 
-def test_a_row_does_not_depend_on_the_others():
+def test_rows_do_not_depend_on_each_other():
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(B, T, 8)
     params = init_module(module, x)
     assert_close(run(module, params, x)[:1], run(module, params, x[:1]), 1e-6)
 
 
-def test_no_token_depends_on_a_later_one():
+def test_tokens_do_not_depend_on_later_tokens():
     """Regression test: a later token displaced the second choice of an earlier one."""
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 40, 8)
     params = init_module(module, x)
@@ -87,7 +87,7 @@ def test_an_expert_reads_its_share_of_the_tokens_so_far():
     np.testing.assert_array_equal(read + 1, [1, 9, 17])
 
 
-def test_packed_documents_fill_experts_on_their_own():
+def test_packed_documents_have_separate_capacities():
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 20, 8)
     params = init_module(module, x)
     lengths = np.array([3, 9, 1, 7])
@@ -154,7 +154,7 @@ def test_the_router_learns_from_the_losses():
     assert np.abs(jax.grad(balance)(params)["router"]).max() > 1e-4
 
 
-def test_kernels_name_their_axes_and_the_last_one_starts_smaller():
+def test_kernels_have_axis_names_and_the_last_one_is_scaled_down():
     module = mixture(initializer="normal", init_std=0.1, scale_residual_init=True, decoder_layers=8, ffn_dim=64, dim=64)
     boxed = jax.jit(module.init)(jax.random.key(0), normal(1, 2, 64), None)["params"]
     kernels = {name: box for name, box in boxed.items() if name.endswith("_kernel")}

@@ -32,13 +32,13 @@ def test_rms_norm_by_hand():
     np.testing.assert_allclose(norms.rms_norm(x, jnp.array([1.0, 2.0]), eps=11.0), [1 / 6, 14 / 6], rtol=1e-6)
 
 
-def test_the_variance_is_biased_and_eps_stands_inside_the_root():
+def test_the_variance_is_biased_and_eps_is_inside_the_root():
     x = normal(3, 4)
     x64, eps = np.float64(x), 0.5
-    centred = x64 - x64.mean(-1, keepdims=True)
+    centered = x64 - x64.mean(-1, keepdims=True)
     y = norms.layer_norm(x, jnp.ones(4), None, eps)
     for mistaken in (np.sqrt(x64.var(-1, ddof=1) + eps), x64.std(-1) + eps):
-        assert np.abs(y - centred / mistaken[:, None]).max() > 0.01
+        assert np.abs(y - centered / mistaken[:, None]).max() > 0.01
 
 
 @pytest.mark.parametrize("eps", [1e-5, 2.0])
@@ -67,7 +67,7 @@ def test_gradients_of_rms_norm(eps):
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
-def test_gradients_have_the_dtype_of_what_they_are_of(kind):
+def test_gradients_have_the_dtypes_of_their_inputs(kind):
     module, x = norms.make_norm(tiny("decoder_lm", norm=kind)), normal(2, 8).astype(jnp.bfloat16)
     params = init_module(module, x)
     total = lambda params, x: module.apply({"params": params}, x).astype(jnp.float32).sum()  # noqa: E731
@@ -99,6 +99,6 @@ def test_unit_offset(kind):
     assert not jax.tree.reduce(lambda any_so_far, leaf: any_so_far or leaf.any(), fresh, False)
 
 
-def test_bias_can_be_left_out():
+def test_bias_is_optional():
     params = init_module(norms.make_norm(tiny("decoder_lm", norm_bias=False)), normal(2, 8))
     assert set(params) == {"scale"}

@@ -1,4 +1,4 @@
-"""Attention to a paged cache, while rows are given, return and share pages, against dense float64 attention."""
+"""Attention to a paged cache, while rows allocate, release and share pages, against dense float64 attention."""
 
 import dataclasses
 import math
@@ -100,9 +100,9 @@ def test_only_pages_in_use_are_read(monkeypatch):
 
 def test_a_step_has_no_array_of_the_size_of_a_dense_cache(monkeypatch):
     monkeypatch.setattr(paged, "GROUP", 64)
-    B, pages_a_row, size = 8, 64, 4
+    B, pages_per_row, size = 8, 64, 4
     model, params = build(tiny("decoder_lm", decoder_layers=2, max_length=256, position="rotary", head_dim=8))
-    cache = jax.eval_shape(lambda: paged_cache(model.cfg, B, pages=65, page_size=size, pages_a_row=pages_a_row))
+    cache = jax.eval_shape(lambda: paged_cache(model.cfg, B, pages=65, page_size=size, pages_per_row=pages_per_row))
 
     def step(params, tokens, cache):
         return model.apply({"params": params}, tokens, cache, method="decode_step")
@@ -110,6 +110,6 @@ def test_a_step_has_no_array_of_the_size_of_a_dense_cache(monkeypatch):
     compiled = jax.jit(step, donate_argnums=2).lower(params, np.zeros((B, 1), np.int32), cache).compile()
     shapes = re.findall(r"\bf32\[([\d,]+)\]", compiled.as_text())
     largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
-    pool, dense = (slots * model.cfg.kv_heads * model.cfg.head_size for slots in (65 * size, B * pages_a_row * size))
+    pool, dense = (slots * model.cfg.kv_heads * model.cfg.head_size for slots in (65 * size, B * pages_per_row * size))
     assert largest == pool < dense / 4
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * pool

@@ -1,4 +1,4 @@
-"""Position vectors: a worked example, the rotation property, and positions past the trained length."""
+"""Position vectors: a worked example, the rotation property, and positions beyond the trained length."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ def test_worked_example():
     np.testing.assert_allclose(positions.sinusoidal(jnp.arange(4), 4), expected, atol=5e-5)
 
 
-def test_equals_the_formula_far_past_any_trained_length():
+def test_equals_the_formula_at_large_positions():
     far = jnp.array([0, 1, 511, 5000])
     expected = [oracles.sinusoid(int(p), 16) for p in far]
     assert_close(positions.sinusoidal(far, 16)[:3], expected[:3], 5e-5)  # an angle of 511 has this much of rounding
@@ -48,11 +48,11 @@ def test_learned_looks_up_its_table():
 def test_learned_ends_at_the_maximum():
     module = positions.Learned(tiny("decoder_lm", max_length=4))
     params = init_module(module, jnp.arange(4))
-    with pytest.raises(ConfigError, match="5 positions do not fit model.max_length=4"):
+    with pytest.raises(ConfigError, match="5 positions exceed model.max_length=4"):
         module.apply({"params": params}, jnp.arange(5))
 
 
-def test_a_position_past_the_learned_table_is_loud():
+def test_positions_beyond_the_table_give_nan():
     module = positions.Learned(tiny("decoder_lm", max_length=4))
     params = init_module(module, jnp.arange(4))
     vectors = module.apply({"params": params}, jnp.array([3, 4]))

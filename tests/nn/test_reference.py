@@ -49,7 +49,7 @@ def test_gradients_of_chunks_equal_those_of_one_call(mask, monkeypatch):
         assert_close(found, expected, 1e-6)
 
 
-def test_a_mask_that_hides_no_key_from_all_queries_is_computed_at_once():
+def test_masks_without_skippable_keys_use_one_chunk():
     for mask in (Mask(), Mask(padding_mask=np.ones((1, T), bool)), Mask(causal=True, prefix=np.array([3], np.int32))):
         assert reference.chunk_size(mask, T) == T
 

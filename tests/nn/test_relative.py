@@ -34,7 +34,7 @@ def test_rotary_equals_the_formula(changes):
     assert_close(out, oracles.rotate(np.float64(x), cfg), proves=(f"position=rotary ({name})", "NumPy float64"))
 
 
-def test_llama3_leaves_fast_pairs_stretches_slow_ones_and_blends_between():
+def test_llama3_scales_by_frequency():
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=ROTARY["llama3"])
     plain = np.array(oracles.rotary_rates(tiny("decoder_lm", position="rotary", head_dim=12)))
     ratio = relative.rotary_rates(cfg, window=False) / plain
@@ -59,7 +59,7 @@ def test_window_layers_have_their_own_unscaled_base():
     shift=st.integers(0, 300),
     pairing=st.sampled_from(["halves", "interleaved"]),
 )
-def test_scores_depend_on_the_distance_alone(q, k, shift, pairing):
+def test_scores_depend_only_on_the_distance(q, k, shift, pairing):
     cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary={"pairing": pairing})
     query, key = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 
@@ -77,7 +77,7 @@ def test_rotation_keeps_lengths():
     assert_close(jnp.linalg.norm(out, axis=-1), jnp.linalg.norm(x, axis=-1))
 
 
-def test_odd_heads_cannot_turn():
+def test_rotary_needs_even_head_sizes():
     with pytest.raises(
         ConfigError, match="model.position='rotary': rotates pairs of features; the head size 3 must be"
     ):

@@ -119,7 +119,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
 @pytest.mark.parametrize("name", ARRAYS)
-def test_one_rule_beside_the_causal_one(mesh, name):
+def test_each_rule_with_a_causal_mask(mesh, name):
     check(mesh, inputs(16, 16), TABLE, ARRAYS[name], causal=True)
 
 
@@ -129,7 +129,7 @@ TWELVE = {"table": BucketBias(normal(8, 12), True, 9), "none": None, "alibi": Al
 @pytest.mark.parametrize("bias", rest_slow(TWELVE.keys(), 1))
 @pytest.mark.parametrize("K", rest_slow([3, 1, 12, 6, 4, 2], 2))
 @pytest.mark.parametrize("mesh", rest_slow(["heads", "rows and heads"], 1))
-def test_heads_find_their_keys_and_their_bias(mesh, K, bias):
+def test_heads_read_their_own_keys_and_bias(mesh, K, bias):
     """Four devices cannot split 6, 3, 2 or 1 key/value heads evenly, but they can split the 12 query heads."""
     check(mesh, inputs(8, 8, 12, K), TWELVE[bias], causal=True)
 
@@ -144,7 +144,7 @@ def test_positions_for_a_bias_are_those_of_the_whole_row():
 
 
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
-def test_rows_that_see_nothing_are_zero_in_value_and_gradient(mesh):
+def test_fully_masked_rows_have_zero_values_and_gradients(mesh):
     qkv, segments = inputs(16, 16), jnp.array([[9] * 2 + [1] * 14, [1] * 14 + [9] * 2])
     arrays = {
         "segments": (segments, jnp.ones((2, 16), jnp.int32)),
@@ -159,7 +159,7 @@ def test_rows_that_see_nothing_are_zero_in_value_and_gradient(mesh):
         np.testing.assert_array_equal(gradient[1], 0)
 
 
-def test_a_batch_that_cannot_be_split_stays_whole():
+def test_a_batch_that_does_not_divide_is_replicated():
     check(
         "rows",
         inputs(8, 8, B=3),
@@ -170,7 +170,7 @@ def test_a_batch_that_cannot_be_split_stays_whole():
 
 
 @pytest.mark.parametrize("lengths", rest_slow([(6, 8), (8, 6), (7, 5), (1, 8)], 2))
-def test_lengths_that_cannot_be_split_stay_whole(lengths):
+def test_lengths_that_do_not_divide_are_replicated(lengths):
     check("rows", inputs(*lengths), ALIBI, causal=True)
 
 
@@ -183,7 +183,7 @@ PADDED = {"padding_mask": jnp.arange(8)[None] < jnp.array([[8], [5]])}
 
 
 @pytest.mark.parametrize("sizes", [{}, {"data": 2, "tensor": 2}])
-def test_without_a_sequence_axis_it_is_blockwise_to_the_bit(sizes):
+def test_without_a_sequence_axis_it_equals_blockwise_bit_for_bit(sizes):
     arguments = (*inputs(8, 8), ALIBI, PADDED)
     mesh, run = on_mesh(sizes, passes(small_blocks, causal=True))
     _, plain = on_mesh(sizes, passes(functools.partial(blockwise, block=3), causal=True))
@@ -200,8 +200,8 @@ def test_without_a_mesh():
         assert_close(part, other)
 
 
-def test_keys_that_are_hidden_from_a_device_are_not_looked_at():
-    """NaN spreads even through masked scores, so only the device that attends to the last keys may show it."""
+def test_keys_hidden_from_a_device_are_skipped():
+    """NaN spreads through masked scores, so only the device that attends to the last keys may return it."""
     q, k, v = inputs(16, 16)
     mesh, run = on_mesh(ROWS, passes(small_blocks, causal=True))
     broken = jax.device_put((q, k.at[:, 12:].set(jnp.nan), v.at[:, 12:].set(jnp.nan), None, {}), rules.replicated(mesh))
@@ -223,7 +223,7 @@ def test_bfloat16(mesh):
         assert_close(part.astype(jnp.float32), other, 2**-6)
 
 
-def test_weights_cannot_be_dropped():
+def test_attention_dropout_is_refused():
     sentence = (
         "'ring' cannot drop attention weights .model.attention_dropout.; write one of auto, reference, blockwise$"
     )
@@ -242,7 +242,7 @@ def planned(T: int, run=larger_blocks, **sizes: int):
 
 
 @pytest.mark.parametrize("sizes", [ROWS, BOTH, ALL])
-def test_keys_go_round_and_nothing_is_gathered(sizes):
+def test_keys_are_permuted_and_nothing_is_gathered(sizes):
     found = collectives(planned(1024, **sizes).as_text())
     assert {one.kind for one in found} == {"collective-permute"}
     T, N, B = (
@@ -254,7 +254,7 @@ def test_keys_go_round_and_nothing_is_gathered(sizes):
     assert sent == [(B, T, N, 8)] * 6  # k and v, and once more with their gradients
 
 
-def test_the_memory_of_a_device_grows_with_its_part_of_a_row():
+def test_memory_per_device_grows_with_its_part_of_a_row():
     def temporary(T: int, **options) -> int:
         return planned(T, **options).memory_analysis().temp_size_in_bytes
 

@@ -47,7 +47,7 @@ def test_the_choice(platform, changes, sizes, expected):
         assert select.choose(dataclasses.replace(PLAIN, **changes), *sizes) == expected
 
 
-def test_rows_that_are_split_over_devices_take_the_reference():
+def test_sharded_rows_use_the_reference():
     with rules.on(make_mesh(ParallelConfig(data=1, sequence=8))):
         assert select.choose(PLAIN, 4096, 4096) == "reference"
 
@@ -69,12 +69,12 @@ def test_the_backends_of_a_model():
         ("pallas", 4, Mask(), "auto"),
     ],
 )
-def test_the_choice_beside_a_cache(name, T, mask, expected):
-    assert select.beside_cache(name, T, mask) == expected
+def test_the_choice_with_a_cache(name, T, mask, expected):
+    assert select.backend_for_cache(name, T, mask) == expected
 
 
-def test_auto_runs_what_it_chooses(monkeypatch):
-    monkeypatch.setattr(select, "SCORES", 5 * 6 - 1)
+def test_auto_runs_the_chosen_backend(monkeypatch):
+    monkeypatch.setattr(select, "MAX_REFERENCE_SCORES", 5 * 6 - 1)
     q, k, v = normal(1, 5, 4, 8), normal(1, 6, 4, 8, seed=1), normal(1, 6, 4, 8, seed=2)
 
     def traced(T):
@@ -106,7 +106,7 @@ def test_a_prompt_of_4096_tokens_is_read_without_all_weights():
 def test_prompts_read_by_blockwise_and_by_reference_agree(monkeypatch):
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 5, (1, 40)), jnp.int32)
     expected, params = prompt_read(40, "reference")
-    monkeypatch.setattr(select, "SCORES", 0)
+    monkeypatch.setattr(select, "MAX_REFERENCE_SCORES", 0)
     found, _ = prompt_read(40, "auto")
     assert_close(
         found(params, tokens), expected(params, tokens), proves=("attention_backend=auto", "reference backend")
@@ -131,19 +131,19 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_queries_that_see_something_are_found_from_the_rules(mask):
+def test_attends_to_any_follows_from_the_rules(mask):
     dense = mask.dense(5, 5)
     expected = np.broadcast_to(np.asarray(dense).any(-1).swapaxes(1, 2), (2, 5, 1))
     found = mask.attends_to_any(5, 5)
     np.testing.assert_array_equal(True if found is None else np.broadcast_to(found, (2, 5, 1)), expected)
 
 
-def test_queries_beyond_a_window_of_few_keys_see_nothing():
+def test_queries_beyond_the_window_attend_to_nothing():
     assert not Mask(causal=True, window=2).attends_to_any(5, 3)[0, 4, 0]
 
 
 @pytest.mark.parametrize("rule", ["causal", "causal window", "packed", "causal prefix"])
-def test_only_padding_asks_which_queries_see_something(rule):
+def test_attends_to_any_is_evaluated_only_for_padding(rule):
     own = dataclasses.replace(MASKS[rule], self_attention=True)
     assert own.attends_to_any(5, 5) is None
 
@@ -172,7 +172,7 @@ def test_xla_equals_reference_for_every_rule(mask):
         ("cached", False, None, (1, 1, 5, 5)),
     ],
 )
-def test_what_cudnn_is_told_of_a_mask(rule, causal, window, dense, monkeypatch):
+def test_arguments_of_cudnn_by_mask(rule, causal, window, dense, monkeypatch):
     told = {}
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: told.update(options) or q)
     qkv = [normal(2, 5, 2, 4)] * 3

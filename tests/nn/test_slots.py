@@ -1,4 +1,4 @@
-"""Caches whose rows advance and rewind independently hold what Python lists would hold."""
+"""Caches whose rows add and remove tokens independently, compared with Python lists."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def held(positions: np.ndarray, keys: np.ndarray) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["ragged", "paged"])
-def test_rows_forget_different_numbers_of_tokens(kind):
+def test_rows_remove_different_numbers_of_tokens(kind):
     @settings(max_examples=40)
     @given(data=st.data())
     def check(data):
@@ -67,7 +67,7 @@ def test_rows_forget_different_numbers_of_tokens(kind):
                 row += [one for one in names if one is not None]
             assert held(positions, keys) == expected
             counts = [data.draw(st.integers(0, len(row))) for row in expected]
-            slots = slots.forget(jnp.array(counts))
+            slots = slots.remove_newest(jnp.array(counts))
             expected = [row[: len(row) - count] for row, count in zip(expected, counts, strict=True)]
             assert [leaf.shape for leaf in (slots.index, slots.added, slots.tokens.positions)] == shapes
             np.testing.assert_array_equal(
@@ -78,7 +78,7 @@ def test_rows_forget_different_numbers_of_tokens(kind):
 
 
 @pytest.mark.parametrize(("T", "width"), [(7, 1), (6, 2)])
-def test_tokens_of_one_call_share_no_slot_of_a_ring(T, width):
+def test_tokens_of_one_call_have_distinct_slots_of_a_ring(T, width):
     """A scatter to equal indices keeps any of the values."""
     places = jnp.repeat(jnp.arange(T // width), width)[None]
     slots, _ = RingSlots.empty(1, 2, width).admit(Tokens.of_call(places))
@@ -87,16 +87,16 @@ def test_tokens_of_one_call_share_no_slot_of_a_ring(T, width):
 
 
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RingSlots.empty(2, 4, 1)])
-def test_all_rows_forget_their_last_token_and_write_in_its_place(make):
+def test_a_removed_token_is_overwritten(make):
     slots, kept, *_ = read(make(), jnp.zeros((2, 1, 4, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
-    slots = slots.forget(jnp.array([1, 1]))
+    slots = slots.remove_newest(jnp.array([1, 1]))
     slots, kept, *_ = read(slots, kept, [[13], [22]], [2, 1])
     _, _, positions, keys = read(slots, kept, [[14], [23]], [3, 2])
     assert held(positions, keys) == [[10, 11, 13, 14], [20, 22, 23]]
 
 
 @pytest.mark.parametrize("window", [1, 3, 4])
-def test_a_ring_keeps_the_window_of_each_row_whatever_padding_a_call_has(window):
+def test_a_ring_keeps_each_rows_window_for_any_padding(window):
     """A token attends to the last `window` real tokens of its row, itself included."""
 
     @settings(max_examples=40, deadline=None)
@@ -123,5 +123,7 @@ def test_a_ring_keeps_the_window_of_each_row_whatever_padding_a_call_has(window)
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RowSlots.empty(2, 4)])
 def test_a_full_cache_refuses_the_next_token(make):
     slots, _ = make().admit(Tokens.of_call(jnp.arange(4)[None].repeat(2, axis=0)))
-    with pytest.raises(ConfigError, match="5 tokens do not fit a cache of 4 slots; give `init_cache` a larger length"):
+    with pytest.raises(
+        ConfigError, match="5 tokens do not fit a cache of 4 slots; pass a larger length to `init_cache`"
+    ):
         slots.end_call().admit(Tokens.of_call(jnp.full((2, 1), 4)))

@@ -55,7 +55,7 @@ KERNELS = {"splash, K=1": (splash.splash, 1), "splash, K=4": (splash.splash, 4),
 
 
 @pytest.mark.parametrize("case", rest_slow(KERNELS, 1))
-def test_rows_and_heads_are_split_over_the_mesh(case):
+def test_rows_and_heads_are_sharded_over_the_mesh(case):
     """Each device runs the kernel on its own rows and heads; only a single key/value head is gathered."""
     (kernel, K), mesh = case, make_mesh(ParallelConfig(data=2, tensor=4))
 

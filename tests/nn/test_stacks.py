@@ -70,7 +70,7 @@ def test_checkpointing_changes_nothing(policy, scan_layers):
 
 
 @pytest.mark.slow
-def test_checkpointing_keeps_less():
+def test_checkpointing_saves_memory():
     def saved(policy):
         model, params = build(tiny("decoder_lm", decoder_layers=4, remat=policy))
         _, pull = jax.vjp(lambda params: registry.forward(model, params, BATCH).logits.sum(), params)
@@ -113,7 +113,7 @@ def test_a_scanned_model_generates_as_its_loop():
         ("seq2seq", True, {"encoder": 2 * 2, "decoder": 3 * 3}),
     ],
 )
-def test_residual_kernels_start_smaller_with_the_sublayers_of_their_stack(family, scan, sublayers):
+def test_residual_kernels_are_scaled_by_the_sublayers_of_their_stack(family, scan, sublayers):
     sizes = {"dim": 64, "ffn_dim": 256, "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 11}
     cfg = tiny(family, **sizes, initializer="normal", scale_residual_init=True, scan_layers=scan)
     params = nn.unbox(jax.jit(lambda: registry.init(registry.build(cfg), jax.random.key(0)))())
@@ -126,12 +126,12 @@ def test_residual_kernels_start_smaller_with_the_sublayers_of_their_stack(family
         assert abs(layer["ffn"]["expand"]["kernel"].std() / 0.02 - 1) < 0.05
 
 
-def test_a_stack_without_layers_starts():
+def test_a_stack_may_have_no_layers():
     cfg = tiny("seq2seq", decoder_layers=0, encoder_layers=0, scale_residual_init=True, ffn="moe")
     registry.init(registry.build(cfg), jax.random.key(0))
 
 
-def test_scanned_layers_start_differently_and_drop_differently():
+def test_scanned_layers_have_different_parameters_and_dropout():
     model = registry.build(
         tiny("decoder_lm", decoder_layers=3, scan_layers=True, dropout=0.5, final_norm=False, position="none")
     )

@@ -24,7 +24,7 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-    """Returns the collectives of a compiled program (`compiled.as_text()`), in the order of the text."""
+    """Returns the collectives of a compiled program (`compiled.as_text()`), in program order."""
     found = []
     for line in text.splitlines():
         if operation := OPERATION.search(line):

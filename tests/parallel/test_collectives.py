@@ -50,7 +50,7 @@ def numbers(shapes) -> int:
     return sum(map(math.prod, shapes))
 
 
-def test_data_parallel_adds_up_each_gradient_once():
+def test_data_parallel_sums_each_gradient_once():
     found = sent("decoder_lm", "dp")
     assert {one.kind for one in found} == {"all-reduce"}
     assert (
@@ -58,7 +58,7 @@ def test_data_parallel_adds_up_each_gradient_once():
     )  # tied: read in two places
 
 
-def test_tensor_parallel_never_gathers_and_adds_up_activations():
+def test_tensor_parallel_sums_activations_and_never_gathers():
     found = sent("decoder_lm", "tp")
     assert {one.kind for one in found} == {"all-reduce"}
     activations = of_kind(found, "all-reduce", least=D + 1)
@@ -68,7 +68,7 @@ def test_tensor_parallel_never_gathers_and_adds_up_activations():
     assert all(math.prod(shape) <= ROWS * T for shape in activations if shape not in whole)  # statistics of the loss
 
 
-def test_fully_sharded_gathers_each_matrix_once_and_nothing_bigger():
+def test_fsdp_gathers_each_matrix_once_and_nothing_larger():
     found = sent("decoder_lm", "fsdp")
     matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]
     gathered = of_kind(found, "all-gather")
@@ -77,7 +77,7 @@ def test_fully_sharded_gathers_each_matrix_once_and_nothing_bigger():
     assert numbers(summed) == numbers(parameters("decoder_lm")) + V * D
 
 
-def test_zero1_gathers_what_each_device_has_updated():
+def test_zero1_gathers_updated_parameters():
     found = sent("decoder_lm", "zero1")
     matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]
     gathered = [one for one in found if one.kind == "all-gather" and one.shapes]
@@ -85,7 +85,7 @@ def test_zero1_gathers_what_each_device_has_updated():
     assert not any("jvp" in one.name for one in gathered)  # after the update, not before a product
 
 
-def test_both_gather_parts_of_matrices_only():
+def test_fsdp_with_tensor_parallelism_gathers_only_parts_of_matrices():
     gathered = of_kind(sent("decoder_lm", "fsdp+tp"), "all-gather")
     matrices = [math.prod(shape) // 2 for shape in parameters("decoder_lm") if len(shape) > 1]
     assert sorted(map(math.prod, gathered)) == sorted(matrices)
@@ -93,7 +93,7 @@ def test_both_gather_parts_of_matrices_only():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["seq2seq", "classifier"])
-def test_no_family_gathers_parameters_in_tensor_parallel(kind):
+def test_tensor_parallel_gathers_no_parameters_in_any_family(kind):
     assert not of_kind(sent(kind, "tp"), "all-gather", least=4 * D)
 
 

@@ -107,7 +107,7 @@ def test_values_losses_and_gradients(changes, mesh):
 @pytest.mark.parametrize(
     "changes", [CHANGES["gated"], {"moe": {"experts_per_token": 3, "expert_capacity": 2.0}}], ids=str
 )
-def test_all_tokens_ask_for_experts_of_one_device(changes):
+def test_all_tokens_choose_experts_of_one_device(changes):
     module, x = mixture(**changes), normal(B, T, D).at[..., 0].set(3.0)
     params = init_module(module, x)
     params["router"] = params["router"].at[0].set(jnp.array([0, 0, 0, 0, 4, 8, 6, 0]))
@@ -120,7 +120,7 @@ def test_rows_and_positions_that_the_mesh_does_not_divide(mesh):
     assert_same_on(mesh_of(mesh), module, init_module(module, x), x, np.arange(5) < np.array([5, 2, 4])[:, None])
 
 
-def test_no_room_at_all():
+def test_no_capacity_at_all():
     module, x = mixture(moe={"expert_capacity": 0.0}), normal(B, T, D)
     assert_same_on(mesh_of("expert=8"), module, init_module(module, x), x)
 
@@ -144,10 +144,10 @@ def gathered(text):
 
 @pytest.mark.parametrize("mesh", rest_slow(["expert=2,fsdp=2,tensor=2", "data=4,expert=2", "expert=8", "data=8"], 1))
 @pytest.mark.parametrize("capacity", rest_slow([0.5, None], 1))
-def test_tokens_travel_and_experts_stay(mesh, capacity):
+def test_tokens_are_sent_and_experts_are_not_gathered(mesh, capacity):
     cfg = presets.config("experts", **MESHES[mesh])
     cfg = dataclasses.replace(cfg, model=with_settings(cfg.model, moe={"expert_capacity": capacity}))
-    on, state, step = presets.begun(cfg)
+    on, state, step = presets.set_up(cfg)
     batch = jax.device_put(presets.batch(cfg, 0), rules.batch_sharding(on))
     text = step.lower(state, batch).compile().as_text()
     assert (" all-to-all(" in text) == ("expert" in mesh)

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers import assert_close, init_module, normal, rest_slow
 from tests.parallel import test_experts as experts
 from tests.parallel.hlo import collectives
-from tests.parallel.test_presets import batch, begun, config
+from tests.parallel.test_presets import batch, config, set_up
 from tformer_jax.config import ParallelConfig
 from tformer_jax.nn import gathered
 from tformer_jax.nn.linear import product
@@ -18,12 +18,12 @@ from tformer_jax.parallel.mesh import make_mesh
 
 @pytest.fixture
 def on_cpus(monkeypatch):
-    """Applies to CPUs what is applied only to TPUs otherwise."""
+    """Enables on CPUs what is otherwise enabled only on TPUs."""
     monkeypatch.setattr(gathered, "PLATFORMS", ("cpu",))
 
 
 @pytest.mark.parametrize(("devices", "numbers"), [(4, 2), (8, 2), (128, 2), (256, 2), (7, 1), (1, 1)])
-def test_stages_leave_each_device_its_own_part(devices, numbers):
+def test_stages_leave_each_device_its_shard(devices, numbers):
     """Simulation: device i starts with all parts and ends with part i, summed over all devices."""
     stages = gathered.stages(devices)
     assert len(stages) == numbers
@@ -78,7 +78,7 @@ def test_a_train_step(on_cpus, kind, preset):
     steps = {}
     for name, devices in ((preset, 8), ("dp", 1)):
         cfg = config(kind, preset=name)
-        mesh, state, step = begun(cfg, devices)
+        mesh, state, step = set_up(cfg, devices)
         rows = jax.device_put(batch(cfg, 0), rules.batch_sharding(mesh))
         text = step.lower(state, rows).compile().as_text()
         steps[name] = jax.device_get(step(state, rows)), text

@@ -45,7 +45,7 @@ def distance(one: Device, other: Device) -> int:
 
 @pytest.mark.parametrize("sizes", [{"preset": "fsdp+tp"}, {"data": 2, "fsdp": -1}, {"data": 2, "fsdp": 4, "tensor": 2}])
 @pytest.mark.parametrize(("kind", "x", "y"), [("TPU v5 lite", 4, 4), ("TPU v6 lite", 4, 4), ("TPU v6 lite", 8, 8)])
-def test_meshes_split_the_sides_of_a_torus(kind, x, y, sizes):
+def test_mesh_axes_span_sides_of_a_torus(kind, x, y, sizes):
     devices = torus(kind, x, y)
     if sizes.get("fsdp") == 4 and x == 8:
         sizes = sizes | {"fsdp": 16}
@@ -56,7 +56,7 @@ def test_meshes_split_the_sides_of_a_torus(kind, x, y, sizes):
         assert all(distance(*pair) == 1 for pair in pairs)
 
 
-def test_a_mesh_that_a_torus_cannot_hold_is_refused():
+def test_a_mesh_that_does_not_fit_a_torus_is_refused():
     with pytest.raises(ConfigError, match=r"parallel.data=5 does not fit how these 16 TPU v5 lite devices are wired"):
         make_mesh(ParallelConfig(data=5), torus("TPU v5 lite", 4, 4))
 
@@ -71,11 +71,11 @@ def test_a_mesh_that_a_torus_cannot_hold_is_refused():
         ((6, 2, 1, 1, 2), 4, (2, 2, 1, 1, 1)),
     ],
 )
-def test_the_first_axes_take_the_slow_network(sizes, islands, expected):
+def test_the_first_axes_use_the_slow_network(sizes, islands, expected):
     assert outer_sizes(sizes, islands) == expected
 
 
-def test_slices_are_apart_along_data_and_joined_along_the_rest():
+def test_slices_are_split_along_data_only():
     devices = torus("TPU v5 lite", 4, 4, slices=2)
     order = np.random.default_rng(0).permutation(len(devices))
     placed = arrange((2, 8, 1, 1, 2), [devices[i] for i in order])
@@ -84,7 +84,7 @@ def test_slices_are_apart_along_data_and_joined_along_the_rest():
 
 
 @pytest.mark.parametrize("slices", [{}, {"slice_index": 1}], ids=["by process", "by slice"])
-def test_nodes_of_gpus_hold_the_last_axes(slices):
+def test_the_last_axes_stay_within_a_node(slices):
     devices = gpus(4, 8, **slices)
     order = np.random.default_rng(0).permutation(len(devices))
     placed = arrange((2, 4, 1, 1, 4), [devices[i] for i in order])

@@ -81,7 +81,7 @@ def test_jax_finds_clusters(started, environment):
     assert "coordinator_address" not in options
 
 
-def test_flags_go_before_the_cluster(started):
+def test_flags_take_precedence_over_the_cluster(started):
     (options,) = started(SLURM, "here:1", 2, 1)
     assert (options["coordinator_address"], options["num_processes"], options["process_id"]) == ("here:1", 2, 1)
     assert options["cluster_detection_method"] == "deactivate"  # else JAX would take one GPU only
@@ -124,7 +124,7 @@ def wait_for_others(run, index, seconds) -> None:
         time.sleep(60)
 
 
-def test_the_missing_are_named(tmp_path, capfd):
+def test_missing_processes_are_named(tmp_path, capfd):
     """Two of four processes wait; the file of an earlier start is not counted."""
     run = tmp_path / "runs" / "mine"
     stale = run.with_name(".mine.start") / "3"
@@ -144,7 +144,7 @@ def test_the_missing_are_named(tmp_path, capfd):
     assert f"or do not see {run.parent}" in first
 
 
-def test_nothing_stays_beside_the_run_folder(tmp_path):
+def test_no_files_remain_next_to_the_run_folder(tmp_path):
     runs = tmp_path / "runs"
     with multihost.roll_call(runs / "mine", 0, 1, seconds=60):
         time.sleep(1.5 * multihost.BEAT_SECONDS)
@@ -197,7 +197,7 @@ def test_texts_of_different_lengths_are_gathered_in_order(together):
     assert together(lambda group: group.all_gather("\u00e9" * group.index)) == [["", "\u00e9", "\u00e9\u00e9"]] * COUNT
 
 
-def test_process_0_alone_makes_what_is_broadcast(together):
+def test_only_process_0_computes_a_broadcast_value(together):
     made = []
     assert together(lambda group: group.broadcast(lambda: made.append(group.index) or "\u00fc!")) == ["\u00fc!"] * COUNT
     assert made == [0]
@@ -230,7 +230,7 @@ def test_a_folder_that_is_not_shared_is_named(together, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [other] and not list(other.iterdir())
 
 
-def test_a_single_process_asks_no_other(tmp_path):
+def test_a_single_process_does_not_communicate(tmp_path):
     alone = multihost.SINGLE
     assert (alone.first, alone.count, alone.run(lambda: 5)) == (True, 1, 5)
     with pytest.raises(ConfigError, match="^no space$"):
@@ -241,7 +241,7 @@ def test_a_single_process_asks_no_other(tmp_path):
 
 
 def test_several_processes_stop_and_wait_together(monkeypatch):
-    """JAX agrees on the step at which all stop, whatever this process has received."""
+    """JAX agrees on the step at which all stop, regardless of the signals that this process received."""
     waited = []
     monkeypatch.setattr(multihost.multihost_utils, "reached_preemption_sync_point", lambda step: step == 4)
     monkeypatch.setattr(multihost.multihost_utils, "sync_global_devices", waited.append)

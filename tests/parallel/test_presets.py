@@ -52,7 +52,7 @@ def batch(cfg: Config, seed: int) -> dict[str, np.ndarray]:
     return found | {family.labels: labels}
 
 
-def begun(cfg: Config, devices: int = 8):
+def set_up(cfg: Config, devices: int = 8):
     mesh = make_mesh(cfg.parallel, jax.devices()[:devices])
     rules.check(cfg, mesh.shape)
     model = registry.build(cfg.model)
@@ -62,7 +62,7 @@ def begun(cfg: Config, devices: int = 8):
 
 
 def trained(cfg: Config, devices: int = 8):
-    mesh, current, step = begun(cfg, devices)
+    mesh, current, step = set_up(cfg, devices)
     losses = []
     for number in range(STEPS):
         current, metrics = step(current, jax.device_put(batch(cfg, number), rules.batch_sharding(mesh)))

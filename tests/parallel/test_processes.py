@@ -33,12 +33,12 @@ def assert_batches_of_one(bench: Bench, count: int) -> None:
         assert all(each[kind]["bytes"] < 1.2 * alone[kind]["bytes"] / count for each in found)
 
 
-def test_two_processes_make_the_batches_of_one(bench):
+def test_two_processes_build_the_batches_of_one(bench):
     assert_batches_of_one(bench, 2)
 
 
 @pytest.mark.slow
-def test_four_processes_make_the_batches_of_one(bench):
+def test_four_processes_build_the_batches_of_one(bench):
     assert_batches_of_one(bench, 4)
 
 
@@ -73,7 +73,7 @@ def test_saved_by_two_and_resumed_by_one_and_by_four(bench, whole):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("count", "victim"), [(2, 1), (2, 0)])
-def test_all_end_when_one_is_killed_and_the_run_goes_on(bench, count, victim):
+def test_all_end_when_one_is_killed_and_the_run_is_resumed(bench, count, victim):
     *ended, after = processes.lost(bench, count, victim)
     others = [each for number, each in enumerate(ended) if number != victim]
     assert all(other["status"] not in (0, 2, 130) for other in others)
@@ -83,7 +83,7 @@ def test_all_end_when_one_is_killed_and_the_run_goes_on(bench, count, victim):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_one_is_asked_to_stop_and_all_stop_at_the_same_step(bench):
+def test_a_signal_to_one_stops_all_at_the_same_step(bench):
     first, second, after = processes.stopped(bench)
     assert (first["status"], second["status"]) == (130, 130)
     assert first["says"] == f"Stopped at step {after['saved']}; the same command with --resume continues from there."
@@ -91,7 +91,7 @@ def test_one_is_asked_to_stop_and_all_stop_at_the_same_step(bench):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_mistakes_are_one_sentence_in_every_process(bench):
+def test_errors_are_one_sentence_in_every_process(bench):
     for story, sentence in (
         (processes.other_settings, "optim.learning_rate=0.5, but process 0 has 0.01; start all processes the same way"),
         (processes.missing, "of 4 processes, 1, 3 did not start within"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from tests.helpers import assert_close, randomised, rest_slow, with_settings
+from tests.helpers import assert_close, randomized, rest_slow, with_settings
 from tests.parallel import test_inference, test_presets
 from tests.parallel.hlo import collectives
 from tests.parallel.test_collectives import lowered
@@ -93,7 +93,7 @@ def gradients(cfg: Config, extra: dict[str, np.ndarray], devices: int = 8):
             sums, grads, _ = accumulated_gradients(model, params, rows, jax.random.key(1), cfg)
         return sums._asdict(), grads
 
-    params = jax.device_put(randomised(boxed), where)
+    params = jax.device_put(randomized(boxed), where)
     return jax.device_get(jax.jit(both)(params, jax.device_put(rows | extra, rules.batch_sharding(mesh))))
 
 

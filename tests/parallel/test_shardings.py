@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tests import shardings
-from tests.parallel.test_presets import MODELS, begun, config
+from tests.parallel.test_presets import MODELS, config, set_up
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ParallelConfig
 from tformer_jax.models import registry
@@ -21,13 +21,13 @@ from tformer_jax.train import optimizers, state
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_parameter_lives_where_the_snapshot_says(kind):
+def test_shardings_equal_the_record(kind):
     assert json.loads(shardings.PATH.read_text(encoding="utf-8"))[kind] == shardings.found(kind)
 
 
 @pytest.mark.parametrize(("preset", "parts"), [("fsdp", 8), ("tp", 8), ("fsdp+tp", 8), ("zero1", 1)])
 def test_each_device_has_its_part_of_each_matrix(preset, parts):
-    _, start, _ = begun(config("decoder_lm", preset=preset))
+    _, start, _ = set_up(config("decoder_lm", preset=preset))
     matrices = [leaf for leaf in jax.tree.leaves(start.params) if leaf.ndim > 1]
     assert all(math.prod(leaf.addressable_shards[0].data.shape) * parts == leaf.size for leaf in matrices)
     moments = [leaf for leaf in jax.tree.leaves((start.opt_state, start.ema)) if leaf.ndim > 1]
@@ -35,7 +35,7 @@ def test_each_device_has_its_part_of_each_matrix(preset, parts):
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "muon"])
-def test_moments_of_fused_projections_are_split_like_them(optimizer):
+def test_moments_of_fused_projections_are_sharded_like_them(optimizer):
     cfg = config("decoder_lm", preset="fsdp")
     model = registry.build(dataclasses.replace(cfg.model, attention_projections="fused_qkv", scan_layers=True))
     optim = dataclasses.replace(cfg.optim, optimizer=optimizer, adaptive_clip=0.1)
@@ -47,7 +47,7 @@ def test_moments_of_fused_projections_are_split_like_them(optimizer):
 
 
 @pytest.mark.parametrize("preset", ["fsdp", "tp"])
-def test_no_device_holds_the_complete_model_while_it_is_initialized(preset):
+def test_initialization_is_sharded(preset):
     cfg = config("decoder_lm", preset=preset)
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=256, ffn_dim=1024, vocab_size=2048))
     model = registry.build(cfg.model)
@@ -71,7 +71,7 @@ def test_each_device_gets_its_rows_of_a_batch():
             np.testing.assert_array_equal(shard.data, whole[first : first + size])
 
 
-def test_an_axis_that_cannot_be_split_evenly_stays_whole():
+def test_an_axis_that_does_not_divide_is_replicated():
     sizes = {"data": 1, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 4}
     names = (axes.VOCAB, axes.EMBED)
     assert rules.partition(names, (12, 6), sizes, rules.RULES) == PartitionSpec("tensor", "fsdp")
@@ -101,7 +101,7 @@ def test_sizes_of_the_mesh():
         ({"tensor": 3}, "parallel.tensor=3 does not divide the 8 devices; write a size that does, such as 2"),
         ({"tensor": 3, "fsdp": 2}, r"parallel.fsdp=2 \* parallel.tensor=3 does not divide the 8 devices"),
         ({"tensor": 16}, "parallel.tensor=16 needs 16 devices, but there are 8"),
-        ({"data": -1, "tensor": -1}, "parallel.data=-1: parallel.tensor is -1, too; only one axis"),
+        ({"data": -1, "tensor": -1}, "parallel.data=-1: parallel.tensor is also -1; only one axis"),
         ({"fsdp": 0}, "parallel.fsdp=0: must be -1 or at least 1"),
         ({"preset": "fdsp"}, "parallel.preset='fdsp': is not a known value; did you mean 'fsdp'?"),
         ({"expert": 2}, "parallel.expert=2: there are no experts"),

@@ -51,7 +51,7 @@ def test_uses_are_axes_of_the_mesh():
     assert set(xla_flags.USES[1:]) == set(MESH_AXES)
 
 
-def test_a_shell_gets_them_without_jax():
+def test_the_command_does_not_import_jax():
     code = (
         "import runpy, sys; sys.argv = ['xla_flags.py', 'gpu']; runpy.run_path('scripts/xla_flags.py', "
         "run_name='__main__'); assert not {'jax', 'numpy', 'ml_collections'} & set(sys.modules)"

@@ -22,7 +22,7 @@ H = D // N
 REAL = np.arange(S) < np.array([[7], [4], [1]])
 
 
-def randomised(module: torch.nn.Module) -> torch.nn.Module:
+def randomized(module: torch.nn.Module) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         parameter.data.normal_(0, 0.5, generator=generator)
@@ -109,7 +109,7 @@ def hidden_causal() -> torch.Tensor:
 
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "both"])
 def test_self_attention(mask):
-    torch_layer = randomised(torch.nn.MultiheadAttention(D, N, batch_first=True))
+    torch_layer = randomized(torch.nn.MultiheadAttention(D, N, batch_first=True))
     layer = Attention(tiny("decoder_lm", dim=D, num_heads=N))
     real = REAL[:, :T]
     hide = {
@@ -127,7 +127,7 @@ def test_self_attention(mask):
 
 
 def test_attention_from_three_inputs():
-    torch_layer = randomised(torch.nn.MultiheadAttention(D, N, batch_first=True))
+    torch_layer = randomized(torch.nn.MultiheadAttention(D, N, batch_first=True))
     layer = Attention(tiny("decoder_lm", dim=D, num_heads=N), cross=True)
     compare(
         lambda params, *inputs: layer.apply({"params": params}, *inputs, mask=Mask(padding_mask=REAL))[0],
@@ -140,7 +140,7 @@ def test_attention_from_three_inputs():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm(bias):
-    torch_norm = randomised(torch.nn.LayerNorm(D, bias=bias))
+    torch_norm = randomized(torch.nn.LayerNorm(D, bias=bias))
     norm = norms.make_norm(tiny("decoder_lm", norm_bias=bias))
     compare(
         lambda params, x: norm.apply({"params": params}, x),
@@ -152,7 +152,7 @@ def test_layer_norm(bias):
 
 
 def test_rms_norm():
-    torch_norm = randomised(torch.nn.RMSNorm(D, eps=1e-5))
+    torch_norm = randomized(torch.nn.RMSNorm(D, eps=1e-5))
     norm = norms.make_norm(tiny("decoder_lm", norm="rmsnorm"))
     compare(
         lambda params, x: norm.apply({"params": params}, x),
@@ -179,7 +179,7 @@ def settings(placement: str, activation: str):
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_encoder_layer(placement, activation):
     cfg, options = settings(placement, activation)
-    torch_layer = randomised(torch.nn.TransformerEncoderLayer(D, N, **options))
+    torch_layer = randomized(torch.nn.TransformerEncoderLayer(D, N, **options))
     layer = TransformerLayer(cfg)
     compare(
         lambda params, x: layer.apply({"params": params}, x, LayerContext(masks={"full": Mask(padding_mask=REAL)}))[0],
@@ -194,7 +194,7 @@ def test_encoder_layer(placement, activation):
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_decoder_layer(placement, activation):
     cfg, options = settings(placement, activation)
-    torch_layer = randomised(torch.nn.TransformerDecoderLayer(D, N, **options))
+    torch_layer = randomized(torch.nn.TransformerDecoderLayer(D, N, **options))
     layer = TransformerLayer(cfg, cross=True)
 
     def ours(params, x, memory):

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from tests.helpers import assert_close, randomised, tiny
+from tests.helpers import assert_close, randomized, tiny
 from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.torch_systems import PyTorch
 from tformer_jax.benchmarks.train_systems import Ours
@@ -53,7 +53,7 @@ def test_losses_are_equal(name, tmp_path, monkeypatch):
     assert train_cases.unsupported_settings(case.cfg) == []
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     ours = Ours(case)
-    ours.state = ours.state.replace(params=randomised(ours.state.params))
+    ours.state = ours.state.replace(params=randomized(ours.state.params))
     ours.save(tmp_path / "start.npz")
     theirs = PyTorch(case.cfg, tmp_path / "start.npz", threads=1, compiled=False)
     (_, found), (_, expected) = ours.steps(STEPS), theirs.steps(STEPS)

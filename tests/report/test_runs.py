@@ -88,7 +88,7 @@ def test_the_charts_hold_the_records(tmp_path):
     assert training["seconds"] == [step / 4 for step in range(1, 41)]
     assert validation["step"] == [10, 20, 30, 40]
     assert validation["tokens"] == [9000, 18000, 27000, 36000]
-    assert charts["utilisation"]["traces"][0]["y"][0] == pytest.approx(40, rel=0.2)
+    assert charts["utilization"]["traces"][0]["y"][0] == pytest.approx(40, rel=0.2)
     assert charts["memory"]["traces"][0]["y"][0] == pytest.approx(1.5e9 / 2**30, rel=1e-5)
     assert "skipped_steps" not in charts and "flops_per_second" not in charts
 

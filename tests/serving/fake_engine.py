@@ -21,7 +21,7 @@ LONGEST = 2000
 
 def expected(request: Request, sample: int = 0) -> tuple[str, str]:
     """Returns an output and its finish reason; samples after the first, and seeds, change its first characters."""
-    mark = str((request.seed + request.place) % 7) if request.decode.strategy == "sample" else ""
+    mark = str((request.seed + request.index) % 7) if request.decode.strategy == "sample" else ""
     text = mark + (str(sample) if sample else "") + request.text[::-1]
     ends = [text.find(stop) for stop in request.decode.stop if stop in text]
     text = text[: min(ends)] if ends else text
@@ -56,7 +56,7 @@ class FakeEngine:
         self.score: float | None = 0.0
         self.gate = threading.Event()
         self.gate.set()
-        self.cancelled: list[int] = []
+        self.canceled: list[int] = []
         self.seen: list[Request] = []
         self._queue: collections.deque[tuple[int, Request]] = collections.deque()
         self._rows: list[Row] = []
@@ -68,7 +68,7 @@ class FakeEngine:
         return not self._queue and not self._rows
 
     @property
-    def waiting(self) -> int:
+    def pending(self) -> int:
         self._own()
         return len(self._queue)
 
@@ -102,7 +102,7 @@ class FakeEngine:
     def cancel(self, request: int) -> None:
         self._own()
         if any(row.number == request for row in self._rows) or any(number == request for number, _ in self._queue):
-            self.cancelled.append(request)
+            self.canceled.append(request)
         self._rows = [row for row in self._rows if row.number != request]
         self._queue = collections.deque(one for one in self._queue if one[0] != request)
 

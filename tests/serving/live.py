@@ -19,7 +19,7 @@ LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
 
 
 class Live:
-    """What a test needs to use a running server."""
+    """A running server, with helpers to use it."""
 
     def __init__(self, engine: Any, model: Served, *, grace: float, loopback: bool, **limits: Any) -> None:
         self.engine = engine
@@ -105,7 +105,7 @@ def events(response: httpx.Response) -> Iterator[Any]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Waits for a condition that soon becomes true."""
+    """Waits until a condition is true."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -85,7 +85,7 @@ def test_translations_and_their_scores(translator):
     assert [one["score"] for row in found for one in row] == pytest.approx(scores, abs=1e-5)
 
 
-def test_what_the_engine_refuses(lm, translator):
+def test_requests_that_the_engine_refuses(lm, translator):
     for server, route, body, sentence in (
         (lm[-1], "/v1/completions", {"prompt": ""}, "the prompt is empty"),
         (lm[-1], "/v1/completions", {"prompt": "a" * 99}, "the prompt has 99 tokens"),
@@ -105,13 +105,13 @@ def test_numbers_at_their_limits(lm):
     assert lm[-1].post("/v1/completions", prompt="ab", temperature=1e-4).status_code == 200
 
 
-def test_every_page_comes_back(lm, translator):
+def test_all_pages_are_freed(lm, translator):
     for server in (lm[-1], translator[-1]):
         until(lambda server=server: server.metric("tformer_pages_used") == 0)
         assert server.metric("tformer_pages") > 0
 
 
-def test_what_the_engine_remembers_of_requests_is_limited():
+def test_caches_of_the_engine_are_bounded():
     cfg, model, params, _ = parts("decoder_lm")
     engine = Engine(cfg, model, params, TOKENIZERS, slots=1)
     for number in range(300):

@@ -90,7 +90,7 @@ def test_wrong_fields_of_translate(translator, body, sentence, param):
         (b"[" * 9000, "nested too deeply"),
     ],
 )
-def test_bodies_that_are_no_strict_json(lm, raw, sentence):
+def test_bodies_that_are_not_strict_json(lm, raw, sentence):
     response = lm.client.post(COMPLETE, content=raw, headers={"Content-Type": "application/json"})
     refused(response, 400, sentence)
 
@@ -118,16 +118,16 @@ def test_a_body_that_is_too_large(lm, chunked):
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::1", "", "::", "a b"]
 )
-def test_names_of_other_machines(lm, host):
+def test_host_names_of_other_machines(lm, host):
     refused(lm.client.get("/health", headers={"Host": host}), 403, "answers only to localhost")
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:9", "[::1]:8000", "[::1]"])
-def test_names_of_this_machine(lm, host):
+def test_host_names_of_this_machine(lm, host):
     assert lm.client.get("/health", headers={"Host": host}).status_code == 200
 
 
-def test_any_name_where_the_server_is_open_to_others():
+def test_any_host_name_if_the_server_is_public():
     with live(loopback=False) as one:
         assert one.client.get("/health", headers={"Host": "model.example"}).status_code == 200
 
@@ -136,22 +136,22 @@ HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicatio
 
 
 def answer_to(one, request: str) -> str:
-    """Returns the response to bytes after which the client sends no more; the server closes or waits."""
+    """Returns the response to bytes after which the client sends nothing; the server closes the connection or waits."""
     with one.raw() as connection:
         connection.sendall(f"{HEAD}{request}".encode())
         return connection.recv(9999).decode()
 
 
-def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(lm):
+def test_a_declared_size_above_the_limit_is_refused_before_reading(lm):
     assert answer_to(lm, f"Content-Length: {10**15}\r\n\r\n").startswith("HTTP/1.1 413 ")
 
 
-def test_a_body_without_an_end_is_refused_once_it_is_too_large(lm):
+def test_an_endless_body_is_refused_at_the_limit(lm):
     chunk = f"2ee0\r\n{'x' * 12_000}\r\n"
     assert answer_to(lm, f"Transfer-Encoding: chunked\r\n\r\n{chunk}").startswith("HTTP/1.1 413 ")
 
 
-def test_a_slow_sender():
+def test_a_body_that_arrives_too_slowly():
     with live(body_timeout=0.2) as one:
         answer = answer_to(one, "Content-Length: 99\r\n\r\n{")
         assert answer.startswith("HTTP/1.1 408 ")
@@ -159,32 +159,32 @@ def test_a_slow_sender():
         assert "connection: close" in answer.lower()
 
 
-def test_what_is_not_http(lm):
+def test_requests_that_are_not_http(lm):
     with lm.raw() as connection:
         connection.sendall(b"\x00\xff\r\n\r\n")
         assert connection.recv(99).startswith(b"HTTP/1.1 400 ")
     assert lm.post(COMPLETE, prompt="ab").status_code == 200
 
 
-def test_a_mistake_of_the_server_itself():
+def test_an_internal_error():
     with live() as one:
         one.thread.load = None
         refused(one.client.get("/metrics"), 500, "internal server error")
         assert one.client.get("/health").status_code == 200
 
 
-def test_a_request_that_the_engine_cannot_take(lm):
+def test_a_request_that_the_engine_fails_to_accept(lm):
     refused(lm.post(COMPLETE, prompt="odd"), 500, "could not accept this request")
     assert lm.post(COMPLETE, prompt="ab").status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_takes_too_long_is_cancelled(stream):
+def test_a_request_that_takes_too_long_is_canceled(stream):
     with live(timeout=0.3) as one:
         one.engine.gate.clear()
         refused(one.post(COMPLETE, prompt="abc", stream=stream), 504, "took longer than 0.3 seconds")
         one.engine.gate.set()
-        until(lambda: one.engine.cancelled == [1])
+        until(lambda: one.engine.canceled == [1])
         until(lambda: one.metric("tformer_pages_used") == 0)
         assert one.post(COMPLETE, prompt="ab").status_code == 200
 
@@ -193,5 +193,5 @@ def test_a_stream_that_takes_too_long_ends_with_an_error():
     with live(timeout=0.3, delay=0.02) as one:
         *_, last = one.stream(COMPLETE, prompt="a" * 2000, max_tokens=2000)
         assert last["error"]["code"] == "timeout"
-        until(lambda: one.engine.cancelled == [1])
+        until(lambda: one.engine.canceled == [1])
         until(lambda: one.metric(f'tformer_requests_total{{route="{COMPLETE}",status="504"}}') == 1)

@@ -27,14 +27,14 @@ def test_a_blank_text_has_a_blank_translation(translator):
 
 
 @pytest.mark.parametrize("score", [math.nan, -math.inf, None])
-def test_a_score_that_is_no_number(score):
+def test_a_score_that_is_not_finite(score):
     with live("seq2seq") as one:
         one.engine.score = score
         assert one.post("/translate", text="a").json() == {"translations": [[{"text": "a", "score": None}]]}
         assert one.stream("/translate", text="a")[-1]["score"] is None
 
 
-def test_null_stands_for_the_default(lm):
+def test_null_selects_the_default(lm):
     body = {"prompt": "abc", "n": None, "stop": None, "stream": None, "max_tokens": None, "temperature": 0}
     assert lm.post("/v1/completions", **body).json()["choices"][0]["text"] == "cba"
 
@@ -68,7 +68,7 @@ def test_several_prompts_and_outputs_are_numbered_prompt_first(lm):
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_a_stream_adds_up_to_the_whole(lm, echo):
+def test_a_stream_equals_the_complete_output(lm, echo):
     asked = {"prompt": ["hello", "ab"], "n": 2, "seed": 5, "echo": echo, "max_tokens": 4}
     whole = lm.post("/v1/completions", **asked).json()["choices"]
     chunks = lm.stream("/v1/completions", **asked)
@@ -108,7 +108,7 @@ SAVED = DecodeConfig(top_k=7, max_new_tokens=50)
         ("seq2seq", "/translate", {"max_new_tokens": 2}, DecodeConfig(top_k=7, max_new_tokens=2)),
     ],
 )
-def test_settings_of_a_request_stand_before_those_of_the_run(family, route, body, decode):
+def test_settings_of_a_request_override_those_of_the_run(family, route, body, decode):
     with live(family, decode=SAVED) as one:
         answer = one.post(route, **{"text" if family == "seq2seq" else "prompt": "a!b"}, **body)
         assert answer.status_code == 200
@@ -132,7 +132,7 @@ def test_a_seed_repeats_and_no_seed_does_not(lm):
     assert len(outputs()) > 1
 
 
-def test_every_text_arrives_as_it_was_sent(lm):
+def test_every_text_arrives_unchanged(lm):
     for text in ("ä 漢字 🙂", "\n\n", "data: [DONE]\n\n", "\u2028\u0000\x7f", "a" * 2000, '"\\'):
         request = Request(text, DecodeConfig(max_new_tokens=2000))
         asked = {"prompt": text, "max_tokens": 2000}
@@ -148,7 +148,7 @@ def test_models_and_health(lm):
     assert (health.status_code, health.json()) == (200, {"status": "ok", "model": "fake", "family": "decoder_lm"})
 
 
-def test_metrics_count_what_happened():
+def test_metrics_count_requests():
     with live(slots=3) as one:
         for _ in range(3):
             one.post("/v1/completions", prompt="abcd", temperature=0)
@@ -187,7 +187,7 @@ def test_a_histogram_by_hand():
     assert lines[-4:] == ['x_bucket{le="120.0"} 3', 'x_bucket{le="+Inf"} 4', "x_sum 500.036", "x_count 4"]
 
 
-def test_the_page_needs_nothing_from_elsewhere(lm):
+def test_the_page_loads_nothing_from_other_hosts(lm):
     page = lm.client.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]

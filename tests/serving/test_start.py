@@ -11,7 +11,7 @@ from tformer_jax.config import ConfigError
 from tformer_jax.serving import server
 
 
-def test_a_free_port_is_found_and_a_taken_one_refused():
+def test_a_port_in_use_is_refused():
     with server.listen("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
         assert server.address(bound) == f"http://127.0.0.1:{port}"
@@ -21,13 +21,13 @@ def test_a_free_port_is_found_and_a_taken_one_refused():
 
 
 @pytest.mark.parametrize("host", ["a b", "a" * 300, "192.0.2.1"])
-def test_an_address_that_is_none(host):
+def test_an_invalid_address(host):
     with pytest.raises(ConfigError, match=f"--host {host} --port 0: .*; write another one"):
         server.listen(host, 0)
 
 
 @pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
-def test_a_warning_where_others_can_reach_it(host, warned, monkeypatch, caplog, capsys):
+def test_a_public_address_gives_a_warning(host, warned, monkeypatch, caplog, capsys):
     monkeypatch.setattr(server.Server, "run", lambda *_, **__: None)
     options = serve.parser().parse_args(["--run", "x", "--host", host, "--port", "0"])
     with server.listen(options.host, options.port) as bound:
@@ -39,7 +39,7 @@ def test_a_warning_where_others_can_reach_it(host, warned, monkeypatch, caplog, 
     assert f":{port};" in shown
 
 
-def test_a_client_is_not_refused_once_the_address_is_shown(monkeypatch):
+def test_clients_can_connect_once_the_address_is_printed(monkeypatch):
     """The address is shown before the server's event loop runs, which accepts connections later."""
     connected = []
 

@@ -21,7 +21,7 @@ COMPLETE = "/v1/completions"
 LONG = {"prompt": "a" * 2000, "max_tokens": 2000}
 
 
-def test_answers_are_not_mixed_up():
+def test_concurrent_requests_get_their_own_outputs():
     texts = [f"text {number} {'x' * (number % 7)}" for number in range(60)]
     with live(slots=3, queue=60) as one, concurrent.futures.ThreadPoolExecutor(20) as pool:
 
@@ -33,7 +33,7 @@ def test_answers_are_not_mixed_up():
         assert list(pool.map(ask, texts)) == [text[::-1] for text in texts]
 
 
-def test_a_stream_arrives_while_it_is_made():
+def test_a_stream_arrives_while_it_is_generated():
     with live() as one:
         one.engine.delay = 0.05
         with one.client.stream("POST", COMPLETE, json={"prompt": "abcdef", "stream": True}) as response:
@@ -45,26 +45,26 @@ def test_a_stream_arrives_while_it_is_made():
             assert "".join(piece["choices"][0]["text"] for piece in pieces) == "dcba"
 
 
-def test_a_client_that_leaves_a_stream_frees_its_pages():
+def test_disconnecting_during_a_stream_frees_its_pages():
     with live(delay=0.01) as one:
         with one.client.stream("POST", COMPLETE, json={**LONG, "stream": True}) as response:
             next(response.iter_lines())
             until(lambda: one.metric("tformer_pages_used") == 1)
-        until(lambda: one.engine.cancelled == [1])
+        until(lambda: one.engine.canceled == [1])
         until(lambda: one.metric("tformer_pages_used") == 0)
         until(lambda: one.metric(f'tformer_requests_total{{route="{COMPLETE}",status="499"}}') == 1)
 
 
-def test_a_client_that_leaves_before_its_answer_frees_its_pages():
+def test_disconnecting_before_the_response_frees_its_pages():
     with live(delay=0.01, slots=1) as one:
         for number in (1, 2):
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(one.url + COMPLETE, json=LONG, timeout=0.2)
-            until(lambda number=number: one.engine.cancelled == list(range(1, number + 1)))
+            until(lambda number=number: one.engine.canceled == list(range(1, number + 1)))
         until(lambda: one.metric("tformer_pages_used") == 0)
 
 
-def test_one_that_leaves_while_it_waits_is_never_begun():
+def test_disconnecting_while_pending_never_starts_the_request():
     with live(slots=1) as one:
         one.engine.gate.clear()
         thread, found = one.background(COMPLETE, prompt="abc")
@@ -89,7 +89,7 @@ def at_once(one, count: int, prompt: str) -> list:
     return [found[0] for _, found in asked]
 
 
-def test_a_full_queue_refuses_and_then_takes_again():
+def test_a_full_queue_refuses_and_later_accepts():
     with live(slots=2, queue=3, delay=0.002) as one:
         answers = at_once(one, 9, "a" * 50)
         refused = [answer for answer in answers if answer.status_code == 429]
@@ -105,7 +105,7 @@ def test_a_burst_fills_the_slots_before_it_fills_the_queue():
         assert [answer.status_code for answer in at_once(one, 8, "a" * 30)] == [200] * 8
 
 
-def test_a_broken_engine_answers_everybody_and_says_so():
+def test_an_engine_failure_is_reported_to_all_requests():
     with live(slots=1, delay=0.005) as one:
         first, answer = one.background(COMPLETE, **LONG)
         until(lambda: one.metric("tformer_requests_running") == 1)
@@ -128,7 +128,7 @@ def test_a_broken_engine_answers_everybody_and_says_so():
         assert one.post(COMPLETE, prompt="ab").status_code == 500
 
 
-def test_stopping_lets_requests_finish_and_takes_no_new_ones():
+def test_shutdown_finishes_requests_and_accepts_no_new_ones():
     with live(delay=0.005) as one:
         thread, found = one.background(COMPLETE, prompt="a" * 60)
         until(lambda: one.metric("tformer_requests_running") == 1)
@@ -145,7 +145,7 @@ def test_stopping_lets_requests_finish_and_takes_no_new_ones():
 
 
 @pytest.mark.parametrize("hurry", [False, True])
-def test_what_takes_longer_than_the_grace_period_is_cancelled(hurry):
+def test_requests_beyond_the_grace_period_are_canceled(hurry):
     with live(delay=0.01, grace=100.0 if hurry else 0.2) as one:
         thread, found = one.background(COMPLETE, **LONG)
         until(lambda: one.metric("tformer_requests_running") == 1)
@@ -156,11 +156,11 @@ def test_what_takes_longer_than_the_grace_period_is_cancelled(hurry):
         assert found[0].status_code == 503
         one.running.join(5)
         assert not one.running.is_alive()
-        assert one.engine.cancelled == [1]
+        assert one.engine.canceled == [1]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
-def test_headers_that_do_not_arrive_end_the_connection(sent):
+def test_missing_headers_end_the_connection(sent):
     with live(body_timeout=0.3) as one, one.raw() as client:
         client.sendall(sent)
         assert client.recv(100) == b""  # closed by the server
@@ -178,12 +178,12 @@ def test_headers_in_two_parts_and_a_second_request():
         assert client.recv(100) == b""
 
 
-def test_a_long_answer_is_no_timeout_of_headers():
+def test_a_long_response_is_not_a_header_timeout():
     with live(body_timeout=0.2, delay=0.05) as one:
         assert one.post(COMPLETE, prompt="abcdefghij").json()["choices"][0]["text"] == "jihgfedcba"
 
 
-def test_many_unfinished_headers_leave_the_server_to_others():
+def test_many_unfinished_headers_do_not_block_other_clients():
     """The server raises a low soft limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))

@@ -111,7 +111,7 @@ def test_a_truncated_one_is_quarantined_and_the_one_before_it_used(copied, caplo
     keeper.close()
 
 
-def test_changed_bytes_never_pass_unnoticed(original, tmp_path):
+def test_corrupted_checkpoints_are_always_detected(original, tmp_path):
     """Changes three bytes of a file of step 3: either step 3 is restored exactly, or step 2."""
     draw, outcomes = random.Random(0), set()
     for number in range(12):
@@ -129,7 +129,7 @@ def test_changed_bytes_never_pass_unnoticed(original, tmp_path):
     assert outcomes == {2, 3}
 
 
-def test_arrays_that_are_intact_but_not_those_that_were_saved(copied):
+def test_intact_arrays_of_another_checkpoint_are_detected(copied):
     """The arrays of another valid checkpoint beside this one's host data: only the checksums can notice."""
     shutil.rmtree(copied / "3" / "state")
     shutil.copytree(copied / "2" / "state", copied / "3" / "state")
@@ -166,7 +166,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     again.close()
 
 
-def test_reading_leaves_a_save_that_goes_on_alone(copied):
+def test_reading_does_not_disturb_a_save(copied):
     partial = copied / "4.orbax-checkpoint-tmp-0"
     partial.mkdir()
     keeper = Checkpointer(copied)

@@ -15,7 +15,7 @@ from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.guards import HUNG, FolderLock, SpikeDetector
 
 
-def test_one_process_a_folder(tmp_path):
+def test_one_process_per_folder(tmp_path):
     run = tmp_path / "run"
     lock = FolderLock(run)
     with pytest.raises(ConfigError, match=r"run is in use by process \d+: wait for it to end, or name another --run"):
@@ -25,7 +25,7 @@ def test_one_process_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_not_taken_for_another_process(tmp_path, monkeypatch, number):
+def test_a_file_system_without_locks_is_recognized(tmp_path, monkeypatch, number):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
@@ -36,7 +36,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(tmp_path, 
     assert "another process" not in str(caught.value)
 
 
-def test_a_process_that_is_gone_holds_nothing(tmp_path):
+def test_a_dead_process_holds_no_lock(tmp_path):
     program = "import os, sys, pathlib; from tformer_jax.train.guards import FolderLock;"
     program += "lock = FolderLock(pathlib.Path(sys.argv[1])); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], check=False).returncode == 9
@@ -59,7 +59,7 @@ def test_no_alarm_while_paused():
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=50).returncode == 0
 
 
-def test_spikes_are_noticed_and_slow_changes_are_not():
+def test_spikes_are_detected_and_slow_changes_are_not():
     draw = np.random.default_rng(0)
     losses = 5 * np.exp(-np.arange(400) / 150) + draw.normal(0, 0.05, 400)
     losses[250] += 2
@@ -103,7 +103,7 @@ def test_patience(metric, values, stops_at):
     assert stopped == stops_at
 
 
-def test_no_patience_is_endless():
+def test_zero_patience_never_stops():
     best = BestMetric(TrainConfig())
     for _ in range(100):
         best.update({"loss": 1.0})

@@ -57,7 +57,7 @@ def test_means_are_by_label_and_shares_by_time(clock):
     }
 
 
-def test_what_lies_before_a_restart_does_not_count(clock):
+def test_time_before_a_restart_does_not_count(clock):
     found = Meter()
     clock.now += 5
     found.add(step(1.0, 1, tokens=10), waited=5.0)

@@ -19,7 +19,7 @@ def lines(run) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_resumed_run_reads_as_if_it_had_never_stopped(tmp_path):
+def test_metrics_of_a_resumed_run_are_continuous(tmp_path):
     first = MetricsWriter(tmp_path, small_config())
     for step in (1, 2, 3):
         first.write(step, "train", {"loss": 1.0 / step})
@@ -32,14 +32,14 @@ def test_a_resumed_run_reads_as_if_it_had_never_stopped(tmp_path):
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
 
 
-def test_what_is_no_number_is_null(tmp_path):
+def test_non_finite_numbers_become_null(tmp_path):
     writer = MetricsWriter(tmp_path, small_config())
     writer.write(1, "train", {"loss": float("nan"), "noise_scale": float("inf")})
     writer.close()
     assert lines(tmp_path) == [{"step": 1, "group": "train", "loss": None, "noise_scale": None}]
 
 
-def test_a_full_disk_is_said_with_what_to_do(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_with_a_remedy(tmp_path, monkeypatch):
     writer = MetricsWriter(tmp_path, small_config())
 
     def full(*_):
@@ -80,7 +80,7 @@ def make_run(folder):
     run_folder.create(folder, small_config(), Tokenizers(tokenizer, tokenizer), None)
 
 
-def test_weights_and_biases_gets_the_same_and_is_continued(tmp_path, wandb):
+def test_weights_and_biases_receives_the_same_metrics_and_is_resumed(tmp_path, wandb):
     make_run(tmp_path)
     for step in (1, 2):
         writer = MetricsWriter(tmp_path, small_config(wandb="cards"), resume_step=step - 1)
@@ -94,7 +94,7 @@ def test_weights_and_biases_gets_the_same_and_is_continued(tmp_path, wandb):
     assert (first["id"], first["resume"]) == (second["id"], "allow")
 
 
-def test_two_runs_of_one_path_are_two_runs_of_weights_and_biases(tmp_path, wandb):
+def test_runs_at_the_same_path_are_separate_in_weights_and_biases(tmp_path, wandb):
     """Runs at the same path, as in two containers, have different ids; a moved run keeps its id."""
     for _ in range(2):
         make_run(tmp_path / "run")
@@ -105,7 +105,7 @@ def test_two_runs_of_one_path_are_two_runs_of_weights_and_biases(tmp_path, wandb
     assert first != second == moved
 
 
-def test_a_missing_package_is_said_before_anything_runs(monkeypatch):
+def test_a_missing_package_is_reported_before_training(monkeypatch):
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"train.wandb='cards': needs the package wandb: pip install"):
         metrics.check_installed(small_config(wandb="cards"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close, randomised, rest_slow, tiny
+from tests.helpers import assert_close, randomized, rest_slow, tiny
 from tformer_jax import axes
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS, SOURCES
@@ -224,7 +224,7 @@ def test_other_optimizers_evaluate_the_parameters():
     assert optimizers.evaluation_params(state, found) is found
 
 
-def test_groups_have_learning_rates_of_their_own():
+def test_groups_have_separate_learning_rates():
     found, _ = three_steps(learning_rates=("attention/*/bias=0", "embedding=0.5"))
     plain, _ = three_steps()
     np.testing.assert_array_equal(found["attention"]["query"]["bias"], np.float32(PARAMS["attention"]["query"]["bias"]))
@@ -236,7 +236,7 @@ def test_groups_have_learning_rates_of_their_own():
     assert_close(2 * (half["embedding"] - start), whole["embedding"] - start)
 
 
-def test_what_decays_is_chosen_by_globs():
+def test_globs_select_decayed_parameters():
     plain, _ = three_steps(weight_decay=0.0)
     some, _ = three_steps(decayed=("ffn/*",))
     for path, same in (("ffn", False), ("embedding", True), ("wide", True)):
@@ -244,7 +244,7 @@ def test_what_decays_is_chosen_by_globs():
         assert all(jax.tree.leaves(equal)) == same
 
 
-def test_weight_decay_spares_biases_and_norms():
+def test_weight_decay_excludes_biases_and_norms():
     cfg = Config(optim=OptimConfig(schedule="constant", learning_rate=1.0, warmup_steps=1, weight_decay=0.5))
     shapes = registry.shapes(registry.build(tiny("seq2seq", position="learned", output_bias=True)))
     optimizer = optimizers.build(cfg, shapes)
@@ -257,7 +257,7 @@ def test_weight_decay_spares_biases_and_norms():
     assert set(flat.values()) == {-0.5, 0.0}
 
 
-def test_a_glob_that_fits_nothing():
+def test_a_glob_without_matches_is_refused():
     with pytest.raises(ConfigError, match="'encoder/.' fits no parameter; one is 'attention/query/bias'"):
         optimizers.build(settings(learning_rates=("encoder/*=0.1",)), boxed())
 
@@ -282,7 +282,7 @@ def test_clipping_by_adaptive_scale():
     assert_close(found["ffn"]["kernel"], p, 1e-6)
 
 
-def test_a_unit_is_all_that_flows_into_one_output():
+def test_adaptive_clipping_units_are_the_inputs_of_one_output():
     """Each leaf by its own reduction, in float64: heads to width, width to heads, a whole bias, each expert alone."""
     found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
     inputs = {"query']['kernel": (0,), "bias": (0, 1), "embedding": (0,), "experts": (1,), "ffn": (0,), "wide": (0,)}
@@ -319,7 +319,7 @@ EACH = rest_slow(BY_TENSOR | {name: {"optimizer": name} for name in optimizers.O
 
 
 @pytest.mark.parametrize("changes", EACH)
-def test_a_scan_over_layers_takes_the_steps_of_a_loop(changes):
+def test_updates_of_scanned_layers_equal_those_of_a_loop(changes):
     """Stacks of different depth, and parameters outside of layers."""
     loops = {"encoder": 2, "decoder": 1}
     loop_shapes = {stack: {str(i): boxed() for i in range(depth)} for stack, depth in loops.items()} | boxed()
@@ -333,7 +333,7 @@ def test_a_scan_over_layers_takes_the_steps_of_a_loop(changes):
         )
         for stack, depth in loops.items()
     }
-    params, *grads = (randomised(loop_shapes, seed, 1.0) for seed in range(4))
+    params, *grads = (randomized(loop_shapes, seed, 1.0) for seed in range(4))
 
     def stacked(tree):
         layers = {stack: [tree[stack][str(i)] for i in range(depth)] for stack, depth in loops.items()}
@@ -360,12 +360,12 @@ def test_a_scan_over_layers_takes_the_steps_of_a_loop(changes):
     ),
 )
 @pytest.mark.parametrize("changes", EACH)
-def test_fused_projections_take_the_steps_of_separate_ones(changes, layout):
+def test_updates_of_fused_projections_equal_those_of_separate_ones(changes, layout):
     family, kind, scan = layout
     biases = {"attention_bias": ("query", "key", "value")}
     model = tiny(family, num_kv_heads=2, max_length=64, scan_layers=scan, encoder_layers=2, **biases)
     fused = dataclasses.replace(model, attention_projections=kind)
-    params, *grads = (randomised(registry.shapes(registry.build(model)), seed, 1.0) for seed in range(4))
+    params, *grads = (randomized(registry.shapes(registry.build(model)), seed, 1.0) for seed in range(4))
     changes = {
         "decayed": ("*/qkv/kernel", "*/kv/kernel", "*/query/kernel", "*/key/kernel", "*/value/kernel"),
         **changes,
@@ -399,7 +399,7 @@ def test_the_state_is_float32_for_bfloat16_parameters():
         ({"learning_rates": ("*kernel",)}, r"'\*kernel' must read GLOB=FACTOR, such as '\*embedding=0.1'"),
         ({"learning_rates": ("*=-1",)}, "must read GLOB=FACTOR"),
         ({"optimizer": "schedule_free_adamw", "schedule": "cosine"}, "must be 'constant' for"),
-        ({"optimizer": "schedule_free_adamw", "learning_rates": ("*=2",)}, "cannot go with"),
+        ({"optimizer": "schedule_free_adamw", "learning_rates": ("*=2",)}, "is not supported by"),
         ({"optimizer": "adam"}, "optim.optimizer='adam': is not a known value; did you mean 'adamw'?"),
         ({"cycles": 2}, "needs a schedule with an end"),
     ],

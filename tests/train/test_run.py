@@ -93,7 +93,7 @@ def test_a_run_folder_holds_everything(uninterrupted):
     assert [r["step"] for r in records(uninterrupted) if r["group"] == "validation"] == [4, 8]
 
 
-def test_the_result_names_what_it_depends_on(uninterrupted):
+def test_the_result_records_its_environment(uninterrupted):
     result = json.loads((uninterrupted / "result.json").read_text())
     assert result["steps"] == 8
     assert result["seed"] == 0
@@ -199,7 +199,7 @@ def test_resuming_a_finished_run_does_nothing(uninterrupted, corpus_folder, tmp_
     assert "is finished at step 8" in capsys.readouterr().out
 
 
-def test_resumed_with_other_settings_the_folder_tells_those_in_force(uninterrupted, corpus_folder, tmp_path):
+def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_path):
     folder = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     changed = two_shapes(log_every=3)
     changed = dataclasses.replace(changed, decode=dataclasses.replace(changed.decode, max_new_tokens=3))
@@ -242,21 +242,21 @@ def test_the_logged_learning_rate_is_the_one_applied(corpus_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_a_finished_run_trains_on_when_there_are_more_steps(uninterrupted, corpus_folder, tmp_path):
+def test_resuming_a_finished_run_with_more_steps_continues(uninterrupted, corpus_folder, tmp_path):
     folder = tmp_path / "longer"
     run(two_shapes(steps=4), folder, corpus_folder)
     run(two_shapes(steps=8), folder, corpus_folder, resume=True)
     jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, load_trained(uninterrupted).params)
 
 
-def test_a_run_folder_is_not_overwritten_unless_told(uninterrupted, corpus_folder):
+def test_a_run_folder_is_overwritten_only_on_request(uninterrupted, corpus_folder):
     before = sorted(os.listdir(uninterrupted))
     with pytest.raises(ConfigError, match="already holds a run: add --resume to continue it, --overwrite to replace"):
         experiment.build(small_config(), uninterrupted, data_root=corpus_folder)
     assert sorted(os.listdir(uninterrupted)) == before
 
 
-def test_overwrite_starts_anew(corpus_folder, tmp_path):
+def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
     folder = tmp_path / "run"
     experiment.build(small_config(), folder, data_root=corpus_folder)
     (folder / "metrics.jsonl").write_text("old\n")
@@ -271,7 +271,7 @@ def test_another_config_cannot_resume(uninterrupted, corpus_folder):
         experiment.build(changed, uninterrupted, data_root=corpus_folder, resume=True)
 
 
-def test_a_folder_of_something_else_is_left_alone(corpus_folder, tmp_path):
+def test_a_folder_with_other_files_is_not_changed(corpus_folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for options in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(ConfigError, match="is not a run folder"):
@@ -307,7 +307,7 @@ def test_a_vocabulary_smaller_than_the_data(corpus_folder, tmp_path):
         experiment.build(Config.from_dict(values), tmp_path / "run", data_root=corpus_folder)
 
 
-def test_loading_what_is_not_a_trained_run(tmp_path, corpus_folder):
+def test_loading_folders_that_are_not_trained_runs(tmp_path, corpus_folder):
     with pytest.raises(ConfigError, match="does not exist; name the run folder"):
         load_trained(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="is not a run folder"):

@@ -68,10 +68,10 @@ def start(model, optimizer, *, ema: float | None = None):
 
 def test_loss_is_the_mean_over_counted_labels():
     model, optimizer, step = experiment()
-    begun = start(model, optimizer)
+    initial = start(model, optimizer)
     data = batch()
-    _, metrics = step(begun, data)
-    logits = oracles.decoder_lm(oracles.f64(begun.params), model.cfg, data["tokens"], data["tokens"] != PAD)
+    _, metrics = step(initial, data)
+    logits = oracles.decoder_lm(oracles.f64(initial.params), model.cfg, data["tokens"], data["tokens"] != PAD)
     counted = data["targets"] != IGNORED
     smoothed = 0.9 * np.eye(11)[data["targets"][counted]] + 0.1 / 11
     losses = -(smoothed * np.log(oracles.softmax(logits[counted]))).sum(-1)
@@ -85,18 +85,18 @@ def test_frozen_parameters_do_not_count_in_the_clipping_norm():
     """A clipped SGD step has the length of the clipping norm times the learning rate, over the trained parameters."""
     sgd = {"optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.1}
     model, optimizer, step = experiment(optim=sgd | {"learning_rates": ("embedding/*=0", "*bias=0")})
-    begun, data = start(model, optimizer), batch()
+    initial, data = start(model, optimizer), batch()
 
     def loss(params):
         sums, _ = batch_loss(model, params, data, label_smoothing=0.1)
         return sums.loss / sums.labels
 
-    grads = jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(begun.params))
+    grads = jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(initial.params))
     trained = [leaf for path, leaf in grads if "'embedding'" not in str(path[0]) and "bias" not in str(path[-1])]
     assert 0 < len(trained) < len(grads) - 1
-    after, metrics = step(begun, data)
+    after, metrics = step(initial, data)
     assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(trained)), rel=1e-5)
-    moved = jax.tree.map(jnp.subtract, after.params, begun.params)
+    moved = jax.tree.map(jnp.subtract, after.params, initial.params)
     assert float(optax.tree.norm(moved)) == pytest.approx(1e-2 * 0.1, rel=1e-3)
     assert not np.asarray(moved["embedding"]["embedding"]).any()
 
@@ -115,7 +115,7 @@ def test_padding_rows_and_columns_change_nothing():
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-4), wide.params, plain.params)
 
 
-def test_eight_devices_give_the_result_of_one():
+def test_eight_devices_equal_one():
     model, optimizer, step = experiment(dropout=0.2)
     results = []
     for devices in (1, 8):
@@ -131,9 +131,9 @@ def test_eight_devices_give_the_result_of_one():
 
 def test_dropout_differs_from_step_to_step():
     model, optimizer, step = experiment(dropout=0.5)
-    begun = start(model, optimizer)
-    later = begun.replace(step=begun.step + 1)
-    losses = [float(step(current, batch())[1]["loss"]) for current in (begun, begun, later)]
+    initial = start(model, optimizer)
+    later = initial.replace(step=initial.step + 1)
+    losses = [float(step(current, batch())[1]["loss"]) for current in (initial, initial, later)]
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -157,7 +157,7 @@ def pairs(rows: int = 32, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", rest_slow(["decoder_lm", "seq2seq"], 1))
-def test_accumulated_parts_give_the_result_of_the_whole_batch(family):
+def test_accumulation_equals_the_whole_batch(family):
     model, optimizer, whole = experiment(family)
     _, _, parts = experiment(family, train={"accumulate": 4})
     one = four = start(model, optimizer)
@@ -173,7 +173,7 @@ def test_accumulated_parts_give_the_result_of_the_whole_batch(family):
 
 @pytest.mark.parametrize("chunk", rest_slow([3, 8, 20], 1))
 @pytest.mark.parametrize("tied", ["output", "none"])
-def test_the_loss_in_chunks_is_the_plain_one(chunk, tied):
+def test_the_chunked_loss_equals_the_plain_one(chunk, tied):
     extra = {"z_loss": 0.01}
     model, optimizer, plain = experiment(tie_embeddings=tied, train=extra)
     _, _, chunked = experiment(tie_embeddings=tied, train={**extra, "loss_chunk": chunk})
@@ -187,7 +187,7 @@ def test_the_loss_in_chunks_is_the_plain_one(chunk, tied):
     jax.tree.map(lambda x, y: assert_close(x, y, 1e-5, proves=proves), b.params, a.params)
 
 
-def test_the_loss_in_chunks_never_holds_all_logits():
+def test_the_chunked_loss_never_stores_all_logits():
     model, optimizer, _ = experiment(vocab_size=97)
     cfg = settings(vocab_size=97, train={"loss_chunk": 2})
     step = make_train_step(model, optimizer, cfg)
@@ -199,7 +199,7 @@ def test_the_loss_in_chunks_never_holds_all_logits():
 def test_z_loss_is_the_mean_square_of_the_normalizer():
     model, optimizer, _ = experiment()
     cfg = settings(train={"z_loss": 0.5, "label_smoothing": 0.0}, optim={"optimizer": "sgd", "beta1": 0.0})
-    begun, data = start(model, optimizer), batch()
+    initial, data = start(model, optimizer), batch()
 
     def objective(params):
         logits = registry.forward(model, params, data).logits
@@ -208,11 +208,11 @@ def test_z_loss_is_the_mean_square_of_the_normalizer():
         losses = normalizer - jnp.take_along_axis(logits, np.maximum(data["targets"], 0)[..., None], -1)[..., 0]
         return jnp.where(counted, losses + 0.5 * normalizer**2, 0).sum() / counted.sum()
 
-    wanted = jax.jit(jax.grad(objective))(begun.params)
+    wanted = jax.jit(jax.grad(objective))(initial.params)
     key = jax.random.key(0)
-    sums, grads, _ = jax.jit(lambda params: accumulated_gradients(model, params, data, key, cfg))(begun.params)
+    sums, grads, _ = jax.jit(lambda params: accumulated_gradients(model, params, data, key, cfg))(initial.params)
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), grads, wanted)
-    assert float(sums.loss / sums.labels) < float(objective(begun.params))
+    assert float(sums.loss / sums.labels) < float(objective(initial.params))
 
 
 def test_the_running_mean_by_hand():
@@ -234,7 +234,7 @@ def poisoned(current):
     return dataclasses.replace(current, params=jax.tree.unflatten(tree, [flat[0] * jnp.nan, *flat[1:]]))
 
 
-def test_a_step_that_is_not_finite_changes_nothing_but_the_counts():
+def test_a_non_finite_step_changes_only_the_counts():
     model, optimizer, step = experiment(train={"ema_decay": 0.9})
     current = start(model, optimizer, ema=0.9)
     bad = poisoned(current)
@@ -250,9 +250,9 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
     model, optimizer, step = experiment(
         dropout=0.0, train={"layer_norms": True, "noise_scale": True, "accumulate": 2, "label_smoothing": 0.0}
     )
-    begun, data = start(model, optimizer), batch(rows=8)
+    initial, data = start(model, optimizer), batch(rows=8)
     data["targets"] = np.where(data["targets"] == IGNORED, 4, data["targets"])
-    after, metrics = step(begun, data)
+    after, metrics = step(initial, data)
 
     def gradient(rows):
         part = {name: array[rows] for name, array in data.items()}
@@ -260,7 +260,7 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
         def loss(params):
             return masked_cross_entropy(*registry.forward(model, params, part)[:2]).loss / (len(rows) * 6)
 
-        return jax.jit(jax.grad(loss))(begun.params)
+        return jax.jit(jax.grad(loss))(initial.params)
 
     def square(tree):
         return sum(float((np.float64(leaf) ** 2).sum()) for leaf in jax.tree.leaves(tree))
@@ -279,7 +279,7 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_one_compilation_a_shape_and_no_transfers(devices):
+def test_one_compilation_per_shape_and_no_transfers(devices):
     model, optimizer, _ = experiment()
     mesh = make_mesh(ParallelConfig(data=devices))
     current = state.create(model, optimizer, settings(), mesh)

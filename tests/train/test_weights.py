@@ -62,7 +62,7 @@ def test_the_last_checkpoints_are_averaged(corpus_folder, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, load_trained(folder).params, checkpoint(folder, 8).ema)
 
 
-def test_an_average_follows_from_the_schedule_alone(tmp_path):
+def test_averaging_depends_only_on_the_schedule(tmp_path):
     """Checkpoints every 2 steps and at the end count; those of two interruptions and of the best evaluation do not."""
     cfg = small_config(steps=9, checkpoint_every=2, keep_checkpoints=3, weights="average_last", average=3)
     states = {step: made(step) for step in range(1, 10)}
@@ -85,7 +85,7 @@ def bytes_read() -> int:
 @pytest.mark.parametrize(
     ("kind", "optimizer", "factor"), [("last", "adamw", 1), ("ema", "adamw", 1), ("last", "schedule_free_adamw", 2)]
 )
-def test_only_what_is_evaluated_is_read(tmp_path, kind, optimizer, factor):
+def test_only_evaluated_parameters_are_read(tmp_path, kind, optimizer, factor):
     """Of parameters, their EMA and two moments, one is read; schedule-free averages are made from two."""
     cfg = small_config(weights=kind, ema_decay=0.5)
     schedule = {"schedule": "constant", "learning_rate": 0.01}
@@ -120,7 +120,7 @@ def test_a_run_with_only_its_weights(corpus_folder, tmp_path):
         load_trained(tmp_path / "run")
 
 
-def test_changed_bytes_of_the_weights_never_pass_unnoticed(tmp_path):
+def test_corrupted_weights_are_always_detected(tmp_path):
     """Each of 60 flips of one byte, a truncated file, and a missing file."""
     params = {"a": jnp.arange(500.0), "b": jnp.full((3, 5), 2, jnp.bfloat16)}
     weights.save(tmp_path, params, "last", [3], 3)
@@ -145,7 +145,7 @@ def test_changed_bytes_of_the_weights_never_pass_unnoticed(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_and_an_early_end(corpus_folder, tmp_path, capsys, monkeypatch):
+def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys, monkeypatch):
     losses, evaluate = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5}, loop.Trainer.evaluate
 
     def scripted(self, split, evaluators, params):
@@ -186,7 +186,7 @@ def wider(cfg: Config) -> Config:
     )
 
 
-def test_parameters_of_another_run_where_they_fit(corpus_folder, tmp_path):
+def test_matching_parameters_of_another_run_are_loaded(corpus_folder, tmp_path):
     cfg = small_config(steps=2)
     run(cfg, tmp_path / "first", corpus_folder)
     first = load_trained(tmp_path / "first").params
@@ -210,7 +210,7 @@ def test_parameters_of_another_run_where_they_fit(corpus_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_fine_tuning_begins_with_them_and_says_so(corpus_folder, tmp_path, capsys):
+def test_fine_tuning_starts_from_loaded_parameters_and_reports_them(corpus_folder, tmp_path, capsys):
     run(small_config(steps=2), tmp_path / "first", corpus_folder)
     tuned = small_config(steps=1, start_from=str(tmp_path / "first"), ema_decay=0.9)
     tuned = dataclasses.replace(tuned, optim=dataclasses.replace(tuned.optim, learning_rate=0.0))
@@ -224,7 +224,7 @@ def test_fine_tuning_begins_with_them_and_says_so(corpus_folder, tmp_path, capsy
     assert report["missing"] == report["unused"] == report["other_shape"] == []
 
 
-def test_the_optimizer_begins_with_the_loaded_parameters(corpus_folder, tmp_path):
+def test_the_optimizer_starts_from_the_loaded_parameters(corpus_folder, tmp_path):
     """The averages of a schedule-free optimizer and the EMA start from the loaded parameters, too."""
     run(small_config(steps=1), tmp_path / "first", corpus_folder)
     first = load_trained(tmp_path / "first").params
@@ -232,10 +232,10 @@ def test_the_optimizer_begins_with_the_loaded_parameters(corpus_folder, tmp_path
     free = dataclasses.replace(cfg, seed=3, optim=dataclasses.replace(cfg.optim, optimizer="schedule_free_adamw"))
     built = experiment.build(free, tmp_path / "second", data_root=corpus_folder)
     with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
-        begun = trainer.state
-        jax.tree.map(np.testing.assert_array_equal, begun.params, first)
-        jax.tree.map(np.testing.assert_array_equal, begun.ema, first)
-        averages = optimizers.evaluation_params(begun.opt_state, begun.params)
+        initial = trainer.state
+        jax.tree.map(np.testing.assert_array_equal, initial.params, first)
+        jax.tree.map(np.testing.assert_array_equal, initial.ema, first)
+        averages = optimizers.evaluation_params(initial.opt_state, initial.params)
         jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), averages, first)
 
 

@@ -109,13 +109,13 @@ def test_the_standard_parameterization_grows_with_the_width():
     assert max(ratios.values()) > 3, ratios
 
 
-def test_it_is_the_standard_parameterization_at_the_base_width():
+def test_mup_equals_the_standard_parameterization_at_the_base_width():
     cfg = config("decoder_lm", BASE, "adamw")
     standard = config("decoder_lm", BASE, "adamw", base=None)
     assert sizes(cfg, seeds=1) == sizes(standard, seeds=1)
 
 
-def test_learning_rates_of_hidden_matrices_alone_fall_with_the_width():
+def test_only_learning_rates_of_hidden_matrices_decrease_with_the_width():
     cfg = config("decoder_lm", 4 * BASE, "adamw", tie_embeddings="none")
     model = registry.build(cfg.model)
     for optimizer, hidden in (("adamw", 1 / 4), ("muon", 1 / 2)):

@@ -132,7 +132,7 @@ def random_model(options: argparse.Namespace) -> tuple[ModelConfig, Any]:
     """Builds a model of Marian's architecture with random weights that never generates EOS.
 
     CTranslate2 drops Marian's last token and starts decoding from a zero vector. Therefore the last token is banned and
-    the embedding of BOS is zero. The second kernel of each FFN is centred over its inputs, because their mean is not
+    the embedding of BOS is zero. The second kernel of each FFN is centered over its inputs, because their mean is not
     zero: otherwise all outputs of the FFN would share a large component.
     """
     sizes = {"dim": options.dim, "num_heads": options.heads, "ffn_dim": options.ffn_dim}
@@ -186,7 +186,7 @@ def workloads(options: argparse.Namespace) -> list[Workload]:
 
 
 def measure(workload: Workload, systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
-    """Compares the outputs of the systems, then measures them in turns.
+    """Compares the outputs of the systems, then measures them alternately.
 
     The comparison also compiles. Each system runs once more before it is measured, because our engine starts its second
     call with the array sizes that the first one reached, and compiles for them.

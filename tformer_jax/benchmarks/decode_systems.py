@@ -18,8 +18,8 @@ from tformer_jax.benchmarks.jitted_loop import translate
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import FIRST, Tokenizers
 from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
+from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
-from tformer_jax.inference.prepared import prepared
 from tformer_jax.inference.sampling import row_keys
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS, UNK
@@ -66,7 +66,7 @@ class JittedLoop:
     packages: tuple[str, ...] = ("jax", "jaxlib")
 
     def __init__(self, model: Seq2Seq, params: Any, batch: int, length: int):
-        self._model, self._params = prepared(model, params)
+        self._model, self._params = decoding_layout(model, params)
         self._batch, self._length = batch, length
 
     def prepare(self, rows: Rows, beams: int) -> Callable[[], list[np.ndarray]]:

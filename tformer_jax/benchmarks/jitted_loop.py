@@ -1,8 +1,8 @@
 """Decoding of a whole batch in one compiled loop, without the engine.
 
 `benchmark.py decode` compares the engine's speed with it, and the tests compare the engine's outputs with it. Each
-function is compiled once for each model, input shape, `length` and decoding strategy. A row of PAD only fills up a
-batch: nothing is generated for it.
+function is compiled once for each model, input shape, `length` and decoding strategy. Nothing is generated for
+rows of PAD, which only fill up a batch.
 """
 
 import functools
@@ -50,7 +50,7 @@ def translate(
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    return _decode(_begin_translation(model, params, source, length, cfg), keys, length, cfg, rules)
+    return _decode(_start_translation(model, params, source, length, cfg), keys, length, cfg, rules)
 
 
 @_compiled
@@ -69,88 +69,88 @@ def continue_text(
     Args:
         prompt: int [B, T], PAD on the left, at most `model.cfg.max_length` real tokens.
         keys: [B] PRNG keys for sampling; other strategies ignore them.
-        length: maximum number of generated tokens; fewer where the prompt leaves less room in the model.
+        length: maximum number of generated tokens; fewer where the prompt leaves less space in the model.
         rules: constraints on outputs.
 
     Returns:
         int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
-    return _decode(_begin_continuation(model, params, prompt, length, cfg), keys, length, cfg, rules)
+    return _decode(_start_continuation(model, params, prompt, length, cfg), keys, length, cfg, rules)
 
 
 @_compiled
 def best_translations(
     model: Seq2Seq, params: Any, source: jax.Array, *, length: int, cfg: DecodeConfig, rules: Rules = NO_RULES
 ) -> Hypotheses:
-    """Beam search: the `cfg.beams` best targets of each source; arguments as of `translate`."""
-    return _search(_begin_translation(model, params, source, length, cfg), length, cfg, rules)
+    """Beam search: the `cfg.beams` best targets of each source; arguments are as for `translate`."""
+    return _search(_start_translation(model, params, source, length, cfg), length, cfg, rules)
 
 
 @_compiled
 def best_continuations(
     model: DecoderLM, params: Any, prompt: jax.Array, *, length: int, cfg: DecodeConfig, rules: Rules = NO_RULES
 ) -> Hypotheses:
-    """Beam search: the `cfg.beams` best continuations of each prompt; arguments as of `continue_text`."""
-    return _search(_begin_continuation(model, params, prompt, length, cfg), length, cfg, rules)
+    """Beam search: the `cfg.beams` best continuations of each prompt; arguments are as for `continue_text`."""
+    return _search(_start_continuation(model, params, prompt, length, cfg), length, cfg, rules)
 
 
-class _Begun(NamedTuple):
-    """What decoding starts from."""
+class _Start(NamedTuple):
+    """Inputs of the decoding loop."""
 
     step: Step
     prompt: jax.Array
     """int [B, T], PAD on the left."""
     cache: DecoderCache
-    """Of all but the prompt's last token."""
-    room: jax.Array
+    """Contains all prompt tokens except the last."""
+    max_new_tokens: jax.Array
     """int [B]: maximum number of tokens of each row."""
 
 
-def _begin_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:
-    model, params = _in_a_loop(model, params)
+def _start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Start:
+    model, params = _unrolled(model, params)
     variables, padding_mask = {"params": params}, source != PAD
     memory = model.apply(variables, source, padding_mask, method="encode")
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
     cache: Any = model.apply(variables, memory, padding_mask, length, **options, method="init_cache")
     first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
-    return _Begun(step_fn(model, params), first, cache, jnp.where(padding_mask.any(axis=1), length, 0))
+    return _Start(step_fn(model, params), first, cache, jnp.where(padding_mask.any(axis=1), length, 0))
 
 
-def _begin_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> _Begun:
-    model, params = _in_a_loop(model, params)
+def _start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> _Start:
+    model, params = _unrolled(model, params)
     B, T = prompt.shape
     lengths = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
     cache: Any = model.apply({"params": params}, B, T + length, lengths, **options, method="init_cache")
-    room = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
+    max_new_tokens = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
     cache = prefill(model, params, prompt if model.cfg.prefix_lm else prompt[:, :-1], cache)
-    return _Begun(step_fn(model, params), prompt, cache, room)
+    return _Start(step_fn(model, params), prompt, cache, max_new_tokens)
 
 
-def _in_a_loop(model: Any, params: Any) -> tuple[Any, Any]:
-    """The model and its parameters, with layers that are not scanned."""
+def _unrolled(model: Any, params: Any) -> tuple[Any, Any]:
+    """Returns the model and its parameters with unscanned layers."""
     cfg, params = conversions.unrolled(model.cfg, params)
     return type(model)(cfg), params
 
 
-def _decode(begun: _Begun, keys: jax.Array, length: int, cfg: DecodeConfig, rules: Rules) -> jax.Array:
-    """int32 [B, length], by `cfg.strategy`."""
+def _decode(start: _Start, keys: jax.Array, length: int, cfg: DecodeConfig, rules: Rules) -> jax.Array:
+    """Decodes with `cfg.strategy`: int32 [B, length]."""
     if cfg.strategy == "beam":
-        return _search(begun, length, cfg, rules).tokens[:, 0]
-    counts = (begun.prompt != PAD).sum(axis=1, dtype=jnp.int32)
-    history = jnp.pad(jax.vmap(jnp.roll)(begun.prompt, counts), ((0, 0), (0, length)), constant_values=PAD)
+        return _search(start, length, cfg, rules).tokens[:, 0]
+    counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
+    history = jnp.pad(jax.vmap(jnp.roll)(start.prompt, counts), ((0, 0), (0, length)), constant_values=PAD)
     settings = RowSettings.of(cfg, keys.shape[0])
-    rows = Chains.start(begun.prompt[:, -1], counts, begun.room, keys, settings, rules, history=history)
-    rows = _finish(begun.step, begun.cache, rows)
+    rows = Chains.start(start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, rules, history=history)
+    rows = _finish(start.step, start.cache, rows)
     columns = counts[:, None] + jnp.arange(length)
     return jnp.take_along_axis(rows.history, columns, axis=1)
 
 
-def _search(begun: _Begun, length: int, cfg: DecodeConfig, rules: Rules) -> Hypotheses:
-    counts = (begun.prompt != PAD).sum(axis=1, dtype=jnp.int32)
-    settings = RowSettings.of(cfg, begun.room.shape[0])
-    rows = Beams.start(begun.prompt[:, -1], counts, begun.room, settings, rules, length=length, cfg=cfg)
-    return _finish(begun.step, begun.cache, rows).finished
+def _search(start: _Start, length: int, cfg: DecodeConfig, rules: Rules) -> Hypotheses:
+    counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
+    settings = RowSettings.of(cfg, start.max_new_tokens.shape[0])
+    rows = Beams.start(start.prompt[:, -1], counts, start.max_new_tokens, settings, rules, length=length, cfg=cfg)
+    return _finish(start.step, start.cache, rows).finished
 
 
 def _finish(step: Step, cache: DecoderCache, rows: AnyRows) -> AnyRows:

@@ -44,7 +44,7 @@ Run = Callable[[], jax.Array]
 
 
 def measure_paged(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures both caches in turns, prints a line for each, and returns the record for `--record`.
+    """Measures both caches alternately, prints a line for each, and returns the record for `--record`.
 
     Raises:
         ConfigError: `--dim` or `--steps` is out of range, or the rows do not fit into the pool.
@@ -102,7 +102,7 @@ def model_config(options: argparse.Namespace) -> ModelConfig:
 
 
 def paged(cfg: ModelConfig, lengths: np.ndarray, options: argparse.Namespace) -> DecoderCache:
-    """Returns an empty paged cache with room for `options.steps` more tokens per row.
+    """Returns an empty paged cache with space for `options.steps` more tokens per row.
 
     Raises:
         ConfigError: the pool has too few pages.
@@ -117,7 +117,7 @@ def paged(cfg: ModelConfig, lengths: np.ndarray, options: argparse.Namespace) ->
     shuffled = np.random.default_rng(1).permutation(np.arange(1, pages + 1))
     table = np.zeros((options.rows, -(-options.length // PAGE_SIZE)), np.int32)
     table[np.arange(table.shape[1]) < counts[:, None]] = shuffled[: counts.sum()]
-    cache = paged_cache(cfg, options.rows, pages=pages + 1, page_size=PAGE_SIZE, pages_a_row=table.shape[1])
+    cache = paged_cache(cfg, options.rows, pages=pages + 1, page_size=PAGE_SIZE, pages_per_row=table.shape[1])
     slots: Any = {
         kind: dataclasses.replace(of, table=jnp.asarray(table))
         for kind, of in cache.slots.items()
@@ -154,7 +154,7 @@ def decoding(model: Any, params: Any, cache: DecoderCache, steps: int) -> Run:
 
         no_logits = jnp.zeros((rows, 1, model.cfg.vocab_size))
         logits, cache = jax.lax.fori_loop(0, steps, step, (no_logits, cache))
-        return logits, cache.forget(jnp.full((rows,), steps))
+        return logits, cache.remove_newest(jnp.full((rows,), steps))
 
     state = [cache]
 

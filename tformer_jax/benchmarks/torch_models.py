@@ -1,7 +1,7 @@
 """The models of `scripts/benchmark.py train` in idiomatic PyTorch.
 
 They use fused projections and `scaled_dot_product_attention`; the forward pass includes the loss, so that
-`torch.compile` optimises all of it. `train_cases.unsupported_settings` lists the settings that they do not support.
+`torch.compile` optimizes both. `train_cases.unsupported_settings` lists the settings that they do not support.
 """
 
 import collections

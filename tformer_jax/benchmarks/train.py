@@ -49,7 +49,7 @@ def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str
 
 
 def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
-    """Compares the losses of the systems on a case and measures their steps in turns."""
+    """Compares the losses of the systems on a case and measures their steps alternately."""
     compared = train_cases.without_dropout(case)
     losses: dict[str, list[float]] = {}
     with start_systems(case, PEERS) as systems:

@@ -27,19 +27,19 @@ PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 CUDA13_DRIVER = 580
 """Minimum driver version for CUDA 13."""
 LEAST_FREE = 2**30
-"""Free disk space in bytes that a run needs besides its checkpoints: metrics, samples, traces."""
+"""Free disk space in bytes that a run needs in addition to its checkpoints: metrics, samples, traces."""
 HARMFUL = {
-    "xla_cpu_enable_fast_math": "hides numbers that are not finite from the guard that skips such steps",
-    "xla_cpu_enable_fast_min_max": "hides numbers that are not finite from the guard that skips such steps",
-    "xla_gpu_enable_fast_min_max": "hides numbers that are not finite from the guard that skips such steps",
-    "xla_disable_all_hlo_passes": "switches the compiler's work off",
+    "xla_cpu_enable_fast_math": "hides non-finite values from the check that skips such steps",
+    "xla_cpu_enable_fast_min_max": "hides non-finite values from the check that skips such steps",
+    "xla_gpu_enable_fast_min_max": "hides non-finite values from the check that skips such steps",
+    "xla_disable_all_hlo_passes": "disables all compiler passes",
 }
 """XLA flags that must not be enabled, and their effects."""
 SLOW = {
-    "xla_backend_optimization_level": "makes code that is fast to compile and slow to run, unless it is 3",
-    "xla_gpu_autotune_level": "chooses kernels without comparing them, where it is 0",
-    "xla_force_host_platform_device_count": "pretends several devices on the cores of one CPU, which is for tests",
-    "xla_dump_to": "writes files at every compilation, and never deletes one",
+    "xla_backend_optimization_level": "compiles faster, but to slower code, unless it is 3",
+    "xla_gpu_autotune_level": "selects kernels without measuring them if it is 0",
+    "xla_force_host_platform_device_count": "simulates several devices on one CPU, for tests",
+    "xla_dump_to": "writes files at every compilation and never deletes them",
 }
 """XLA flags that are unsuitable for long runs, and their effects."""
 
@@ -90,14 +90,14 @@ def unused_accelerators(found: list[Card], backend: str) -> Iterator[str]:
         return
     there = f"{len(found)} x {found[0].name}" if found else f"{len(tpus)} TPU chips"
     if wanted == "cpu":
-        yield f"{there} are there, and JAX_PLATFORMS=cpu hides them: unset JAX_PLATFORMS"
+        yield f"this machine has {there}, but JAX_PLATFORMS=cpu hides it: unset JAX_PLATFORMS"
         return
     extra = "tpu" if not found else "cuda13" if _major(found[0].driver) >= CUDA13_DRIVER else "cuda12"
-    yield f'{there} are there, and JAX uses the CPU: pip install -e ".[{extra}]"'
+    yield f'this machine has {there}, but JAX uses the CPU: pip install -e ".[{extra}]"'
 
 
 def packages() -> Iterator[str]:
-    """Yields required packages that are missing or of an unsupported version, and plugins that do not fit jaxlib."""
+    """Yields required packages that are missing or of an unsupported version, and plugins that do not match jaxlib."""
     if version(PACKAGE) is None:
         yield f"{PACKAGE} is not installed: pip install -e ."
         return
@@ -109,11 +109,11 @@ def packages() -> Iterator[str]:
             yield f"the package {requirement.name} is missing: pip install -e ."
         elif not requirement.specifier.contains(found, prereleases=True):
             wanted = f'"{requirement.name}{requirement.specifier}"'
-            yield f"{requirement.name} {found} is outside the supported {wanted}: pip install {wanted}"
+            yield f"{requirement.name} {found} is not supported; required: {wanted}: pip install {wanted}"
     for plugin in PLUGINS:
         if (found := version(plugin)) and found != version("jaxlib"):
             extra = plugin.split("-")[1]
-            yield f'{plugin} {found} does not fit jaxlib {version("jaxlib")}: pip install -U -e ".[{extra}]"'
+            yield f'{plugin} {found} does not match jaxlib {version("jaxlib")}: pip install -U -e ".[{extra}]"'
 
 
 def version(package: str) -> str | None:
@@ -140,16 +140,16 @@ def unknown_xla_flags() -> Iterator[str]:
     unknown = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", done.stderr)
     names = unknown[1].split() if unknown else given.split()
     os.environ["XLA_FLAGS"] = " ".join(flag for flag in given.split() if flag not in names)
-    tpu = "; flags of TPUs belong into LIBTPU_INIT_ARGS" if any("xla_tpu" in name for name in names) else ""
+    tpu = "; flags of TPUs belong in LIBTPU_INIT_ARGS" if any("xla_tpu" in name for name in names) else ""
     what = "does not know" if unknown else "cannot read"
-    yield f"XLA_FLAGS has {' '.join(names)}, which jaxlib {version('jaxlib')} {what}: take it out{tpu}"
+    yield f"XLA_FLAGS has {' '.join(names)}, which jaxlib {version('jaxlib')} {what}: remove it{tpu}"
 
 
 def harmful_xla_flags() -> Iterator[str]:
     """Yields flags in effect that make results wrong."""
     for name, value in _xla_flags():
         if name in HARMFUL and value not in ("false", "0"):
-            yield f"XLA_FLAGS has --{name}, which {HARMFUL[name]}: take it out"
+            yield f"XLA_FLAGS has --{name}, which {HARMFUL[name]}: remove it"
 
 
 def slow_xla_flags() -> Iterator[str]:

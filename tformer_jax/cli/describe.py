@@ -110,14 +110,14 @@ def show(name: str, found: "Cost", batch: int, length: int) -> None:
     console.print(modules)
 
     per_token = found.forward_flops / found.tokens
-    rest = Table("", "value", title=f"batch of {batch} rows of {length} tokens")
-    rest.columns[1].justify = "right"
+    costs = Table("", "value", title=f"batch of {batch} rows of {length} tokens")
+    costs.columns[1].justify = "right"
     for label, value in (
         ("parameters without embeddings", f"{found.total - found.embeddings:,}"),
-        ("FLOPs a token, forward", f"{per_token:.4g}"),
-        ("FLOPs a token, training (3 x forward)", f"{3 * per_token:.4g}"),
+        ("FLOPs per token, forward", f"{per_token:.4g}"),
+        ("FLOPs per token, training (3 x forward)", f"{3 * per_token:.4g}"),
         ("parameters", size_of(found.parameter_bytes)),
         ("KV cache of decoding", size_of(found.cache_bytes)),
     ):
-        rest.add_row(label, value)
-    console.print(rest)
+        costs.add_row(label, value)
+    console.print(costs)

@@ -1,4 +1,4 @@
-"""The report of `doctor.py`: this machine, the placement of a config on it, and what is wrong with either."""
+"""The report of `doctor.py`: this machine, the placement of a config on it, and the problems found."""
 
 import argparse
 import dataclasses
@@ -32,50 +32,50 @@ SHOWN = ("jax", "jaxlib", *checks.PLUGINS, "libtpu", "flax", "optax", "orbax-che
 
 
 class Findings:
-    """Problems, and hints for improvements."""
+    """Problems and hints."""
 
     def __init__(self) -> None:
-        self.wrong: list[str] = []
+        self.problems: list[str] = []
         self.hints: list[str] = []
 
-    def take(self, sentences: Iterable[str]) -> None:
+    def add(self, sentences: Iterable[str]) -> None:
         """Adds problems."""
-        self.wrong += sentences
+        self.problems += sentences
 
     def attempt(self, action: Callable[[], object]) -> Any:
         """Returns the result of `action`; if it raises a `ConfigError`, adds the problem and returns None."""
         try:
             return action()
         except ConfigError as error:
-            self.wrong.append(str(error))
+            self.problems.append(str(error))
             return None
 
 
 def report(cfg: Config | None, options: argparse.Namespace) -> None:
-    """Prints the report; exits with 1 if something is wrong.
+    """Prints the report; exits with 1 if there are problems.
 
     Raises:
         RunError: JAX has no device.
     """
     console, findings = Console(), Findings()
-    findings.take(checks.unknown_xla_flags())
+    findings.add(checks.unknown_xla_flags())
     cards = findings.attempt(checks.cards) or []
     checks.devices()
     console.print(machine(cards, options.run or Path("runs")))
-    findings.take(checks.unused_accelerators(cards, jax.default_backend()))
-    findings.take(checks.packages())
-    findings.take(checks.harmful_xla_flags())
+    findings.add(checks.unused_accelerators(cards, jax.default_backend()))
+    findings.add(checks.packages())
+    findings.add(checks.harmful_xla_flags())
     findings.hints += checks.slow_xla_flags()
     found = examine(cfg, options, console, findings) if cfg else None
     run = options.run or Path("runs") / (cfg.name if cfg else "")
     kept = cfg.train.keep_checkpoints + cfg.train.keep_best + 1 if cfg else 0
-    findings.take(checks.folder(run, found.checkpoint if found else 0, kept))
-    for label, sentences in (("wrong", findings.wrong), ("hint", findings.hints)):
+    findings.add(checks.folder(run, found.checkpoint if found else 0, kept))
+    for label, sentences in (("problem", findings.problems), ("hint", findings.hints)):
         for sentence in sentences:
             console.print(escape(f"{label}: {sentence}"), soft_wrap=True, highlight=False)
-    if findings.wrong:
+    if findings.problems:
         sys.exit(FAILED)
-    console.print("Nothing is wrong.")
+    console.print("No problems found.")
 
 
 def machine(cards: list[checks.Card], run: Path) -> Table:
@@ -105,17 +105,17 @@ def machine(cards: list[checks.Card], run: Path) -> Table:
 
 def examine(cfg: Config, options: argparse.Namespace, console: Console, findings: Findings) -> Placement | None:
     """Prints the mesh of a config, and its placement if it fits; adds problems to `findings`."""
-    findings.take(checks.data(cfg, options.data))
+    findings.add(checks.data(cfg, options.data))
     devices = options.devices or jax.device_count()
     sizes = findings.attempt(lambda: axis_sizes(cfg.parallel, devices))
     if not sizes:
         return None
     console.print(mesh(sizes, devices))
     parts = math.prod(sizes[axis] for axis in BATCH_AXES)
-    before = len(findings.wrong)
+    before = len(findings.problems)
     findings.attempt(lambda: rules.check(cfg, sizes))
     findings.attempt(lambda: check_divisible(cfg, parts))
-    fits = len(findings.wrong) == before
+    fits = len(findings.problems) == before
     if cfg.model.dtype == "float32" and (options.devices or jax.default_backend() != "cpu"):
         findings.hints.append("model.dtype='float32' leaves much of a GPU or TPU unused: try 'bfloat16'")
     try:
@@ -129,7 +129,7 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     if found:
         console.print(parameters(found))
         console.print(budget(cfg, found))
-        findings.take(too_much(found, memory_of(options)))
+        findings.add(memory_problems(found, memory_of(options)))
     return found
 
 
@@ -140,20 +140,21 @@ def memory_of(options: argparse.Namespace) -> int | None:
     return None if options.devices and jax.default_backend() == "cpu" else checks.device_memory()
 
 
-def too_much(found: Placement, memory: int | None) -> Iterable[str]:
+def memory_problems(found: Placement, memory: int | None) -> Iterable[str]:
     """Yields a problem if a device is too small for its state, gradients and fewest activations."""
     fixed = found.state + found.gradients
     if memory is None or fixed + found.activations <= memory:
         return
     if fixed > memory:
         yield (
-            f"state and gradients take about {size_of(fixed)} a device, which has {size_of(memory)}: split them with "
-            "parallel.preset='fsdp', or among more devices"
+            f"state and gradients take about {size_of(fixed)} per device, which has {size_of(memory)}: shard them "
+            "with parallel.preset='fsdp', or use more devices"
         )
         return
     yield (
         f"state and gradients take about {size_of(fixed)} and activations at least {size_of(found.activations)} "
-        f"(estimated) a device, which has {size_of(memory)}: try train.accumulate, train.loss_chunk or a smaller batch"
+        f"(estimated) per device, which has {size_of(memory)}: try train.accumulate, train.loss_chunk or "
+        "a smaller batch"
     )
 
 
@@ -168,7 +169,7 @@ def mesh(sizes: dict[str, int], devices: int) -> Table:
 
 def parameters(found: Placement) -> Table:
     """Returns a table of the groups of parameters, and their placement."""
-    table = Table("parameter", "times", "shape", "axes", "placed on", "a device", title="parameters")
+    table = Table("parameter", "times", "shape", "axes", "placed on", "per device", title="parameters")
     table.columns[0].overflow, table.columns[0].min_width = "fold", 24
     for column in (table.columns[1], table.columns[-1]):
         column.justify = "right"
@@ -186,18 +187,18 @@ def parameters(found: Placement) -> Table:
 
 
 def budget(cfg: Config, found: Placement) -> Table:
-    """Returns a table of what one device holds."""
-    table = Table("", "value", title="one device holds")
+    """Returns a table of the memory that one device needs."""
+    table = Table("", "value", title="one device")
     table.columns[1].justify = "right"
     for label, value in (
         ("rows of a batch", f"{found.rows} of {found.length} tokens"),
-        ("parts of it, one after another", str(cfg.train.accumulate)),
+        ("micro-batches", str(cfg.train.accumulate)),
         ("parameters", size_of(found.parameters)),
         ("optimizer state", size_of(found.optimizer)),
         ("running mean of the parameters", size_of(found.mean)),
         ("gradients (estimated)", size_of(found.gradients)),
         ("activations, at least (estimated)", size_of(found.activations)),
-        ("a checkpoint, on disk", size_of(found.checkpoint)),
+        ("checkpoint, on disk", size_of(found.checkpoint)),
     ):
         table.add_row(label, value)
     return table

@@ -1,4 +1,4 @@
-"""`scripts/doctor.py`: reports this machine, the placement of a config on it, and what is wrong with either."""
+"""`scripts/doctor.py`: reports this machine, the placement of a config on it, and the problems found."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from tformer_jax.config import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the report; exits with 1 if something is wrong.
+    """Prints the report; exits with 1 if there are problems.
 
     Raises:
         ConfigError: the command line or the config file cannot be read.
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options, overrides = parser().parse_known_args(argv)
     if not options.config and (overrides or options.devices):
-        raise ConfigError(f"{overrides[0] if overrides else '--devices'} says something of a config: add --config FILE")
+        raise ConfigError(f"{overrides[0] if overrides else '--devices'} applies to a config: add --config FILE")
     cfg = read_config(options.config, overrides) if options.config else None
     from tformer_jax.cli import diagnosis
 
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate."""
     result = argparse.ArgumentParser(
         prog="doctor.py",
-        description="Shows this machine, the placement of a config on it, and what is wrong. Nothing is computed.",
+        description="Shows this machine, the placement of a config on it, and problems. Nothing is computed.",
         epilog="Every setting of the config can be changed: --config.parallel.fsdp=4",
         allow_abbrev=False,
     )

@@ -13,7 +13,7 @@ from tformer_jax.config import ConfigError
 from tformer_jax.data.corpora.lines import BadLines, decoded_lines, open_binary
 
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-BEGINNING = 2**20
+HASHED_BYTES = 2**20
 """Number of bytes at the start of a file whose hash identifies the file, together with its size."""
 
 Fields = Mapping[str, str]
@@ -66,7 +66,7 @@ class Source:
         return 0 if self._file is None else getattr(self._file, "fileobj", self._file).tell()
 
     def identity(self, lines: int | None = None) -> dict[str, Any]:
-        """Returns what identifies a file, or its first `lines` lines; empty if the input is not a file."""
+        """Returns facts that identify a file, or its first `lines` lines; empty if the input is not a file."""
         if self._path is None or not self.is_file:
             return {}
         found = hashlib.sha256()
@@ -76,13 +76,13 @@ class Source:
             return {"name": self._path.name, "lines": lines, "beginning": found.hexdigest()}
         try:
             with self._path.open("rb") as file:
-                found.update(file.read(BEGINNING))
+                found.update(file.read(HASHED_BYTES))
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read: {error.strerror}") from error
         return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": found.hexdigest()}
 
-    def place(self, index: int) -> str:
-        """Returns the name of line `index`, from 0, for messages."""
+    def location(self, index: int) -> str:
+        """Returns the location of line `index`, from 0, for messages."""
         return f"text {index + 1}" if self._texts else f"{self._name}, line {index + 1}"
 
     def lines(self, fields: Fields, reserved: Collection[str] = ()) -> Iterator[Line]:
@@ -102,7 +102,7 @@ class Source:
                     raise ValueError(f"has a field {taken[0]!r}, which the output adds: rename it")
                 yield line
             except ValueError as error:
-                raise ConfigError(f"{self.place(number - 1)}: {error}") from None
+                raise ConfigError(f"{self.location(number - 1)}: {error}") from None
 
     @property
     def _name(self) -> str:

@@ -29,7 +29,7 @@ def check(options: argparse.Namespace, texts: object) -> None:
     several = {"several outputs": options.outputs > 1, "--resume": options.resume}
     for name, value in {**given, **several}.items():
         if options.interactive and value:
-            raise ConfigError(f"--interactive does not go together with {name}: leave one of them out")
+            raise ConfigError(f"--interactive cannot be combined with {name}: omit one of them")
 
 
 def ask(answer: Callable[[str, int], Iterator[str]]) -> None:

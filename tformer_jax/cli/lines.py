@@ -21,7 +21,7 @@ from tformer_jax.train import run_folder
 Result = TypeVar("Result")
 
 TOO_LONG = "too_long"
-"""Field of records of lines that are too long for the model: what was done with them."""
+"""Field of records of lines that are too long for the model: the action taken."""
 
 
 class Work(NamedTuple, Generic[Result]):
@@ -29,7 +29,7 @@ class Work(NamedTuple, Generic[Result]):
 
     fields: Fields
     settings: outputs.Facts
-    """Everything that determines the results, besides the run and the input."""
+    """Everything that determines the results, except the run and the input."""
     results: Callable[[Iterator[Line], int], Iterable[Result]]
     """Returns the results of the lines, in order, without those of the given number of first lines."""
     plain: Callable[[Line, Result], Sequence[str]]
@@ -40,7 +40,7 @@ class Work(NamedTuple, Generic[Result]):
     """Fields that `added` returns."""
     long_texts: LongTexts
     """Texts that `results` cuts or leaves out because they are too long for the model."""
-    lines_a_text: int = 1
+    lines_per_text: int = 1
     """Number of lines that `plain` returns."""
     as_json: bool = False
     """Write records also to an output that is not .jsonl."""
@@ -104,9 +104,11 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
         print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
         sys.exit(0)
     as_json = work.as_json or outputs.is_json(options.output)
-    lines_a_text = 1 if as_json else work.lines_a_text
+    lines_per_text = 1 if as_json else work.lines_per_text
     shown = bool(options.output) or sys.stdout is None or not sys.stdout.isatty()
-    opened = outputs.opened(options.output, settings, source.identity, lines_a_text=lines_a_text, resume=options.resume)
+    opened = outputs.opened(
+        options.output, settings, source.identity, lines_per_text=lines_per_text, resume=options.resume
+    )
     long = LongLines(source, work.long_texts)
     with opened as output, LinesProgress(source, done=output.done, shown=shown) as progress:
         before = output.done
@@ -126,7 +128,7 @@ class LongLines:
         self._count, self._first = 0, 0
 
     def action(self, index: int) -> str | None:
-        """Returns what was done with line `index` if it was too long; None if it was not."""
+        """Returns the action taken for line `index` if it was too long, else None."""
         if not self._texts.pop(index):
             return None
         self._first = self._first if self._count else index
@@ -137,7 +139,7 @@ class LongLines:
         """Prints the number of lines to stderr, if there are any."""
         if self._count:
             done = {"cut": "cut", "skip": "skipped"}[self._texts.action]
-            first = self._source.place(self._first)
+            first = self._source.location(self._first)
             print(f"too long for the model and {done}: {self._count:,} of the lines, first {first}", file=sys.stderr)
 
 
@@ -150,23 +152,23 @@ def _results(source: Source, work: Work[Result], as_json: bool, skip: int) -> It
             yield waiting.popleft(), result
     except TextError as error:
         hint = ", or add --on-long-line cut or skip" if isinstance(error, LongTextError) else ""
-        raise ConfigError(f"{source.place(error.index)}: {error.problem}{hint}") from None
+        raise ConfigError(f"{source.location(error.index)}: {error.problem}{hint}") from None
 
 
 def _record(work: Work[Result], line: Line, result: Result, action: str | None) -> str:
-    """Returns the record of a line; `action` is what was done with it because it is too long."""
+    """Returns the record of a line; `action` is the one taken if it is too long, else None."""
     added = dict.fromkeys(work.names) if action == "skip" else work.added(line, result)
     return outputs.as_json({**line.record, **added, **({TOO_LONG: action} if action else {})})
 
 
 def _lines(work: Work[Result], line: Line, result: Result, action: str | None) -> list[str]:
     if action == "skip":
-        return [""] * work.lines_a_text
+        return [""] * work.lines_per_text
     return [outputs.as_line(text) for text in work.plain(line, result)]
 
 
 def run_identity(run: Path) -> dict[str, Any]:
-    """Returns what identifies the current weights of a run; they change if training continues."""
+    """Returns facts that identify the current weights of a run, which change if training continues."""
     found = hashlib.sha256()
     for path in (run / "config.json", run_folder.weights_facts(run)):
         found.update(path.read_bytes() if path.exists() else b"")

@@ -22,7 +22,7 @@ class Identity(Protocol):
     """Identifies an input, or its first lines."""
 
     def __call__(self, lines: int | None = None) -> dict[str, Any]:
-        """Returns what identifies the input, or its first `lines` lines."""
+        """Returns facts that identify the input, or its first `lines` lines."""
 
 
 class Output(Protocol):
@@ -71,7 +71,7 @@ def as_json(record: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def opened(
-    path: Path | None, settings: Facts, identity: Identity, *, lines_a_text: int, resume: bool
+    path: Path | None, settings: Facts, identity: Identity, *, lines_per_text: int, resume: bool
 ) -> Iterator[Output]:
     """Opens standard output or a file; a regular file is created or replaced only if the block succeeds.
 
@@ -94,7 +94,7 @@ def opened(
         except OSError as error:
             raise RunError(f"{path} cannot be written ({error.strerror})") from error
         return
-    with open_partial(path.resolve(), settings, identity, lines_a_text, resume) as file:
+    with open_partial(path.resolve(), settings, identity, lines_per_text, resume) as file:
         try:
             yield file
         except ConfigError:
@@ -129,7 +129,7 @@ def partial_of(path: Path) -> Path:
 
 
 def provenance_of(path: Path) -> Path:
-    """Returns the path of the settings and the input that a complete file was made with."""
+    """Returns the path of the settings and the input of a complete file."""
     return path.with_name(f"{path.name}.provenance.json")
 
 
@@ -154,7 +154,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
     return True
 
 
-def open_partial(path: Path, settings: Facts, identity: Identity, lines_a_text: int, resume: bool) -> "PartialFile":
+def open_partial(path: Path, settings: Facts, identity: Identity, lines_per_text: int, resume: bool) -> "PartialFile":
     """Opens the partial file of `path`, and with `resume` keeps its complete texts; raises as `opened` does."""
     partial = partial_of(path)
     try:
@@ -168,7 +168,7 @@ def open_partial(path: Path, settings: Facts, identity: Identity, lines_a_text: 
         raise ConfigError(
             f"{partial} is being written by another process: wait for it, or name another --output"
         ) from None
-    result = PartialFile(path, partial, file, lines_a_text)
+    result = PartialFile(path, partial, file, lines_per_text)
     try:
         result.begin(settings, identity, resume)
     except BaseException:
@@ -178,14 +178,14 @@ def open_partial(path: Path, settings: Facts, identity: Identity, lines_a_text: 
 
 
 class PartialFile:
-    """A file that is not complete: `NAME.partial` has plain lines, `NAME.partial.json` the facts that determine them.
+    """An incomplete output: `NAME.partial` has its lines, `NAME.partial.json` the settings and input of the command.
 
     When `write` returns, the lines of the text have been passed to the operating system. A process that is killed may
     leave a part of the next text, which `begin` removes.
     """
 
-    def __init__(self, path: Path, partial: Path, file: Any, lines_a_text: int):
-        self._path, self._partial, self._file, self._lines_a_text = path, partial, file, lines_a_text
+    def __init__(self, path: Path, partial: Path, file: Any, lines_per_text: int):
+        self._path, self._partial, self._file, self._lines_per_text = path, partial, file, lines_per_text
         self._facts = facts_of(partial)
         self.done = 0
 
@@ -247,9 +247,9 @@ class PartialFile:
         for line in self._file:
             position += len(line)
             lines += line.endswith(b"\n")
-            if line.endswith(b"\n") and lines % self._lines_a_text == 0:
+            if line.endswith(b"\n") and lines % self._lines_per_text == 0:
                 complete_bytes = position
-        return lines // self._lines_a_text, complete_bytes
+        return lines // self._lines_per_text, complete_bytes
 
     def _check_same(self, settings: Facts, identity: Identity) -> None:
         saved = read_facts(self._facts)
@@ -261,8 +261,8 @@ class PartialFile:
         changed = differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
         if changed:
             raise ConfigError(
-                f"{self._partial} was begun by another command ({'; '.join(changed[:3])}): repeat that one, or delete "
-                "the file to start again"
+                f"{self._partial} was started by another command ({'; '.join(changed[:3])}): repeat that one, or "
+                "delete the file to start again"
             )
 
     def _error(self, error: OSError) -> RunError:
@@ -278,7 +278,7 @@ def facts_of(partial: Path) -> Path:
 
 
 def read_facts(path: Path) -> Facts | None:
-    """Reads facts; None if the file is missing or damaged."""
+    """Returns the facts in a file; None if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found["input"], dict) else None

@@ -90,7 +90,7 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not (folder / "dataset.json").exists():
-            raise ConfigError(f"{folder} holds something else than prepared data; name another with --output")
+            raise ConfigError(f"{folder} contains other files than prepared data; name another with --output")
         if not overwrite:
             raise ConfigError(f"{folder} already holds prepared data: add --overwrite to replace it")
 
@@ -102,7 +102,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
         ConfigError: the config does not read a TFDS dataset, or the dataset is not available.
     """
     if cfg.data.source != "tfds":
-        raise cfg.data.error("source", "is nothing to download; --download is for data.source='tfds'")
+        raise cfg.data.error("source", "cannot be downloaded; --download needs data.source='tfds'")
     from tformer_jax.data.corpora import tfds  # TFDS takes half a second to import
 
     tfds.download(cfg, root, manual)

@@ -17,11 +17,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     html.check_installed("this command")
     path = options.output or (options.runs[0] / NAME if len(options.runs) == 1 else Path(NAME))
-    seen = write(options.runs, path, options.refresh)
+    runs = write(options.runs, path, options.refresh)
     print(path)
-    while options.watch and any(one.running for one in seen):
+    while options.watch and any(one.running for one in runs):
         time.sleep(options.watch)
-        seen = write(options.runs, path, options.refresh)
+        runs = write(options.runs, path, options.refresh)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="report.py",
         description="Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "
-        "environment, parameters. Several runs are compared with the first. A run may be going on or have failed.",
+        "environment, parameters. Several runs are compared with the first. A run may be in progress or have failed.",
         allow_abbrev=False,
     )
     result.add_argument("runs", type=run_path, nargs="+", metavar="RUN", help="run folder of scripts/train.py")
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=30,
         metavar="SECONDS",
-        help="write the report again after this time (default: 30), until no run is going on",
+        help="write the report again after this time (default: 30), until all runs have ended",
     )
     result.add_argument(
         "--refresh", type=integer(1), metavar="SECONDS", help="make browsers load the file again after this time"

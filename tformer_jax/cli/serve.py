@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
     check_installed()
-    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH, Engine
+    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine
     from tformer_jax.serving import server
     from tformer_jax.serving.app import Served
 
@@ -34,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.require("serve", "seq2seq", "decoder_lm")
         parts = run.config, run.model, run.params, run.tokenizers
         pages = None if options.cache_tokens is None else -(-options.cache_tokens // PAGE_SIZE)
-        engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH, few_shapes=True)
+        engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
         if options.warm_up:
-            print("Compiling; --no-warm-up leaves it to the first requests", flush=True)
+            print("Compiling; --no-warm-up defers this to the first requests", flush=True)
             engine.warm_up(run.config.decode)
         cfg = run.config
         served = Served(cfg.name, cfg.model.family, cfg.decode, functools.partial(prompt_tokens, run))

@@ -120,7 +120,7 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
 def train(
     options: argparse.Namespace, overrides: Sequence[str], found: Combination, run: Path, slots: queue.Queue
 ) -> str | None:
-    """Trains one combination on a free device; returns what failed, or None."""
+    """Trains one combination on a free device; returns the error, or None."""
     if read_result(run):
         return None
     device = slots.get()
@@ -136,7 +136,7 @@ def train(
             return None
         last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"])[-1]
         print(f"{run}: failed: {last}", flush=True)
-        return f"{run}: {last} (all of it in {log})"
+        return f"{run}: {last} (full log: {log})"
     finally:
         slots.put(device)
 

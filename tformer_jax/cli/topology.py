@@ -40,17 +40,17 @@ def memory_table(found: Program, chip: Chip) -> Table:
     table.add_row("temporaries at the peak", size_of(found.temporaries))
     table.add_row("program", size_of(found.code))
     table.add_section()
-    table.add_row(f"together; XLA refuses what exceeds the HBM, {size_of(chip.memory)}", size_of(found.hbm))
+    table.add_row(f"total; XLA rejects programs that exceed the HBM, {size_of(chip.memory)}", size_of(found.hbm))
     return table
 
 
 def collectives_table(found: Program) -> Table:
-    """Returns a table of what one device sends in a step, according to the compiled program."""
+    """Returns a table of the collectives of one device in a step, from the compiled program."""
     table = _table("collective", "result", "devices", "times", "sent", text=2)
     for one in found.sent:
         table.add_row(one.kind, one.shape, str(one.devices), str(one.times), size_of(int(one.sent)))
     table.add_section()
-    table.add_row("together", "", "", "", size_of(int(sum(one.sent for one in found.sent))))
+    table.add_row("total", "", "", "", size_of(int(sum(one.sent for one in found.sent))))
     return table
 
 

@@ -89,7 +89,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     """
     path = Path(location.partition(":")[0])
     if not path.is_file():
-        raise ConfigError(f"config file {path} does not exist{_neighbours(path)}")
+        raise ConfigError(f"config file {path} does not exist{_available_configs(path)}")
     for override in overrides:
         if override.startswith("--config."):
             Config.check_name(override.removeprefix("--config.").partition("=")[0])
@@ -97,13 +97,13 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     arguments = ["train.py", f"--config={location}", *overrides]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     try:
-        rest = values(arguments)[1:]
+        unexpected = values(arguments)[1:]
     except (AttributeError, KeyError) as error:
         raise ConfigError(f"{path}: {_unknown_setting(error)}") from error
     except (flags.Error, ValueError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
-    if rest:
-        raise ConfigError(f"unexpected argument {rest[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
+    if unexpected:
+        raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     return config.from_config_dict(values.config)
 
 
@@ -118,10 +118,10 @@ def check_writable(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"--record {path}: cannot create {path.parent} ({error.strerror})") from error
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--record {path}: cannot be written; name a file in a folder of yours")
+        raise ConfigError(f"--record {path}: cannot be written; name a file in a writable folder")
 
 
-def _neighbours(path: Path) -> str:
+def _available_configs(path: Path) -> str:
     files = sorted(str(file) for file in path.parent.glob("*.py"))
     return f"; in {path.parent} are {', '.join(files)}" if files else ""
 

@@ -24,7 +24,7 @@ class RotaryConfig(Section):
     path: ClassVar[str] = "model.rotary"
 
     pairing: str = setting(
-        "halves", "rotate feature i with i + H/2, or with its neighbour", choices=("halves", "interleaved")
+        "halves", "rotate feature i with i + H/2, or with its neighbor", choices=("halves", "interleaved")
     )
     base: float = setting(10_000.0, "base of the wavelengths; the longest is about 2 pi base tokens", low=1.0)
     window_base: float | None = setting(
@@ -69,9 +69,9 @@ class MoEConfig(Section):
     experts_per_token: int = setting(2, "experts chosen per token", low=1)
     expert_gated: bool = setting(True, "experts are gated FFNs")
     expert_capacity: float | None = setting(
-        None, "capacity factor: an expert reads at most this times its share of tokens; training only", low=0.0
+        None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", low=0.0
     )
-    router_normalize: bool = setting(True, "normalise the weights of the chosen experts to sum to 1")
+    router_normalize: bool = setting(True, "normalize the weights of the chosen experts to sum to 1")
     balance_loss: float = setting(0.01, "weight of the load-balance loss", low=0.0)
     router_z_loss: float = setting(0.0, "weight of the router's z-loss", low=0.0)
 
@@ -85,6 +85,7 @@ USED_BY = {
     "relative": ("position", "relative"),
     "position_offset": ("position", "learned"),
     "moe": ("ffn", "moe"),
+    "attention_bias": ("attention", "multi_head"),
     "attention_projections": ("attention", "multi_head"),
     "attention_scale": ("attention", "multi_head"),
     "attention_softcap": ("attention", "multi_head"),
@@ -127,7 +128,7 @@ class ModelConfig(Section):
         False, "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster"
     )
     remat: str = setting(
-        "none", "rematerialisation: the jax.checkpoint_policies entry that selects saved values", choices=REMAT_POLICIES
+        "none", "rematerialization: the jax.checkpoint_policies entry that selects saved values", choices=REMAT_POLICIES
     )
 
     attention: str = setting("multi_head", "kind of attention", choices=kinds.ATTENTIONS)
@@ -145,7 +146,7 @@ class ModelConfig(Section):
     attention_softcap: float | None = setting(
         None, "cap of the scores: cap * tanh(scores / cap); None: no cap", low=1e-6
     )
-    qk_norm: bool = setting(False, "normalise each query and key head before the scores")
+    qk_norm: bool = setting(False, "normalize each query and key head before the scores")
     window: int | None = setting(None, "tokens that a query attends to in a `window` layer, itself included", low=1)
     prefix_lm: bool = setting(False, "decoder_lm: bidirectional attention within the prompt")
 
@@ -160,15 +161,15 @@ class ModelConfig(Section):
     ffn_bias: bool = setting(True, "biases in the FFN")
     moe: MoEConfig = dataclasses.field(default_factory=MoEConfig)
 
-    norm: str = setting("layernorm", "normalisation", choices=kinds.NORMS)
+    norm: str = setting("layernorm", "normalization", choices=kinds.NORMS)
     norm_placement: str = setting(
         "pre", "x + f(norm(x)), norm(x + f(x)), or x + norm(f(norm(x)))", choices=("pre", "post", "both")
     )
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm")
-    norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialised to 0")
+    norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialized to 0")
     final_norm: bool | None = setting(None, "a norm after each stack; None: unless norm_placement is post")
-    embedding_norm: bool = setting(False, "normalise the input of the first layer")
+    embedding_norm: bool = setting(False, "normalize the input of the first layer")
 
     tie_embeddings: str = setting(
         "output",

@@ -42,7 +42,9 @@ class ParallelConfig(Section):
     )
     expert: int | None = _size("devices that split the batch and the experts of FFNs")
     start_seconds: int = setting(300, "seconds in which all processes have to start", low=1)
-    lost_seconds: int = setting(60, "seconds without a heartbeat after which a process is lost and all end", low=2)
+    lost_seconds: int = setting(
+        60, "seconds without a heartbeat after which a process counts as lost and all processes end", low=2
+    )
 
     def check(self) -> None:
         for name in MESH_AXES:
@@ -50,7 +52,9 @@ class ParallelConfig(Section):
                 raise self.error(name, "must be -1 or at least 1")
         filling = [name for name in MESH_AXES if getattr(self, name) == -1]
         if len(filling) > 1:
-            raise self.error(filling[0], f"parallel.{filling[1]} is -1, too; only one axis can have all that is left")
+            raise self.error(
+                filling[0], f"parallel.{filling[1]} is also -1; only one axis can take all remaining devices"
+            )
 
     @property
     def sizes(self) -> dict[str, int]:

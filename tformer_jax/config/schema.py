@@ -187,11 +187,13 @@ class DecodeConfig(Section):
     length_alpha: float = setting(1.0, "beam: alpha of the length penalty; 0 disables it", low=0.0)
     early_stopping: str = setting(
         "heuristic",
-        "beam: stop at as many finished outputs as beams (first), when a better one is unlikely (heuristic), or "
-        "impossible (never)",
+        "beam: end when the number of finished outputs equals the beam width (first), when a better output is unlikely "
+        "(heuristic), or when it is impossible (never)",
         choices=("first", "heuristic", "never"),
     )
-    temperature: float = setting(1.0, "sample: divisor of the logits; a flag or a request of 0 is greedy", low=1e-4)
+    temperature: float = setting(
+        1.0, "sample: divisor of the logits; 0 in a flag or a request selects greedy decoding", low=1e-4
+    )
     top_k: int | None = setting(None, "sample: keep the k most probable tokens", low=1)
     top_p: float | None = setting(
         None, "sample: keep the most probable tokens up to this total probability", low=0.0, high=1.0

@@ -71,7 +71,9 @@ class OptimConfig(Section):
             if self.schedule != "constant":
                 raise self.error("schedule", "must be 'constant' for optim.optimizer='schedule_free_adamw'")
             if self.learning_rates:
-                raise self.error("learning_rates", "cannot go with optim.optimizer='schedule_free_adamw'; write ()")
+                raise self.error(
+                    "learning_rates", "is not supported by optim.optimizer='schedule_free_adamw'; write ()"
+                )
             if not self.beta1:
                 raise self.error("beta1", "must be larger than 0 for optim.optimizer='schedule_free_adamw'")
 
@@ -83,12 +85,14 @@ class TrainConfig(Section):
     path: ClassVar[str] = "train"
 
     steps: int = setting(10_000, "optimizer steps", low=1)
-    accumulate: int = setting(1, "parts of a batch that are computed one after another, to save memory", low=1)
-    start_from: str | None = setting(None, "run folder whose parameters, where they fit, are the first ones")
+    accumulate: int = setting(1, "micro-batches per step, computed one after another to save memory", low=1)
+    start_from: str | None = setting(
+        None, "run folder whose parameters initialize the model where name and shape match"
+    )
 
     label_smoothing: float = setting(0.0, "probability mass spread evenly over the vocabulary", low=0.0, high=1.0)
     z_loss: float = setting(0.0, "weight of log(sum of exp(logits))^2 (PaLM, 2022: 1e-4)", low=0.0)
-    loss_chunk: int | None = setting(None, "positions per row whose logits are held at once; None: all", low=1)
+    loss_chunk: int | None = setting(None, "positions per row whose logits are in memory at once; None: all", low=1)
 
     ema_decay: float | None = setting(
         None, "decay per step of the exponential moving average of the parameters; None: no average", low=0, high=1
@@ -107,7 +111,7 @@ class TrainConfig(Section):
     eval_every: int = setting(1000, "steps between two evaluations", low=1)
     checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
     checkpoint_seconds: int = setting(
-        0, "also save when the last checkpoint is older than this (checked every log_every steps); 0: never", low=0
+        0, "also save if the last checkpoint is older than this (checked every log_every steps); 0: never", low=0
     )
     permanent_every: int = setting(0, "checkpoints at multiples of this many steps are never deleted; 0: none", low=0)
     keep_checkpoints: int = setting(2, "number of newest scheduled checkpoints to keep", low=1)
@@ -118,7 +122,7 @@ class TrainConfig(Section):
     layer_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
     noise_scale: bool = setting(False, "log the gradient noise scale (McCandlish et al., 2018); needs accumulate")
     report: bool = setting(False, "write the report of the run, report.html, at the end")
-    wandb: str | None = setting(None, "project of Weights & Biases to log the metrics to as well")
+    wandb: str | None = setting(None, "Weights & Biases project that also receives the metrics")
 
     def check(self) -> None:
         if self.weights == "ema" and self.ema_decay is None:

@@ -1,4 +1,4 @@
-"""Batches rows of token ids into few shapes, and returns results in the order of the inputs."""
+"""Batches of few shapes from rows of token ids, with results in the order of the inputs."""
 
 import collections
 import itertools
@@ -15,7 +15,7 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 CHUNK = 1024
-"""Number of rows of a stream that are in memory at once. A resumed command computes a chunk from its beginning."""
+"""Number of rows of a stream that are in memory at once. A resumed command computes a chunk from its start."""
 
 WINDOW = 4
 """Number of batches of consecutive texts that are ordered by length, so that texts of similar length are read together.
@@ -23,8 +23,8 @@ WINDOW = 4
 Larger windows are faster; smaller ones yield the first outputs earlier.
 """
 
-SHORTEST = 16
-"""Minimum length of a batch in tokens: shorter ones would be compiled separately for little gain."""
+MIN_LENGTH = 16
+"""Minimum length of a batch in tokens: compiling shorter ones separately would gain little."""
 
 
 def in_batches(
@@ -35,7 +35,9 @@ def in_batches(
     max_length: int,
     pad_left: bool = False,
 ) -> Iterator[Result]:
-    """Calls `run` on batches of rows of similar length; yields its results in the order of `rows`, as soon as known.
+    """Calls `run` on batches of rows of similar length, and yields its results in the order of `rows`.
+
+    A result is yielded as soon as those of all earlier rows are known.
 
     Args:
         rows: token ids, at most `max_length` per row; a row may be empty.
@@ -50,7 +52,7 @@ def in_batches(
     done = 0
     for start in range(0, len(order), size):
         indices = order[start : start + size]
-        longest = max(len(rows[indices[-1]]), SHORTEST)
+        longest = max(len(rows[indices[-1]]), MIN_LENGTH)
         tokens = pad_rows([rows[index] for index in indices], size, min(power_of_two(longest), max_length), pad_left)
         found = run(tokens, np.resize(np.array(indices, np.int32), size))
         results.update(zip(indices, found, strict=False))
@@ -67,7 +69,7 @@ def in_chunks(
     skip: int = 0,
     size: int | None = None,
 ) -> Iterator[Result]:
-    """Yields the results of any number of items, in order, with at most `size` items in memory.
+    """Processes a stream of items in chunks of `size`, and yields their results in order.
 
     Args:
         read: maps the index of an item, from 0, and the item to a row.

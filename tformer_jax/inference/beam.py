@@ -32,7 +32,7 @@ class Hypotheses(NamedTuple):
 
 @flax.struct.dataclass
 class Beams:
-    """Beam search: keeps the `cfg.beams` most probable hypotheses of each row until none can become a better output.
+    """Beam search: extends the `cfg.beams` most probable hypotheses of each row until no output can improve.
 
     A hypothesis that ends (in EOS, or at the maximum length) among the k best candidates of a step is finished, with
     the score `sum of log p / penalty(tokens)`, EOS included; the k best others continue ("Sequence Transduction with
@@ -49,10 +49,10 @@ class Beams:
 
     prompt_end: jax.Array
     """int32 [B]: the last token of the prompt."""
-    made: jax.Array
-    """int32 [B]: number of tokens chosen so far."""
-    room: jax.Array
-    """int32 [B]: maximum number of tokens to choose; 0 for padding rows."""
+    generated: jax.Array
+    """int32 [B]: number of tokens generated so far."""
+    max_new_tokens: jax.Array
+    """int32 [B]: maximum number of tokens to generate; 0 for padding rows."""
     done: jax.Array
     """bool [B]: rows whose finished hypotheses cannot change."""
     running: jax.Array
@@ -60,7 +60,7 @@ class Beams:
     sums: jax.Array
     """float32 [B, k]: sums of their log-probabilities."""
     lineage: Lineage
-    """Of `running`."""
+    """Lineage of `running`."""
     finished: Hypotheses
     settings: RowSettings
     cfg: DecodeConfig = flax.struct.field(pytree_node=False)
@@ -71,23 +71,28 @@ class Beams:
         cls,
         last: jax.Array,
         counts: jax.Array,
-        room: jax.Array,
+        max_new_tokens: jax.Array,
         settings: RowSettings,
         rules: Rules,
         *,
         length: int,
         cfg: DecodeConfig,
     ) -> "Beams":
-        """Returns the initial state; `last` and `counts` are as in `Chains.start`, `length` is at least each `room`."""
-        (B,), k = room.shape, cfg.beams
+        """Returns the initial state.
+
+        Args:
+            last, counts, max_new_tokens: as in `Chains.start`.
+            length: size of the token arrays, at least the maximum of `max_new_tokens`.
+        """
+        (B,), k = max_new_tokens.shape, cfg.beams
         first = jnp.arange(k) == 0
         sums = jnp.where(jnp.arange(k) < settings.beams[:, None], jnp.where(first, 0.0, WORST), UNUSED)
         no_tokens = jnp.full((B, k, length), PAD, jnp.int32)
         return cls(
             prompt_end=last,
-            made=jnp.zeros((B,), jnp.int32),
-            room=room,
-            done=room <= 0,
+            generated=jnp.zeros((B,), jnp.int32),
+            max_new_tokens=max_new_tokens,
+            done=max_new_tokens <= 0,
             running=no_tokens,
             sums=sums,
             lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), counts),
@@ -98,36 +103,36 @@ class Beams:
         )
 
     def next_tokens(self) -> tuple[jax.Array, Lineage]:
-        """Returns the tokens chosen last, int32 [B, k], PAD for unused beams; initially the last prompt token alone."""
-        chosen = jnp.take_along_axis(self.running, jnp.maximum(self.made - 1, 0)[:, None, None], axis=2)[..., 0]
+        """Returns the newest token of each beam, int32 [B, k], PAD for unused ones; initially the last prompt token."""
+        chosen = jnp.take_along_axis(self.running, jnp.maximum(self.generated - 1, 0)[:, None, None], axis=2)[..., 0]
         alone = jnp.where(jnp.arange(self.cfg.beams) == 0, self.prompt_end[:, None], PAD)
-        last = jnp.where((self.made == 0)[:, None], alone, chosen)
+        last = jnp.where((self.generated == 0)[:, None], alone, chosen)
         return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.lineage
 
     def advance(self, logits: jax.Array) -> "Beams":
-        """Chooses one more token by logits, float32 [B, k, V]; initially, only those of the first beam count."""
+        """Extends the beams by one token, given logits, float32 [B, k, V]; initially only the first beam is used."""
         sums, parents, tokens = self._candidates(logits)
-        now = jnp.arange(self.running.shape[2]) == self.made[:, None, None]
+        now = jnp.arange(self.running.shape[2]) == self.generated[:, None, None]
         grown = jnp.where(now, tokens[..., None], _take(self.running, parents))
-        made = self.made + ~self.done
-        ends = (tokens == EOS) | (made >= self.room)[:, None]
-        going, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
-        going = jnp.where(self._used(), going, UNUSED)
-        finished = self._finish(grown, sums, ends, made)
-        can_improve = self._can_improve(going[:, 0], finished.scores, made)
+        generated = self.generated + ~self.done
+        ends = (tokens == EOS) | (generated >= self.max_new_tokens)[:, None]
+        continued, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
+        continued = jnp.where(self._used(), continued, UNUSED)
+        finished = self._finish(grown, sums, ends, generated)
+        can_improve = self._can_improve(continued[:, 0], finished.scores, generated)
         ancestors = _take(self.lineage.ancestors, _take(parents, order))
         own = jnp.arange(self.cfg.beams)[:, None]
         return dataclasses.replace(
             self,
-            made=made,
-            done=self.done | (made >= self.room) | ~can_improve,
+            generated=generated,
+            done=self.done | (generated >= self.max_new_tokens) | ~can_improve,
             running=_take(grown, order),
-            sums=going,
+            sums=continued,
             lineage=Lineage(jnp.where(now, own, ancestors), self.lineage.start),
             finished=finished,
         )
 
-    def ended(self, rows: jax.Array) -> "Beams":
+    def mark_done(self, rows: jax.Array) -> "Beams":
         """See `rows.Rows`."""
         return dataclasses.replace(self, done=self.done | rows)
 
@@ -177,30 +182,30 @@ class Beams:
         if self.rules == NO_RULES and not self.cfg.min_new_tokens:
             return logits
         B, k, V = logits.shape
-        made = jnp.repeat(self.made, k)
+        generated = jnp.repeat(self.generated, k)
         settings = jax.tree.map(lambda leaf: jnp.repeat(leaf, k, axis=0), self.settings)
         log_p = (logits - total).reshape(B * k, V)
         history = self.running.reshape(B * k, -1)
-        return constrain(log_p, history, made, made, settings, self.rules).reshape(B, k, V) + total
+        return constrain(log_p, history, generated, generated, settings, self.rules).reshape(B, k, V) + total
 
-    def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, made: jax.Array) -> Hypotheses:
+    def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, generated: jax.Array) -> Hypotheses:
         """Returns the finished hypotheses, with those of the k best candidates that end in this step."""
         k = self.cfg.beams
         counts = ends & (jnp.arange(2 * k) < self.settings.beams[:, None]) & ~self.done[:, None]
-        scores = jnp.where(counts, sums / length_penalty(made, self.cfg)[:, None], WORST)
+        scores = jnp.where(counts, sums / length_penalty(generated, self.cfg)[:, None], WORST)
         best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         best = jnp.where(self._used(), best, WORST)
         return Hypotheses(_take(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
 
-    def _can_improve(self, best_sum: jax.Array, scores: jax.Array, made: jax.Array) -> jax.Array:
-        """Returns bool [B]: whether a running hypothesis with this sum may still become better than the last output."""
+    def _can_improve(self, best_sum: jax.Array, scores: jax.Array, generated: jax.Array) -> jax.Array:
+        """Returns bool [B]: whether a running hypothesis with this sum may still exceed the worst finished score."""
         scores = jnp.where(self._used(), scores, jnp.inf)
         full = (scores > WORST).all(axis=1)
         if self.cfg.early_stopping == "first":
             return ~full
-        never = self.cfg.early_stopping == "never" and self.cfg.length_alpha > 0
-        reached = self.room if never else made
-        return ~full | (best_sum / length_penalty(reached, self.cfg) > scores.min(axis=1))
+        to_the_end = self.cfg.early_stopping == "never" and self.cfg.length_alpha > 0
+        length = self.max_new_tokens if to_the_end else generated
+        return ~full | (best_sum / length_penalty(length, self.cfg) > scores.min(axis=1))
 
 
 def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:
@@ -209,6 +214,6 @@ def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:
     return jnp.asarray(base, jnp.float32) ** cfg.length_alpha
 
 
-def _take(values: jax.Array, places: jax.Array) -> jax.Array:
-    """Gathers along axis 1: values [B, n, ...] at places int [B, m] -> [B, m, ...]."""
-    return jnp.take_along_axis(values, places.reshape(*places.shape, *[1] * (values.ndim - 2)), axis=1)
+def _take(values: jax.Array, indices: jax.Array) -> jax.Array:
+    """Gathers along axis 1: values [B, n, ...], indices int [B, m] -> [B, m, ...]."""
+    return jnp.take_along_axis(values, indices.reshape(*indices.shape, *[1] * (values.ndim - 2)), axis=1)

@@ -19,20 +19,19 @@ class Chains:
     last: jax.Array
     """int32 [B]: the token to read next."""
     history: jax.Array
-    """int32 [B, L]: tokens for `rules`, then PAD; the last of these tokens are the chosen ones. L may be 0 unless
-    `rules.need_history`."""
+    """int32 [B, L]: prompt and generated tokens, then PAD; L may be 0 unless `rules.need_history`."""
     counts: jax.Array
     """int32 [B]: number of tokens of the prompt and the output."""
-    made: jax.Array
-    """int32 [B]: number of chosen tokens."""
-    room: jax.Array
-    """int32 [B]: maximum number of chosen tokens."""
+    generated: jax.Array
+    """int32 [B]: number of generated tokens."""
+    max_new_tokens: jax.Array
+    """int32 [B]: maximum number of tokens to generate."""
     done: jax.Array
     """bool [B]: rows that are finished, or padding."""
     scored: jax.Array
     """bool [B]: rows whose `scores` are computed, at the cost of a pass over the logits."""
     scores: jax.Array
-    """float32 [B]: sum of the log-probabilities of the chosen tokens; 0 unless `scored`."""
+    """float32 [B]: sum of the log-probabilities of the generated tokens; 0 unless `scored`."""
     keys: jax.Array
     """[B] PRNG keys; ignored by greedy decoding."""
     settings: RowSettings
@@ -43,7 +42,7 @@ class Chains:
         cls,
         last: jax.Array,
         counts: jax.Array,
-        room: jax.Array,
+        max_new_tokens: jax.Array,
         keys: jax.Array,
         settings: RowSettings,
         rules: Rules,
@@ -56,17 +55,17 @@ class Chains:
         Args:
             last: int32 [B], last token of the prompt.
             counts: int32 [B], number of tokens of the prompt.
-            room: int32 [B], maximum number of tokens to choose; 0 for padding rows.
-            history: int32 [B, L], the prompt, then PAD; L is 0, or at least the largest `counts + room`.
+            max_new_tokens: int32 [B], maximum number of tokens to generate; 0 for padding rows.
+            history: int32 [B, L], the prompt, then PAD; L is 0, or at least the largest `counts + max_new_tokens`.
             scored: bool [B], rows whose log-probabilities are summed; None: no row.
         """
         return cls(
             last=last,
             history=history,
             counts=counts,
-            made=jnp.zeros_like(counts),
-            room=room,
-            done=room <= 0,
+            generated=jnp.zeros_like(counts),
+            max_new_tokens=max_new_tokens,
+            done=max_new_tokens <= 0,
             scored=jnp.zeros(counts.shape, bool) if scored is None else scored,
             scores=jnp.zeros(counts.shape),
             keys=keys,
@@ -75,29 +74,29 @@ class Chains:
         )
 
     def next_tokens(self) -> tuple[jax.Array, None]:
-        """Returns the tokens chosen last, int32 [B, 1]."""
+        """Returns the newest token of each row, int32 [B, 1]."""
         return jnp.where(self.done, PAD, self.last)[:, None], None
 
     def advance(self, logits: jax.Array) -> "Chains":
-        """Chooses one more token in each row that is not done, by logits, float32 [B, 1, V]."""
+        """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
-        allowed = constrain(forbid(logits), self.history, self.counts, self.made, self.settings, self.rules)
-        tokens = choose(allowed, self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.made))
-        going = ~self.done
-        made = self.made + going
-        columns = jnp.where(going, self.counts, self.history.shape[1])
+        allowed = constrain(forbid(logits), self.history, self.counts, self.generated, self.settings, self.rules)
+        tokens = choose(allowed, self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.generated))
+        active = ~self.done
+        generated = self.generated + active
+        columns = jnp.where(active, self.counts, self.history.shape[1])
         return dataclasses.replace(
             self,
-            last=jnp.where(going, tokens, self.last),
+            last=jnp.where(active, tokens, self.last),
             history=self.history.at[jnp.arange(len(tokens)), columns].set(tokens, mode="drop"),
-            counts=self.counts + going,
-            made=made,
-            done=self.done | (tokens == EOS) | (made >= self.room),
+            counts=self.counts + active,
+            generated=generated,
+            done=self.done | (tokens == EOS) | (generated >= self.max_new_tokens),
             scores=self._scores(logits, tokens),
         )
 
     def _scores(self, logits: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Returns `scores` with the log-probabilities of tokens [B], given logits [B, V]."""
+        """Adds the log-probabilities of tokens [B], given logits [B, V], to `scores`."""
         counts = self.scored & ~self.done
 
         def added() -> jax.Array:
@@ -106,7 +105,7 @@ class Chains:
 
         return jax.lax.cond(counts.any(), added, lambda: self.scores)
 
-    def ended(self, rows: jax.Array) -> "Chains":
+    def mark_done(self, rows: jax.Array) -> "Chains":
         """See `rows.Rows`."""
         return dataclasses.replace(self, done=self.done | rows)
 

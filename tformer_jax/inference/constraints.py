@@ -1,4 +1,4 @@
-"""Constraints on the next token by earlier tokens, as pure functions of logits and histories."""
+"""Constraints on the next token that depend on earlier tokens: pure functions of logits and histories."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from tformer_jax.special_tokens import EOS, UNK
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Constraints that a decoding step is compiled for; a disabled constraint adds no operations."""
+    """Static constraints on outputs; a disabled constraint adds no operations to the compiled step."""
 
     repetition: bool = False
     """Penalize tokens of the history, with the strength `RowSettings.repetition`."""
@@ -49,7 +49,7 @@ NO_RULES = Rules()
 
 
 def constrain(
-    logits: jax.Array, history: jax.Array, counts: jax.Array, made: jax.Array, settings: RowSettings, rules: Rules
+    logits: jax.Array, history: jax.Array, counts: jax.Array, generated: jax.Array, settings: RowSettings, rules: Rules
 ) -> jax.Array:
     """Sets the logits (or log-probabilities) of tokens that the rules exclude to -inf.
 
@@ -60,35 +60,35 @@ def constrain(
         logits: float32 [B, V].
         history: int [B, L], tokens read and generated so far, left-aligned; [B, 0] unless `rules.need_history`.
         counts: int [B], number of tokens in `history`; later entries are ignored.
-        made: int [B], number of output tokens so far.
+        generated: int [B], number of output tokens so far.
 
     Returns:
         float32 [B, V].
     """
     if rules.repetition:
-        logits = penalise(logits, history, counts, settings.repetition)
+        logits = penalize(logits, history, counts, settings.repetition)
     if rules.no_repeat_ngram:
         logits = exclude_repeated(logits, history, counts, rules.no_repeat_ngram)
     if rules.forbidden:
         logits = exclude_sequences(logits, history, counts, rules.forbidden)
     ends = jnp.arange(logits.shape[-1]) == EOS
-    logits = jnp.where(ends & (made < settings.min_tokens)[:, None], -jnp.inf, logits)
+    logits = jnp.where(ends & (generated < settings.min_tokens)[:, None], -jnp.inf, logits)
     if rules.no_repeat_ngram or rules.forbidden:
         stuck = forbid(logits).max(axis=-1) == -jnp.inf
         logits = jnp.where(ends & stuck[:, None], 0, logits)
-    return force(logits, made, rules.forced) if rules.forced else logits
+    return force(logits, generated, rules.forced) if rules.forced else logits
 
 
-def penalise(logits: jax.Array, history: jax.Array, counts: jax.Array, strength: jax.Array) -> jax.Array:
+def penalize(logits: jax.Array, history: jax.Array, counts: jax.Array, strength: jax.Array) -> jax.Array:
     """Divides the positive logits of tokens in the history by `strength`, [B], and multiplies the negative ones by it.
 
     "CTRL: A Conditional Transformer Language Model for Controllable Generation" (2019), section 4.1, extended to
     negative logits. The other arguments and the result are as in `constrain`.
     """
-    seen = jnp.take_along_axis(logits, history, axis=1)
+    repeated = jnp.take_along_axis(logits, history, axis=1)
     strength = strength[:, None]
-    penalised = jnp.where(seen < 0, seen * strength, seen / strength)
-    return _put(logits, history, _real(history, counts), penalised)
+    penalized = jnp.where(repeated < 0, repeated * strength, repeated / strength)
+    return _set(logits, history, _is_token(history, counts), penalized)
 
 
 def exclude_repeated(logits: jax.Array, history: jax.Array, counts: jax.Array, n: int) -> jax.Array:
@@ -97,45 +97,45 @@ def exclude_repeated(logits: jax.Array, history: jax.Array, counts: jax.Array, n
     if windows <= 0:
         return logits
     last = history[:, n - 1 :]
-    same = _real(history, counts)[:, n - 1 :]
-    for place, token in enumerate(_ending(history, counts, n - 1)):
-        same &= history[:, place : place + windows] == token[:, None]
-    return _put(logits, last, same, -jnp.inf)
+    same = _is_token(history, counts)[:, n - 1 :]
+    for offset, token in enumerate(_last_tokens(history, counts, n - 1)):
+        same &= history[:, offset : offset + windows] == token[:, None]
+    return _set(logits, last, same, -jnp.inf)
 
 
 def exclude_sequences(
     logits: jax.Array, history: jax.Array, counts: jax.Array, sequences: tuple[tuple[int, ...], ...]
 ) -> jax.Array:
-    """Excludes the last token of each sequence if the history ends with the tokens before it; single tokens always."""
+    """Excludes tokens that would complete one of the sequences at the end of the history."""
     rows = logits.shape[0]
     for length, group in itertools.groupby(sorted(sequences, key=len), key=len):
         ids = jnp.array(list(group), jnp.int32)
         complete = jnp.broadcast_to((counts >= length - 1)[:, None], (rows, len(ids)))
-        for place, token in enumerate(_ending(history, counts, length - 1)):
-            complete &= ids[:, place] == token[:, None]
-        logits = _put(logits, jnp.broadcast_to(ids[:, -1], complete.shape), complete, -jnp.inf)
+        for offset, token in enumerate(_last_tokens(history, counts, length - 1)):
+            complete &= ids[:, offset] == token[:, None]
+        logits = _set(logits, jnp.broadcast_to(ids[:, -1], complete.shape), complete, -jnp.inf)
     return logits
 
 
-def force(logits: jax.Array, made: jax.Array, forced: tuple[int, ...]) -> jax.Array:
-    """Forces the next token of `forced`, with the logit 0, in rows with fewer output tokens than `forced`."""
-    wanted = jnp.array(forced, jnp.int32)[jnp.minimum(made, len(forced) - 1)]
+def force(logits: jax.Array, generated: jax.Array, forced: tuple[int, ...]) -> jax.Array:
+    """Forces output token i to be `forced[i]`: its logit becomes 0, all others -inf."""
+    wanted = jnp.array(forced, jnp.int32)[jnp.minimum(generated, len(forced) - 1)]
     only = jnp.where(jnp.arange(logits.shape[-1]) == wanted[:, None], 0.0, -jnp.inf)
-    return jnp.where((made < len(forced))[:, None], only, logits)
+    return jnp.where((generated < len(forced))[:, None], only, logits)
 
 
-def _real(history: jax.Array, counts: jax.Array) -> jax.Array:
+def _is_token(history: jax.Array, counts: jax.Array) -> jax.Array:
     """Returns bool [B, L]: True where `history` has tokens."""
     return jnp.arange(history.shape[1]) < counts[:, None]
 
 
-def _ending(history: jax.Array, counts: jax.Array, length: int) -> list[jax.Array]:
+def _last_tokens(history: jax.Array, counts: jax.Array, length: int) -> list[jax.Array]:
     """Returns the last `length` tokens of each history, each int [B]; undefined for shorter histories."""
-    places = jnp.maximum(counts[:, None] - length + jnp.arange(length), 0)
-    return list(jnp.take_along_axis(history, places, axis=1).T) if length else []
+    indices = jnp.maximum(counts[:, None] - length + jnp.arange(length), 0)
+    return list(jnp.take_along_axis(history, indices, axis=1).T) if length else []
 
 
-def _put(logits: jax.Array, tokens: jax.Array, where: jax.Array, values: jax.Array | float) -> jax.Array:
+def _set(logits: jax.Array, tokens: jax.Array, where: jax.Array, values: jax.Array | float) -> jax.Array:
     """Sets logits [B, V] of `tokens`, int [B, n], to `values` (scalar or [B, n]) if `where`, bool [B, n], is True."""
     rows = jnp.arange(logits.shape[0])[:, None]
     return logits.at[rows, jnp.where(where, tokens, logits.shape[1])].set(values, mode="drop")
@@ -157,7 +157,7 @@ def _forced(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
         return ()
     ids = tuple(tokenizer.encode(cfg.prefix))
     if not ids or UNK in ids:
-        raise cfg.error("prefix", "the vocabulary cannot write it; choose other words")
+        raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
     if len(ids) > cfg.max_new_tokens:
         raise cfg.error("prefix", f"has {len(ids)} tokens, more than decode.max_new_tokens={cfg.max_new_tokens}")
     return ids

@@ -25,7 +25,7 @@ class LongTextError(TextError):
 
 
 class LongTexts:
-    """Handles texts that are too long for the model, and remembers which ones were.
+    """Policy for texts that are too long for the model, and a record of their indices.
 
     Args:
         action: "stop": raise an error; "cut": truncate the text; "skip": leave the text out.
@@ -57,7 +57,7 @@ class LongTexts:
         return ids[:limit] if last is None else ids[-last:]
 
     def pop(self, index: int) -> bool:
-        """Returns whether text `index` was too long, and forgets it."""
+        """Returns whether text `index` was too long, and removes it from the record."""
         found = index in self._indices
         self._indices.discard(index)
         return found

@@ -43,4 +43,4 @@ def prefill(model: Seq2Seq | DecoderLM, params: Any, tokens: jax.Array, cache: D
     if tokens.shape[1] == 0:
         return cache
     _, cache = step_fn(model, params)(tokens, cache)
-    return cache.forget(jnp.ones_like(cache.lengths)) if model.cfg.prefix_lm else cache
+    return cache.remove_newest(jnp.ones_like(cache.lengths)) if model.cfg.prefix_lm else cache

@@ -38,7 +38,7 @@ class RowDecoder:
     ) -> Iterator[list[Output]]:
         """Yields the outputs of each row, in order, as soon as those of all earlier rows are known.
 
-        They depend only on the arguments, bit for bit: each call has an engine of its own.
+        They depend only on the arguments, bit for bit, because each call creates an engine.
 
         Args:
             first: index of the first row among all inputs, a multiple of `CHUNK`; samples depend on it.
@@ -50,8 +50,8 @@ class RowDecoder:
         order = [n for start in starts for n in by_length(rows, start, min(start + window, len(rows)))]
         requests = {}
         for n in order:
-            at = (first + n) * outputs
-            request = Request(tuple(rows[n]), self._cfg.decode, seed, at, outputs, pieces=False, scored=scores)
+            index = (first + n) * outputs
+            request = Request(tuple(rows[n]), self._cfg.decode, seed, index, outputs, streamed=False, scored=scores)
             requests[engine.submit(request)] = n
         texts: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
         known: dict[int, dict[int, Output]] = collections.defaultdict(dict)
@@ -66,7 +66,7 @@ class RowDecoder:
             yield [found[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
 
     def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[str]:
-        """Yields the output of one row in pieces; decodes only as far as the pieces are consumed."""
+        """Yields the output of one row in pieces, each decoded when it is requested."""
         engine = self._engine(1, 1, 0.0)
         engine.submit(Request(tuple(row), self._cfg.decode, seed))
         while not engine.idle:

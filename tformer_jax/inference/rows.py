@@ -1,4 +1,4 @@
-"""Interface of decoding strategies, with their state of each row besides the KV cache."""
+"""Interface of decoding strategies: greedy decoding, sampling and beam search."""
 
 from typing import NamedTuple, Protocol, Self
 
@@ -11,7 +11,7 @@ class Report(NamedTuple):
     """Results of one step."""
 
     tokens: jax.Array
-    """int32 [B]: the token that each row, or its best beam, chose."""
+    """int32 [B]: newest token of each row, or of its best beam."""
     scores: jax.Array
     """float32 [B]: sum of log-probabilities so far, of each row or of its best beam."""
     done: jax.Array
@@ -19,7 +19,7 @@ class Report(NamedTuple):
 
 
 class Rows(Protocol):
-    """A decoding strategy and its state, a pytree of arrays whose first axis is rows.
+    """State of a decoding strategy, a pytree of arrays whose first axis is rows; the KV cache is separate.
 
     Initially, all prompt tokens except the last one are in the cache.
     """
@@ -28,20 +28,20 @@ class Rows(Protocol):
     """bool [B]: rows that are finished, or padding."""
 
     def next_tokens(self) -> tuple[jax.Array, Lineage | None]:
-        """Returns the tokens that the model reads next, int [B, T], PAD in rows that are done, and their lineage."""
+        """Returns the next inputs of the model, int [B, T], PAD in rows that are done, and their lineage."""
 
     def advance(self, logits: jax.Array) -> Self:
-        """Chooses tokens by logits, float32 [B, T, V]; rows that are done do not change."""
+        """Chooses the next tokens, given logits, float32 [B, T, V]; rows that are done do not change."""
 
-    def ended(self, rows: jax.Array) -> Self:
+    def mark_done(self, rows: jax.Array) -> Self:
         """Marks `rows`, bool [B], as done."""
 
     @property
     def length(self) -> int:
-        """Maximum number of chosen tokens that fit into the arrays."""
+        """Maximum number of generated tokens that fit into the arrays."""
 
     def widened(self, length: int) -> Self:
-        """Extends the arrays to `length` chosen tokens."""
+        """Extends the arrays to `length` generated tokens."""
 
     def report(self) -> Report:
         """Returns the results of the last step."""

@@ -1,4 +1,4 @@
-"""Sampling: pure functions that choose the next token from logits, with separate settings for each row."""
+"""Choice of the next token from logits, by pure functions, with separate settings for each row."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ NEVER_GENERATED = (PAD, BOS)
 """Structural tokens, which no output contains."""
 BLOCK = 64
 """Block size of `top_k`."""
-SHORT = 512
+MAX_UNBLOCKED = 512
 """Maximum number of values that `top_k` searches without blocks."""
 
 
@@ -69,9 +69,9 @@ class RowSettings:
         )
 
 
-def row_keys(seed: int, places: np.ndarray) -> jax.Array:
-    """Returns a PRNG key per row, given its index among all inputs, int [B]: samples do not depend on batching."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), places)
+def row_keys(seed: int, indices: np.ndarray) -> jax.Array:
+    """Returns one PRNG key per row from its index among all inputs, int [B], so that batching does not matter."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), indices)
 
 
 def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
@@ -124,7 +124,7 @@ def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def keep_top_p(logits: jax.Array, p: jax.Array) -> jax.Array:
-    """Keeps the most probable tokens up to and including the one that brings their mass to p: [B, V], [B] -> [B, V].
+    """Keeps the smallest set of most probable tokens with a total probability of at least p: [B, V], [B] -> [B, V].
 
     "The Curious Case of Neural Text Degeneration" (2020). The most probable token is always kept; p = 1 keeps all.
     """
@@ -158,11 +158,11 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """
     *leading, V = values.shape
     blocks = -(-V // BLOCK)
-    if V <= SHORT or blocks <= k:
+    if V <= MAX_UNBLOCKED or blocks <= k:
         # Without the barrier, XLA sorts all values where only a part of the result is used. Its third operand keeps it
         # from directly following the top-k, where XLA's partitioned top-k on a mesh fails.
-        found, places, _ = jax.lax.optimization_barrier((*jax.lax.top_k(values, k), jnp.zeros(())))
-        return found, places
+        found, indices, _ = jax.lax.optimization_barrier((*jax.lax.top_k(values, k), jnp.zeros(())))
+        return found, indices
     missing = [(0, 0)] * len(leading) + [(0, blocks * BLOCK - V)]
     maxima = jnp.pad(values, missing, constant_values=-jnp.inf).reshape(*leading, blocks, BLOCK).max(axis=-1)
     chosen = jnp.sort(top_k(maxima, k)[1], axis=-1)
@@ -173,7 +173,7 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _largest_threshold(logits: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Returns the largest float32 threshold of each row, [B], up to its maximum, that is `enough`; -inf if none is.
+    """Finds the largest float32 threshold per row, at most its largest logit, for which `enough` holds, or -inf: [B].
 
     Bisects the 2^32 bit patterns of float32: exact, and much faster than sorting a vocabulary.
 

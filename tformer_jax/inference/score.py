@@ -1,4 +1,4 @@
-"""Scores given outputs: the log-probability of each token, from one forward pass."""
+"""Log-probabilities of the tokens of given outputs, from one forward pass."""
 
 import functools
 import math
@@ -95,7 +95,7 @@ class Scorer:
 
 
 def pair_row(source: list[int], target: list[int]) -> Row:
-    """Returns the row that scores all of `target`; as in training, both sequences end in EOS, unless they are cut."""
+    """Returns the row that scores `target`; both sequences end in EOS, as in training, unless they are truncated."""
     return Row({"source": source, "target_in": [BOS, *target[:-1]]}, target)
 
 
@@ -109,9 +109,9 @@ def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_
 
     mesh = mesh_of(params)
 
-    def run(lengths: np.ndarray, places: np.ndarray) -> list[list[float]]:
+    def run(lengths: np.ndarray, indices: np.ndarray) -> list[list[float]]:
         B, T = lengths.shape
-        chosen = [rows[place] for place in places]
+        chosen = [rows[index] for index in indices]
         labels = pad_rows([row.labels for row in chosen], B, T)
         labels = np.where(labels == PAD, IGNORED, labels)
         batch = {key: pad_rows([row.inputs[key] for row in chosen], B, T) for key in chosen[0].inputs}

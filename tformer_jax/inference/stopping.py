@@ -10,11 +10,11 @@ BROKEN = "\ufffd"
 
 
 class TextStream:
-    """Decodes the tokens of one output into pieces of text that no later token changes.
+    """Detokenizes one output incrementally, in pieces that later tokens do not change.
 
     The joined pieces are `cut(tokenizer.decode(tokens), stop)`. Text that may still become another character, or part
     of a stop text, is held back. The cost of a token does not depend on the length of the output: a tokenizer decodes
-    a token differently at the start of a text than after another token, and bytes depend on their neighbours, so the
+    a token differently at the start of a text than after another token, and bytes depend on their neighbors, so the
     last token before a character boundary is kept as context for the following ones, and earlier tokens are dropped.
     """
 
@@ -38,9 +38,9 @@ class TextStream:
         if self.done:
             return ""
         if token == EOS:
-            rest = self.close()
+            remaining = self.close()
             self.done = True
-            return rest
+            return remaining
         if token < FIRST:
             return ""
         self._tokens.append(int(token))
@@ -50,16 +50,16 @@ class TextStream:
         return self._show(self._settle())
 
     def close(self) -> str:
-        """Returns the rest of the text when no token follows."""
+        """Ends the output and returns its remaining text."""
         if self.done:
             return ""
         text = self._tokenizer.decode(self._tokens)
         shown = self._show(text[self._settled :])
-        rest, self._held, self._tokens, self._settled = self._held, "", [], 0
-        return shown + ("" if self.done else rest)
+        held, self._held, self._tokens, self._settled = self._held, "", [], 0
+        return shown + ("" if self.done else held)
 
     def _settle(self) -> str:
-        """Returns the text that the last token settles."""
+        """Returns the text that is final after the last token."""
         if self._in_run:
             self._text = self._tokenizer.decode(self._tokens[:-1])
         before, self._text = self._text, self._tokenizer.decode(self._tokens)
@@ -101,8 +101,8 @@ class TextStream:
         return text[:border]
 
 
-class WholeText:
-    """Like `TextStream`, without stop texts and streaming: the whole text is returned at the end."""
+class TextBuffer:
+    """Detokenizes one output at its end; the interface is that of `TextStream`, without stop texts."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.done = False
@@ -122,7 +122,7 @@ class WholeText:
         return ""
 
     def close(self) -> str:
-        """Returns the text when no token follows; empty if it has been returned before."""
+        """Ends the output and returns its text, or an empty string if it has been returned before."""
         if self.done:
             return ""
         tokens, self._tokens = self._tokens, []

@@ -1,4 +1,4 @@
-"""Inference from strings to strings; results are in the order of the inputs, independent of batching."""
+"""Translation, text generation and classification of strings; results do not depend on batching."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -83,7 +83,7 @@ class _Generator:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)
 
     def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
-        """Returns a function that maps the index of a text, and the text to token ids, or [] for no output."""
+        """Returns a function that maps the index of a text and the text to token ids; [] if it has no output."""
         return functools.partial(self._encode, long_texts or LongTexts())
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:

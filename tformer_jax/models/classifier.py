@@ -8,7 +8,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.linear import Linear
-from tformer_jax.nn.padding import RealFirst
+from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.stacks import Encoder
 
 
@@ -67,7 +67,7 @@ class Classifier(nn.Module):
             types: int [B, S], token types (such as first or second sentence), if `cfg.token_types` is not 0; None: 0.
             right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
-        rows = RealFirst(padding_mask, right_padded=right_padded)
+        rows = PaddingLast(padding_mask, right_padded=right_padded)
         tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
         x = self.input(self.embedding(tokens), types=types, train=train)
         return self._logits(self.encoder(x, padding_mask, train=train), padding_mask)

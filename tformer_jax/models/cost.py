@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes of a model, found by tracing shapes; nothing is computed."""
+"""Parameters, FLOPs and bytes of a model, by tracing shapes, without computing anything."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ class Cost:
     parameters: dict[str, int]
     """Number of parameters by module path; `layers_*` stands for all layers of a stack."""
     embeddings: int
-    """Parameters of token and position embeddings, which are in no matrix product of the layers."""
+    """Number of parameters of token and position embeddings, which no matrix product of the layers uses."""
     tokens: int
     """Number of input tokens, of both sides for seq2seq models."""
     forward_flops: int

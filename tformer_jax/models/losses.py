@@ -1,4 +1,4 @@
-"""Loss of training and evaluation."""
+"""Cross-entropy loss for training and evaluation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Sums(NamedTuple):
     """int32: number of counted labels."""
 
 
-def no_sums() -> Sums:
+def zero_sums() -> Sums:
     """Returns sums of zero."""
     zero = jnp.zeros(())
     return Sums(zero, zero, zero, jnp.zeros((), jnp.int32))
@@ -65,8 +65,8 @@ def batch_loss(
 
     Args:
         batch: as `registry.forward` takes it.
-        chunk: maximum number of positions per row whose logits are held at once, in the backward pass too; None: all.
-            Results are equal up to the order of summation.
+        chunk: maximum number of positions per row whose logits are in memory at once, also in the backward pass; None:
+            all. Results are equal up to the order of summation.
         dropout_key: as `registry.forward` takes it.
     """
     if chunk is None:
@@ -84,7 +84,7 @@ def batch_loss(
 
 
 def in_chunks(sums: Callable[[jax.Array, jax.Array], Sums], x: jax.Array, labels: jax.Array, chunk: int) -> Sums:
-    """Adds up `sums` of x [B, T, D] and labels int [B, T] over chunks of at most `chunk` positions.
+    """Sums `sums(x, labels)` of x [B, T, D] and labels int [B, T] over chunks of at most `chunk` positions.
 
     Only x is kept for the backward pass, which recomputes each chunk.
     """
@@ -96,4 +96,4 @@ def in_chunks(sums: Callable[[jax.Array, jax.Array], Sums], x: jax.Array, labels
     def add(total: Sums, piece: tuple[jax.Array, jax.Array]) -> tuple[Sums, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
 
-    return jax.lax.scan(add, no_sums(), (x, labels))[0]
+    return jax.lax.scan(add, zero_sums(), (x, labels))[0]

@@ -1,4 +1,4 @@
-"""Model families by name, and how their arguments are taken from a batch."""
+"""Model families by name, and forward passes on batches."""
 
 import dataclasses
 import functools
@@ -147,9 +147,9 @@ def forward(
     """Runs the model on a batch.
 
     Args:
-        batch: int arrays; PAD tokens are masked, and must be at the end of each row. Optional keys besides those of the
-            family are the model's arguments of the same name: `prefix` and `segments` (decoder_lm), or
-            `source_segments` and `target_segments` (seq2seq).
+        batch: int arrays; PAD tokens are masked, and must be at the end of each row. In addition to the keys of the
+            family, it may have the model's arguments `prefix` and `segments` (decoder_lm), or `source_segments` and
+            `target_segments` (seq2seq).
         dropout_key: required if `train` and any dropout rate is positive.
         method: name of the model's method to call.
     """

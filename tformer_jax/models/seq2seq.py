@@ -5,7 +5,7 @@ import jax
 from tformer_jax.models.token_decoder import TokenDecoder
 from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
-from tformer_jax.nn.padding import RealFirst
+from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Encoder
 
@@ -74,7 +74,7 @@ class Seq2Seq(TokenDecoder):
         train: bool = False,
     ) -> jax.Array:
         """Encodes source tokens: int [B, S] -> memory [B, S, D]; arguments as for `features`."""
-        rows = RealFirst(padding_mask, right_padded=right_padded)
+        rows = PaddingLast(padding_mask, right_padded=right_padded)
         source, padding_mask, segments = rows.sort(source), rows.sort(padding_mask), rows.sort(segments)
         x = self.source_input(self.source_embedding(source), token_positions(source.shape[1], segments), train=train)
         return rows.restore(self.encoder(x, padding_mask, segments, train=train))

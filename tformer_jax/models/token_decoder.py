@@ -1,4 +1,4 @@
-"""The decoder of target tokens that decoder-only and encoder-decoder models have in common."""
+"""Base class of decoder-only and encoder-decoder models: the decoder of target tokens."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import DecoderCache, Lineage
-from tformer_jax.nn.padding import RealFirst
+from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Decoder
 
@@ -57,7 +57,7 @@ class TokenDecoder(nn.Module):
                 not affect each other.
             right_padded: padding is only at the end of each row, so that sorting is skipped.
         """
-        rows = RealFirst(padding_mask, right_padded=right_padded)
+        rows = PaddingLast(padding_mask, right_padded=right_padded)
         target, padding_mask, segments = rows.sort(target), rows.sort(padding_mask), rows.sort(segments)
         embedding, input_embedding = self.target_embeddings()
         x = input_embedding(embedding(target), token_positions(target.shape[1], segments), train=train)
@@ -94,7 +94,7 @@ class TokenDecoder(nn.Module):
             float32 logits [B, T, V], or [B, 1, V] of the last token if `last_only`, and the updated cache.
         """
         padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
-        cache, positions, attended = cache.admit(padding_mask, side_by_side=lineage is not None)
+        cache, positions, attended = cache.admit(padding_mask, same_position=lineage is not None)
         embedding, input_embedding = self.target_embeddings()
         x = input_embedding(embedding(tokens), positions)
         x, cache = self.decoder.step(

@@ -9,7 +9,7 @@ from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.attention_ops import Operands, attend
 from tformer_jax.nn.attention_ops.paged import attend_pages
-from tformer_jax.nn.attention_ops.select import beside_cache
+from tformer_jax.nn.attention_ops.select import backend_for_cache
 from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
@@ -107,7 +107,7 @@ class Attention(nn.Module):
             v,
             mask,
             **scoring,
-            backend=backend if cache is None else beside_cache(backend, query.shape[1], mask),
+            backend=backend if cache is None else backend_for_cache(backend, query.shape[1], mask),
             dropout_rate=self.cfg.attention_dropout,
             dropout_key=self.make_rng("dropout") if drop else None,
         )
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         if any(other is not None for other in others):
             raise ConfigError(
                 f"model.attention_projections={self.cfg.attention_projections!r} projects one input; "
-                "write 'separate' for queries, keys and values of their own"
+                "write 'separate' to project different inputs"
             )
 
     def _split_qkv(self, qkv: jax.Array, position: AttentionPosition | None) -> tuple[jax.Array, KeyValues]:
@@ -185,7 +185,16 @@ class BasicAttention(nn.Module):
             return attend_pages(q, keys_values, slots, mask, bias=bias, scale=1.0)[:, :, 0], keys_values
         k, v = attended.unpack(self.cfg.dtype)
         watch(self, operands=Operands.of(q, k, v, mask, bias=bias, scale=1.0))
-        out = attend(q, k, v, mask, bias=bias, scale=1.0)
+        backend, mask = self.cfg.attention_backend, as_mask(mask)
+        out = attend(
+            q,
+            k,
+            v,
+            mask,
+            bias=bias,
+            scale=1.0,
+            backend=backend if cache is None else backend_for_cache(backend, query.shape[1], mask),
+        )
         return out[:, :, 0], keys_values
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:

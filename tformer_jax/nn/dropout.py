@@ -21,7 +21,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws uint16 of `shape`; neighbours on the last axis are the halves of one 32-bit number."""
+    """Draws uint16 of `shape`; neighbors on the last axis are the halves of one 32-bit number."""
     *lead, size = shape or (1,)
     words = jax.random.bits(key, (*lead, -(-size // 2)), jnp.uint32)
     halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*lead, -1)

@@ -20,7 +20,7 @@ from tformer_jax.nn.sharding import constrain, mesh_axes, named
 class TokenEmbedding(nn.Module):
     """Table of one vector per token, [V, D], which a tied output head shares.
 
-    Initialised with N(0, cfg.embedding_std^2). By default that is N(0, 1/D) under `xavier` and `fan_in`, so that scaled
+    Initialized with N(0, cfg.embedding_std^2). By default that is N(0, 1/D) under `xavier` and `fan_in`, so that scaled
     embeddings and tied logits both start near unit variance, and N(0, cfg.init_std^2) under `normal`.
     """
 

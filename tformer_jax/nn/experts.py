@@ -1,4 +1,4 @@
-"""Expert parallelism: tokens are sent to the devices of their experts, and the results are sent back.
+"""Expert parallelism: tokens are sent to the devices of their experts, and results are sent back.
 
 Batch rows and experts are sharded over devices ("GShard", 2020). Each device sends every other device a buffer with
 slots for all tokens that could be routed there, so that no token is dropped on any mesh.

@@ -1,8 +1,8 @@
-"""FSDP-sharded parameters: all-gathered where they are used, with reduce-scattered gradients.
+"""All-gathers of FSDP-sharded parameters at each use, and reduce-scatters of their gradients.
 
 If a mesh axis spans both sides of a TPU slice's torus, XLA's partitioner sums these gradients by an all-reduce, which
-sends twice the bytes of a reduce-scatter, and it replaces a reduce-scatter or all-gather among all devices of the axis
-by an all-reduce, too. Both are therefore explicit here, in two stages of smaller groups, along a leading axis of
+sends twice the bytes of a reduce-scatter. It also replaces a reduce-scatter or all-gather among all devices of the axis
+by an all-reduce. Both are therefore explicit here, in two stages of smaller groups, along a leading axis of
 shards. An all-reduce remains in the second stage for shards of fewer than 8 rows (one tile), where it sends a fraction
 of the parameter. Observed in programs compiled for slices of v5e and v6e (`tests/topologies.py`); unmeasured on
 devices.
@@ -103,7 +103,7 @@ _in_stages.defvjp(_forward, _backward)
 
 
 def _manual(function: Callable[[jax.Array], jax.Array], mesh_axes: MeshAxes) -> Callable[[jax.Array], jax.Array]:
-    """Maps a function of a matrix over these mesh axes, too, along which the partitioner would gather the matrix."""
+    """Also maps a function of a matrix over these mesh axes, along which the partitioner would gather the matrix."""
     if not mesh_axes:
         return function
     where = PartitionSpec(None, mesh_axes)

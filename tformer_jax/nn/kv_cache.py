@@ -13,7 +13,7 @@ from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSl
 
 @flax.struct.dataclass
 class Quantized:
-    """Array stored as int8 `values * scale` with one scale per token and head, in little over a quarter of float32."""
+    """Array quantized to int8, `values * scale`, with one scale per token and head."""
 
     values: jax.Array
     """int8 [..., H]."""
@@ -37,7 +37,7 @@ Stored = jax.Array | Quantized
 
 @flax.struct.dataclass
 class KeyValues:
-    """Keys and values of one attention layer, each [B, K, S, H], an order that decoding steps read without a copy."""
+    """Keys and values of one attention layer, each [B, K, S, H]; decoding steps read this layout without a copy."""
 
     k: Stored
     v: Stored
@@ -79,7 +79,7 @@ class LayerCache:
 
 @flax.struct.dataclass
 class Lineage:
-    """Ancestors of T beams that are the tokens of one call; each beam attends only to its own ancestors."""
+    """Ancestors of each of T beams, which are the tokens of one call: a beam attends only to its ancestors."""
 
     ancestors: jax.Array
     """int32 [B, T, L]: column, in its call, of the ancestor at position `start + l`; for the token itself, its own."""
@@ -88,8 +88,8 @@ class Lineage:
 
     def may_attend(self, keys: Tokens) -> jax.Array:
         """Returns the mask bool [B, 1, T, S] for keys [B, S]."""
-        places = jnp.clip(keys.positions - self.start[:, None], 0, self.ancestors.shape[2] - 1)
-        ancestors = jnp.take_along_axis(self.ancestors, places[:, None], axis=2)
+        offsets = jnp.clip(keys.positions - self.start[:, None], 0, self.ancestors.shape[2] - 1)
+        ancestors = jnp.take_along_axis(self.ancestors, offsets[:, None], axis=2)
         common = keys.positions < self.start[:, None]
         return (common[:, None] | (ancestors == keys.columns[:, None]))[:, None]
 
@@ -112,11 +112,11 @@ class DecoderCache:
     """int32 [B]: number of leading tokens that all tokens of the row may attend to; None: 0."""
 
     def admit(
-        self, padding_mask: jax.Array, *, side_by_side: bool = False
+        self, padding_mask: jax.Array, *, same_position: bool = False
     ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
         """Assigns positions and slots to T new tokens, of which those in `padding_mask` (bool [B, T]) are real.
 
-        The positions are consecutive or, if `side_by_side`, the same for all tokens of a row.
+        The positions are consecutive or, if `same_position`, the same for all tokens of a row.
 
         Returns:
             The cache with updated slots and lengths (layers write keys and values later), the tokens' positions
@@ -125,7 +125,7 @@ class DecoderCache:
         Raises:
             ConfigError: the tokens do not fit; checked only outside of compiled functions.
         """
-        if side_by_side:
+        if same_position:
             after, counts = jnp.zeros(padding_mask.shape, jnp.int32), padding_mask.any(axis=1).astype(jnp.int32)
         else:
             after, counts = (
@@ -134,11 +134,11 @@ class DecoderCache:
             )
         positions = self.lengths[:, None] + after
         new = Tokens.of_call(jnp.where(padding_mask, positions, EMPTY))
-        admitted = {kind: slots.admit(new, side_by_side=side_by_side) for kind, slots in self.slots.items()}
+        admitted = {kind: slots.admit(new, same_position=same_position) for kind, slots in self.slots.items()}
         moved = dataclasses.replace(
             self, slots={kind: slots for kind, (slots, _) in admitted.items()}, lengths=self.lengths + counts
         )
-        return moved, jnp.maximum(positions, 0), {kind: seen for kind, (_, seen) in admitted.items()}
+        return moved, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
 
     def compact(self, lineage: Lineage) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
@@ -162,12 +162,12 @@ class DecoderCache:
             slots[kind] = of.reorder(order, counts)
         return dataclasses.replace(self, layers=layers, slots=slots)
 
-    def forget(self, counts: jax.Array) -> "DecoderCache":
+    def remove_newest(self, counts: jax.Array) -> "DecoderCache":
         """Removes the last `counts` (int32 [B]) tokens of each row.
 
         Caches whose rows share slots (`empty_cache`) remove at most one token per row, in the last column of a call.
         """
-        slots = {kind: slots.forget(counts) for kind, slots in self.slots.items()}
+        slots = {kind: slots.remove_newest(counts) for kind, slots in self.slots.items()}
         return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - counts, 0))
 
 
@@ -182,7 +182,7 @@ def empty_cache(
     memory_padding_mask: jax.Array | None = None,
     prefix: jax.Array | None = None,
 ) -> DecoderCache:
-    """Builds an empty cache with room for `length` positions per row.
+    """Builds an empty cache for `length` positions per row.
 
     Args:
         width: maximum number of tokens at one position.
@@ -201,18 +201,18 @@ def empty_cache(
 
 
 def row_cache(cfg: ModelConfig, batch: int, length: int, *, dtype: str | None = None) -> DecoderCache:
-    """Builds an empty cache with room for `length` tokens per row, in which rows may differ in length."""
+    """Builds an empty cache for `length` tokens per row, in which rows may differ in length."""
     slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in set(cfg.layer_pattern)}
     shapes = dict.fromkeys(slots, (batch, cfg.kv_heads, length, cfg.head_size))
     return _cache(cfg, slots, shapes, dtype)
 
 
 def paged_cache(
-    cfg: ModelConfig, batch: int, *, pages: int, page_size: int, pages_a_row: int, dtype: str | None = None
+    cfg: ModelConfig, batch: int, *, pages: int, page_size: int, pages_per_row: int, dtype: str | None = None
 ) -> DecoderCache:
-    """Builds an empty cache whose rows share `pages` pages of `page_size` tokens; page 0 belongs to no row."""
+    """Builds an empty cache whose rows share `pages` pages of `page_size` tokens; page 0 is reserved."""
     slots: dict[str, Slots] = {
-        kind: PagedSlots.without_pages(batch, pages_a_row, page_size) for kind in set(cfg.layer_pattern)
+        kind: PagedSlots.without_pages(batch, pages_per_row, page_size) for kind in set(cfg.layer_pattern)
     }
     shapes = dict.fromkeys(slots, (pages, cfg.kv_heads, page_size, cfg.head_size))
     return _cache(cfg, slots, shapes, dtype, prefix=jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None)
@@ -222,9 +222,9 @@ def _cache(cfg, slots, shapes, dtype, cross_attention=None, memory_padding_mask=
     dtype = dtype or cfg.dtype
 
     def layer(number: int) -> LayerCache:
-        room = jnp.zeros(shapes[cfg.layer_pattern[number % len(cfg.layer_pattern)]], cfg.dtype)
+        zeros = jnp.zeros(shapes[cfg.layer_pattern[number % len(cfg.layer_pattern)]], cfg.dtype)
         cross = None if cross_attention is None else cross_attention[number].stored(dtype)
-        return LayerCache(KeyValues(room, room).stored(dtype), cross)
+        return LayerCache(KeyValues(zeros, zeros).stored(dtype), cross)
 
     (batch, _) = next(iter(slots.values())).tokens.positions.shape
     layers = tuple(layer(number) for number in range(cfg.decoder_layers))

@@ -30,8 +30,8 @@ def residual_factor(cfg: ModelConfig, path: tuple[str, ...]) -> float:
     """Returns `1 / sqrt(sub-layers of the stack)` with `cfg.scale_residual_init`, otherwise 1.
 
     Scales the initial output kernels of sub-layers, so that the sum of all sub-layers does not grow with depth
-    ("Language Models are Unsupervised Multitask Learners", 2019, section 2.3). The kernel's `path` tells encoder from
-    decoder; the decoder of a seq2seq model has three sub-layers per layer.
+    ("Language Models are Unsupervised Multitask Learners", 2019, section 2.3). The kernel's `path` distinguishes
+    encoder and decoder; the decoder of a seq2seq model has three sub-layers per layer.
     """
     if not cfg.scale_residual_init:
         return 1.0

@@ -139,7 +139,7 @@ def as_mask(mask: jax.Array | Mask | None) -> Mask:
     if mask is not None and (mask.dtype != bool or mask.ndim != 4):
         raise ConfigError(
             f"an attention mask is a bool array [B, N, T, S] in which True means may attend, not {mask.dtype} of shape "
-            f"{mask.shape}; write `mask == 0` for an additive mask and insert axes of size 1 where it is broadcast"
+            f"{mask.shape}; write `mask == 0` for an additive mask, and insert axes of size 1 to broadcast it"
         )
     return Mask(explicit=mask)
 

@@ -123,7 +123,7 @@ def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _admits(chosen: jax.Array, padding_mask: jax.Array, segments: jax.Array | None, cfg: ModelConfig) -> jax.Array:
-    """Returns whether each expert has capacity for a token that chose it: int [B, T, k] -> bool [B, T, E].
+    """Returns whether each expert has capacity for each token: chosen int [B, T, k] -> bool [B, T, E].
 
     A(n) of the first n tokens choose an expert of capacity C(n). It accepts a(n) = min(a(n-1) + A(n) - A(n-1), C(n)),
     which equals A(n) + min(0, C(1) - A(1), ..., C(n) - A(n)): token n is accepted unless its term is a new minimum.

@@ -1,4 +1,4 @@
-"""Normalisation over the model width, with float32 statistics."""
+"""Normalization over the model width, with float32 statistics."""
 
 import functools
 
@@ -23,9 +23,9 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: floa
 def _layer_norm_forward(x, scale, bias, eps: float) -> tuple[jax.Array, tuple]:
     x32 = x.astype(jnp.float32)
     mean = x32.mean(-1, keepdims=True)
-    centred = x32 - mean
-    inverse = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
-    y = centred * inverse * scale.astype(jnp.float32)
+    centered = x32 - mean
+    inverse = jax.lax.rsqrt((centered * centered).mean(-1, keepdims=True) + eps)
+    y = centered * inverse * scale.astype(jnp.float32)
     y = y if bias is None else y + bias.astype(jnp.float32)
     return y.astype(x.dtype), (x, scale, bias, mean, inverse)
 
@@ -76,13 +76,13 @@ def _sum_rows(x: jax.Array) -> jax.Array:
 
 
 class Norm(nn.Module):
-    """Base class of normalisation over the last axis."""
+    """Base class of normalization over the last axis."""
 
     cfg: ModelConfig
     axis: str = axes.EMBED
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalises [..., D] -> [..., D]."""
+        """Normalizes [..., D] -> [..., D]."""
         raise NotImplementedError
 
     def scale(self, size: int) -> jax.Array:
@@ -93,11 +93,11 @@ class Norm(nn.Module):
 
 
 class LayerNorm(Norm):
-    """Layer normalisation with a learned scale and, with `cfg.norm_bias`, a learned bias."""
+    """Layer normalization with a learned scale and, with `cfg.norm_bias`, a learned bias."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalises [..., D] -> [..., D]."""
+        """Normalizes [..., D] -> [..., D]."""
         scale, bias = self.scale(x.shape[-1]), None
         if self.cfg.norm_bias:
             zeros = named(nn.initializers.zeros, self.axis)
@@ -106,11 +106,11 @@ class LayerNorm(Norm):
 
 
 class RMSNorm(Norm):
-    """RMS normalisation with a learned scale."""
+    """RMS normalization with a learned scale."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalises [..., D] -> [..., D]."""
+        """Normalizes [..., D] -> [..., D]."""
         return rms_norm(x, self.scale(x.shape[-1]), self.cfg.norm_eps)
 
 

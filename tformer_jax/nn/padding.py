@@ -1,8 +1,4 @@
-"""Reorders rows with padding anywhere into the order that a full pass assumes: real tokens first.
-
-A full pass counts positions, windows and biases from the start of a row. In reordered rows it counts only real tokens,
-as a cache does, for every kind of position and every attention backend.
-"""
+"""Moves padding to the end of each row, so that positions count only real tokens, as in a cache."""
 
 from typing import TypeVar
 
@@ -12,8 +8,8 @@ import jax.numpy as jnp
 MaybeArray = TypeVar("MaybeArray", jax.Array, jax.Array | None)
 
 
-class RealFirst:
-    """Stable permutation of each row that moves its real tokens to the front."""
+class PaddingLast:
+    """Stable permutation of each row that moves padding to its end."""
 
     def __init__(self, padding_mask: jax.Array | None, *, right_padded: bool = False):
         """Computes the permutation from a mask, bool [B, T], of tokens that are not padding.

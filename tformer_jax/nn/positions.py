@@ -1,4 +1,4 @@
-"""Position embeddings that are added to token embeddings; `relative` has those applied inside attention."""
+"""Position embeddings, which are added to token embeddings; `relative` has positions applied inside attention."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class EmbeddingPositions(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """No position information; an encoder without it cannot distinguish the order of its input."""
+    """No position information, so that an encoder is equivariant to permutations of its input."""
 
     cfg: ModelConfig
 
@@ -81,8 +81,8 @@ class Learned(EmbeddingPositions):
         cfg = self.cfg
         if positions.shape[-1] > cfg.max_length:
             raise ConfigError(
-                f"{positions.shape[-1]} positions do not fit model.max_length={cfg.max_length}; "
-                "learned positions end there: shorten the input or raise it"
+                f"{positions.shape[-1]} positions exceed model.max_length={cfg.max_length}, where learned positions "
+                "end: shorten the input, or increase it"
             )
         init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
         rows = cfg.position_offset + cfg.max_length

@@ -45,7 +45,7 @@ class Rotation:
 
 @flax.struct.dataclass
 class AttentionPosition:
-    """How self-attention uses positions: by a rotation of queries and keys, or a bias on their scores."""
+    """Rotation of queries and keys, or bias on their scores, by which self-attention uses positions."""
 
     rotation: Rotation | None = None
     bias: Bias | None = None

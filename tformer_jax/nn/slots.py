@@ -19,7 +19,7 @@ EMPTY = -1
 
 @flax.struct.dataclass
 class Tokens:
-    """Positions and columns of tokens, which a cache stores besides keys and values."""
+    """Positions and columns of the tokens in a cache, or of the tokens of one call."""
 
     positions: jax.Array
     """int32 [B, S]: positions in the row; `EMPTY` for padding and empty slots."""
@@ -32,7 +32,7 @@ class Tokens:
         return cls(positions, jnp.broadcast_to(jnp.arange(positions.shape[1]), positions.shape))
 
     @classmethod
-    def none(cls, batch: int, slots: int) -> "Tokens":
+    def empty(cls, batch: int, slots: int) -> "Tokens":
         """Returns `slots` empty slots per row."""
         return cls(jnp.full((batch, slots), EMPTY), jnp.zeros((batch, slots), jnp.int32))
 
@@ -42,8 +42,8 @@ class Slots(Protocol):
 
     tokens: Tokens
 
-    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple[Self, Tokens]:
-        """Assigns slots to T tokens, at consecutive positions or, if `side_by_side`, all at one position of their row.
+    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
+        """Assigns slots to T tokens, at consecutive positions or, if `same_position`, all at one position of their row.
 
         Returns:
             The updated layout, and the tokens [B, S] that this call attends to.
@@ -57,15 +57,15 @@ class Slots(Protocol):
         """
 
     def end_call(self) -> Self:
-        """Discards the state of the current call, so that all arrays have the same shapes before every call."""
+        """Discards the state of the current call, so that shapes are the same before every call."""
 
-    def forget(self, counts: jax.Array) -> Self:
+    def remove_newest(self, counts: jax.Array) -> Self:
         """Removes the `counts` (int32 [B]) newest tokens of each row, which must be the last ones of their call."""
 
 
 @flax.struct.dataclass
 class DenseSlots:
-    """Consecutive slots with one index for all rows: a call writes the next T slots of every row."""
+    """Consecutive slots with one index shared by all rows: a call writes the next T slots of every row."""
 
     tokens: Tokens
     index: jax.Array
@@ -74,32 +74,32 @@ class DenseSlots:
     @classmethod
     def empty(cls, batch: int, slots: int) -> "DenseSlots":
         """Returns an empty layout with `slots` slots per row."""
-        return cls(Tokens.none(batch, slots), jnp.zeros((), jnp.int32))
+        return cls(Tokens.empty(batch, slots), jnp.zeros((), jnp.int32))
 
-    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple["DenseSlots", Tokens]:
+    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple["DenseSlots", Tokens]:
         """See `Slots`."""
         T = new.positions.shape[1]
         _check_capacity(self.index + T, self.tokens)
-        tokens = jax.tree.map(lambda old, new: _put(old, new, self.index, axis=1), self.tokens, new)
+        tokens = jax.tree.map(lambda old, new: _write(old, new, self.index, axis=1), self.tokens, new)
         return DenseSlots(tokens, self.index + T), tokens
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        kept = _put(old, new, self.index - new.shape[2], axis=2)
+        kept = _write(old, new, self.index - new.shape[2], axis=2)
         return kept, kept
 
     def end_call(self) -> "DenseSlots":
         """See `Slots`."""
         return self
 
-    def forget(self, counts: jax.Array) -> "DenseSlots":
-        """See `Slots`; trailing slots that all rows give up are reused."""
+    def remove_newest(self, counts: jax.Array) -> "DenseSlots":
+        """See `Slots`; trailing slots that become empty in all rows are reused."""
         return DenseSlots(_without_newest(self.tokens, counts), self.index - counts.min())
 
 
 @flax.struct.dataclass
 class RingSlots:
-    """Ring buffer of each row's newest tokens, for sliding-window layers: the slot is the position modulo the window.
+    """Ring buffer of each row's newest tokens, for sliding-window layers: the slot is `position % window`.
 
     A token overwrites one that is outside of all later windows. In a call with several positions, the tokens attend to
     the ring before the call and to each other, because the last of them may overwrite what the first still attends to.
@@ -116,38 +116,38 @@ class RingSlots:
     @classmethod
     def empty(cls, batch: int, window: int, width: int) -> "RingSlots":
         """Returns an empty layout with `width` slots for each of `window` positions."""
-        return cls(Tokens.none(batch, window * width), jnp.zeros((batch, 0), jnp.int32), width)
+        return cls(Tokens.empty(batch, window * width), jnp.zeros((batch, 0), jnp.int32), width)
 
-    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple["RingSlots", Tokens]:
+    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple["RingSlots", Tokens]:
         """See `Slots`."""
         S = self.tokens.positions.shape[1]
         window = S // self.width
         newest = new.positions.max(axis=1, keepdims=True, initial=EMPTY)
         kept = (new.positions != EMPTY) & (new.positions > newest - window)
         added = jnp.where(kept, new.positions % window * self.width + new.columns % self.width, S)
-        tokens = jax.tree.map(lambda old, new: _put_at(old, new, added), self.tokens, new)
+        tokens = jax.tree.map(lambda old, new: _write_at(old, new, added), self.tokens, new)
         after = dataclasses.replace(
-            self, tokens=tokens, added=added, one_position=side_by_side or new.positions.shape[1] == 1
+            self, tokens=tokens, added=added, one_position=same_position or new.positions.shape[1] == 1
         )
-        return after, tokens if after.one_position else jax.tree.map(_joined, self.tokens, new)
+        return after, tokens if after.one_position else jax.tree.map(_concatenate, self.tokens, new)
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        kept = _put_at(old, new, self.added)
-        return kept, kept if self.one_position else _joined(old, new, axis=2)
+        kept = _write_at(old, new, self.added)
+        return kept, kept if self.one_position else _concatenate(old, new, axis=2)
 
     def end_call(self) -> "RingSlots":
         """See `Slots`."""
         return dataclasses.replace(self, added=self.added[:, :0], one_position=False)
 
-    def forget(self, counts: jax.Array) -> "RingSlots":
+    def remove_newest(self, counts: jax.Array) -> "RingSlots":
         """See `Slots`; at most one token per row: with more, the window would again include overwritten tokens."""
         return dataclasses.replace(self, tokens=_without_newest(self.tokens, counts))
 
 
 @flax.struct.dataclass
 class RowSlots:
-    """Consecutive slots with one index per row: the real tokens of a call take the next slots of their row."""
+    """Consecutive slots with one index per row: a call writes its real tokens to the next slots of each row."""
 
     tokens: Tokens
     index: jax.Array
@@ -158,14 +158,14 @@ class RowSlots:
     @classmethod
     def empty(cls, batch: int, slots: int) -> "RowSlots":
         """Returns an empty layout with `slots` slots per row."""
-        return cls(Tokens.none(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
+        return cls(Tokens.empty(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
 
-    def admit(self, new: Tokens, *, side_by_side: bool = False) -> tuple[Self, Tokens]:
+    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
         """See `Slots`."""
         real = new.positions != EMPTY
         S = self.tokens.positions.shape[1]
         added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
-        tokens = jax.tree.map(lambda old, new: _put_at(old, new, added), self.tokens, new)
+        tokens = jax.tree.map(lambda old, new: _write_at(old, new, added), self.tokens, new)
         index = self.index + real.sum(axis=1, dtype=jnp.int32)
         _check_capacity(index, self.tokens)
         return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
@@ -181,7 +181,7 @@ class RowSlots:
         tokens = Tokens(jnp.where(kept, tokens.positions, EMPTY), tokens.columns)
         return dataclasses.replace(self, tokens=tokens, index=counts)
 
-    def forget(self, counts: jax.Array) -> Self:
+    def remove_newest(self, counts: jax.Array) -> Self:
         """See `Slots`."""
         index = jnp.maximum(self.index - counts, 0)
         left = jnp.arange(self.tokens.positions.shape[1]) >= index[:, None]
@@ -190,13 +190,13 @@ class RowSlots:
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        kept = _put_at(old, new, self.added)
+        kept = _write_at(old, new, self.added)
         return kept, kept
 
 
 @flax.struct.dataclass
 class PagedSlots(RowSlots):
-    """Pages of a shared pool, assigned to rows by a table ("PagedAttention", 2023); page 0 belongs to no row."""
+    """Pages of a shared pool, assigned to rows by a table ("PagedAttention", 2023); page 0 is reserved."""
 
     table: jax.Array
     """int32 [B, P]: pages of each row; 0 for unassigned entries."""
@@ -231,8 +231,8 @@ def _check_capacity(used: jax.Array, tokens: Tokens) -> None:
     Not checked inside compiled functions, where tokens beyond the last slot are dropped or overwrite others.
     """
     slots = tokens.positions.shape[1]
-    if not isinstance(used, jax.core.Tracer) and (most := int(used.max(initial=0))) > slots:
-        raise ConfigError(f"{most} tokens do not fit a cache of {slots} slots; give `init_cache` a larger length")
+    if not isinstance(used, jax.core.Tracer) and (largest := int(used.max(initial=0))) > slots:
+        raise ConfigError(f"{largest} tokens do not fit a cache of {slots} slots; pass a larger length to `init_cache`")
 
 
 def _without_newest(tokens: Tokens, counts: jax.Array) -> Tokens:
@@ -241,11 +241,11 @@ def _without_newest(tokens: Tokens, counts: jax.Array) -> Tokens:
     return Tokens(jnp.where(tokens.positions > newest[:, None], EMPTY, tokens.positions), tokens.columns)
 
 
-def _put(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+def _write(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), index, axis)
 
 
-def _put_at(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+def _write_at(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
     """Writes new [B, T] or [B, K, T, ...] to slots int32 [B, T] of each row; drops tokens beyond the last slot."""
     rows = jnp.arange(old.shape[0])[:, None]
     if old.ndim == 2:
@@ -253,5 +253,5 @@ def _put_at(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
     return old.at[rows, :, slots].set(jnp.swapaxes(new, 1, 2).astype(old.dtype), mode="drop")
 
 
-def _joined(old: jax.Array, new: jax.Array, axis: int = 1) -> jax.Array:
+def _concatenate(old: jax.Array, new: jax.Array, axis: int = 1) -> jax.Array:
     return jnp.concatenate([old, new.astype(old.dtype)], axis)

@@ -157,8 +157,8 @@ class Decoder(Stack):
         """
         if self.cross and (segments is None) != (memory_segments is None):
             raise ConfigError(
-                "packed rows need segments of both source and target: with one of them alone, "
-                "cross-attention would attend to other pairs; give both or neither"
+                "packed rows need segments of both source and target: with only one of them, "
+                "cross-attention would attend to other pairs; pass both or neither"
             )
         pairs = None if segments is None or memory_segments is None else (segments, memory_segments)
         cross_mask = Mask(padding_mask=memory_padding_mask, segments=pairs)

@@ -22,7 +22,7 @@ TITLES = {
     "nll": ("Negative log-likelihood", "nats per label"),
     "learning_rate": ("Learning rate", ""),
     "tokens_per_second": ("Throughput", "tokens/s"),
-    "utilisation": ("Utilisation", "% of the peak FLOP/s"),
+    "utilization": ("Utilization", "% of the peak FLOP/s"),
     "flops_per_second": ("Model FLOP/s", ""),
     "grad_norm": ("Gradient norm", "before clipping"),
     "memory": ("Peak memory", "GiB"),
@@ -38,7 +38,7 @@ TITLES = {
 }
 """Title and unit of each metric, in the order of the report."""
 LOGARITHMIC = ("grad_norm", "perplexity")
-FROM_ZERO = ("tokens_per_second", "utilisation", "flops_per_second", "memory", "data_wait_percent", "skipped_steps")
+FROM_ZERO = ("tokens_per_second", "utilization", "flops_per_second", "memory", "data_wait_percent", "skipped_steps")
 NOT_DRAWN = ("tokens", "seconds")
 
 
@@ -187,7 +187,7 @@ def _drawn_columns(run: Run) -> dict[str, np.ndarray]:
     """Returns the training metrics: memory in GiB, and FLOP/s in percent of the devices' peak if it is known."""
     columns = {name: values for name, values in run.train.columns.items() if name not in NOT_DRAWN}
     if (peak := run.model.get("peak_flops")) and "flops_per_second" in columns:
-        columns["utilisation"] = 100 * columns.pop("flops_per_second") / peak
+        columns["utilization"] = 100 * columns.pop("flops_per_second") / peak
     if "memory_bytes" in columns:
         columns["memory"] = columns.pop("memory_bytes") / 2**30
     return columns

@@ -1,4 +1,4 @@
-"""Reads what a run folder holds, whether the run has finished, is going on, or was killed."""
+"""Reads what a run folder holds, whether the run has finished, is in progress, or was killed."""
 
 import dataclasses
 import json

@@ -154,6 +154,6 @@ class Completion(Body):
         decode = dataclasses.replace(saved, **changes)
         seed = secrets.randbelow(MOST) if self.seed is None else self.seed
         return [
-            Request(text, decode, seed=seed, place=number * self.n, samples=self.n)
+            Request(text, decode, seed=seed, index=number * self.n, samples=self.n)
             for number, text in enumerate(self.prompt)
         ]

@@ -126,7 +126,7 @@ class EngineThread:
         if self.failure is None and not self._engine.idle:
             self._deliver(self._engine.step())
             self._refuse_waiting()
-        waiting = self._engine.waiting + sum(len(job.requests) for job in self._arrived)
+        waiting = self._engine.pending + sum(len(job.requests) for job in self._arrived)
         used = self._engine.pages_used
         self.load = Load(self._engine.running, waiting, used, self._engine.pages, self._tokens)
 
@@ -155,14 +155,14 @@ class EngineThread:
 
     def _submit(self, job: Job) -> None:
         try:
-            for place, request in enumerate(job.requests):
+            for index, request in enumerate(job.requests):
                 if self._translates and isinstance(request.text, str) and not request.text.strip():
-                    events = [Event(place, sample, "", "stop", None, 0) for sample in range(request.samples)]
+                    events = [Event(index, sample, "", "stop", None, 0) for sample in range(request.samples)]
                     self._send([(job, event) for event in events])
                 else:
-                    self._accepted[self._engine.submit(request)] = job, place
+                    self._accepted[self._engine.submit(request)] = job, index
         except ConfigError as error:
-            which = f"text {place + 1}: " if len(job.requests) > 1 else ""
+            which = f"text {index + 1}: " if len(job.requests) > 1 else ""
             self._refuse(job, Refusal(f"{which}{error}"))
         except Exception:
             logging.exception("the engine could not accept a request")
@@ -178,7 +178,7 @@ class EngineThread:
                 self._refuse(job, Refusal(message, 429, code="queue_full", headers={"Retry-After": "1"}))
 
     def _fits(self, job: Job) -> bool:
-        return self._engine.waiting + len(job.requests) <= self._limit
+        return self._engine.pending + len(job.requests) <= self._limit
 
     def _refuse(self, job: Job, refusal: Refusal) -> None:
         self._drop(job)
@@ -195,11 +195,11 @@ class EngineThread:
     def _deliver(self, events: Sequence[Event]) -> None:
         items: list[tuple[Job, Event | Refusal]] = []
         for event in events:
-            job, place = self._accepted[event.request]
-            key = (place, event.sample)
+            job, index = self._accepted[event.request]
+            key = (index, event.sample)
             self._tokens += event.tokens - job.tokens.get(key, 0)
             job.tokens[key] = event.tokens
-            items.append((job, event._replace(request=place)))
+            items.append((job, event._replace(request=index)))
         self._send(items)
 
     def _fail(self, reason: str) -> None:

@@ -52,7 +52,7 @@ class Generation(Response):
     ) -> None:
         self.thread, self.metrics, self.requests, self.reply = thread, metrics, requests, reply
         self.seconds, self.stream = seconds, stream
-        self._started = self._seen_first = False
+        self._started = self._observed_first = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_note(message: Message) -> None:
@@ -84,29 +84,29 @@ class Generation(Response):
 
     async def _complete(self, job: Job) -> dict[str, Any]:
         outputs = empty_outputs(self.requests)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         async for event in job.events():
-            self._observe_first(event, begun)
+            self._observe_first(event, started)
             outputs[event.request][event.sample].add(event)
-        self.metrics.last_token.observe(time.perf_counter() - begun)
+        self.metrics.last_token.observe(time.perf_counter() - started)
         return self.reply.complete(outputs)
 
     async def _stream(self, job: Job, send: Send) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         async for event in job.events():
-            self._observe_first(event, begun)
+            self._observe_first(event, started)
             if not self._started:
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             part = self.reply.chunk(event)
             if part is not None:
                 await send(piece(data(part)))
-        self.metrics.last_token.observe(time.perf_counter() - begun)
+        self.metrics.last_token.observe(time.perf_counter() - started)
         await send(piece(END, last=True))
 
-    def _observe_first(self, event: Event, begun: float) -> None:
-        if not self._seen_first:
-            self._seen_first = True
-            self.metrics.first_token.observe(time.perf_counter() - begun)
+    def _observe_first(self, event: Event, started: float) -> None:
+        if not self._observed_first:
+            self._observed_first = True
+            self.metrics.first_token.observe(time.perf_counter() - started)
 
 
 async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

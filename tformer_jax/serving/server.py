@@ -65,8 +65,8 @@ class Server(uvicorn.Server):
             self._grace = 0
 
     async def _drain(self) -> None:
-        begun = time.monotonic()
-        while self._thread.jobs and time.monotonic() < begun + self._grace:
+        started = time.monotonic()
+        while self._thread.jobs and time.monotonic() < started + self._grace:
             await asyncio.sleep(TICK)
         self._thread.stop_jobs()
         self.should_exit = True

@@ -33,7 +33,7 @@ class Meter:
     ):
         self.tokens, self.flops, self._seconds, self._waited = tokens, flops, seconds, data_wait_seconds
         self.skipped_steps = skipped_steps
-        self._born = time.perf_counter()
+        self._started = time.perf_counter()
         self._computing: list[StepMetrics] = []
         self._done: list[Values] = list(waiting or [])
         self.restart()
@@ -41,7 +41,7 @@ class Meter:
     @property
     def seconds(self) -> float:
         """Wall time of the run so far, in seconds, evaluations and checkpoints included."""
-        return self._seconds + time.perf_counter() - self._born
+        return self._seconds + time.perf_counter() - self._started
 
     def totals(self) -> dict[str, float]:
         """Returns the totals of the run so far."""

@@ -1,4 +1,4 @@
-"""Records what a result depends on besides its config: versions, revision, command and hardware."""
+"""Records the environment of a run: versions, revision, command and hardware."""
 
 import os
 import platform

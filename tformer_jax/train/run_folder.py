@@ -42,7 +42,7 @@ CHANGEABLE = (
     "report",
     "wandb",
 )
-"""Settings of train that may change when a run is resumed, besides all of eval, decode and parallel."""
+"""Settings of train that may change when a run is resumed, in addition to all of eval, decode and parallel."""
 
 
 def checkpoints(run: Path) -> Path:

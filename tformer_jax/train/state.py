@@ -21,7 +21,7 @@ class TrainState:
     """Everything that a train step updates. The dropout key is derived from the seed and `step`."""
 
     step: jax.Array
-    """int32 scalar: number of steps made, skipped ones included."""
+    """int32 scalar: number of steps so far, skipped ones included."""
     skipped: jax.Array
     """int32 scalar: number of consecutive skipped steps up to this one."""
     params: Any

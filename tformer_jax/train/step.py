@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.config import Config
 from tformer_jax.models import registry
-from tformer_jax.models.losses import Sums, batch_loss, no_sums
+from tformer_jax.models.losses import Sums, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import diagnostics, optimizers
@@ -45,7 +45,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         skipped = jnp.where(finite, 0, state.skipped + 1)
-        new = (params, opt_state, moved_mean(state.ema, params, state.step, train.ema_decay))
+        new = (params, opt_state, updated_ema(state.ema, params, state.step, train.ema_decay))
         old = (state.params, state.opt_state, state.ema)
         params, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
         tokens = sum((batch[key] != PAD).sum() for key in registry.FAMILIES[cfg.model.family].inputs)
@@ -112,14 +112,14 @@ def accumulated_gradients(
 
     split = jax.tree.map(lambda rows: rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-    (sums, grads), norms = jax.lax.scan(add, (no_sums(), zeros), (split, jnp.arange(parts)))
+    (sums, grads), norms = jax.lax.scan(add, (zero_sums(), zeros), (split, jnp.arange(parts)))
     return sums, grads, norms
 
 
-def moved_mean(mean: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
+def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
     """Returns `mean + (1 - d) (params - mean)` with `d = min(decay, (1 + t) / (10 + t))`; None if `decay` is None.
 
-    t is `step`. The smaller initial d soon discards the random start (as in TensorFlow's ExponentialMovingAverage).
+    t is `step`. The smaller initial d, as in TensorFlow's ExponentialMovingAverage, quickly discards the random start.
     """
     if decay is None:
         return None

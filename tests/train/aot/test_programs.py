@@ -63,7 +63,7 @@ def test_the_bound_on_utilization(overlap):
     assert found.utilization(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
 
 
-def test_without_libtpu_the_command_says_what_to_install(monkeypatch):
+def test_missing_libtpu_is_reported(monkeypatch):
     monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--topology needs libtpu: pip install 'tformer_jax\[aot\]'"):
         topology.devices("v5e:4x4")
@@ -83,14 +83,14 @@ def test_a_topology_is_a_kind_and_its_sides(name):
         ({"tensor": 8}, None, 8, "model.num_heads=4: must be a multiple of the mesh's tensor=8"),
     ],
 )
-def test_what_the_mesh_does_not_divide_is_refused(settings, batch, length, sentence):
+def test_sizes_that_the_mesh_does_not_divide_are_refused(settings, batch, length, sentence):
     cfg = dataclasses.replace(config("dp"), parallel=ParallelConfig(**{"data": 1} | settings))
     with pytest.raises(ConfigError, match=sentence):
         programs.train_step(cfg, jax.devices(), batch, length)
 
 
 @pytest.mark.parametrize("flag", [["--mesh", "data=4"], ["--decode"]])
-def test_flags_of_slices_need_one(flag):
+def test_slice_flags_need_a_topology(flag):
     with pytest.raises(ConfigError, match=f"{flag[0]}: add --topology"):
         describe.main(["--preset", "gpt2", *flag])
 

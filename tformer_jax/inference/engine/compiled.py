@@ -1,4 +1,4 @@
-"""Compiled functions of continuous batching: a fixed number of rows over one cache, assigned to requests on demand."""
+"""Compiled functions of continuous batching, for a fixed number of rows that share a cache."""
 
 import dataclasses
 import functools
@@ -15,14 +15,14 @@ from tformer_jax.inference.engine.state import (
     Plan,
     Size,
     State,
+    constrain_state,
     dense_slots,
-    keys_of,
-    of_rows,
-    placed,
-    put,
+    initial_rows,
+    prng_keys,
     row_slots,
-    start,
-    with_rows,
+    select_rows,
+    set_rows,
+    update_rows,
 )
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.rows import Report, Rows
@@ -32,7 +32,7 @@ from tformer_jax.nn.sharding import replicate
 from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
 
-MOST = 32
+MAX_STEPS = 32
 """Maximum number of steps per call of `advance`."""
 
 
@@ -40,32 +40,32 @@ class Steps(NamedTuple):
     """Results of the steps of one call."""
 
     reports: Report
-    """Reports of all steps: arrays [MOST, R]; entries from index `taken` on are meaningless."""
+    """Reports of all steps: arrays [MAX_STEPS, R]; entries from index `taken` on are unspecified."""
     taken: jax.Array
     """int32 scalar: number of steps."""
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def empty(plan: Plan, size: Size) -> State:
-    """Returns the state of a lane without running rows."""
+    """Returns the initial state of a lane, without running rows."""
     cfg, R, dtype = plan.model.cfg, plan.rows, plan.decode.cache_dtype
     if plan.paged:
-        pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_a_row": plan.pages_a_row}
+        pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_per_row": plan.pages_per_row}
         cache = paged_cache(cfg, R, **pages, dtype=dtype)
     else:
         cache = row_cache(cfg, R, dense_slots(plan, size), dtype=dtype)
     if cfg.family == "seq2seq":
-        room = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
-        cross = KeyValues(room, room).stored(dtype or cfg.dtype)
+        zeros = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
+        cross = KeyValues(zeros, zeros).stored(dtype or cfg.dtype)
         layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
         cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((R, size.source), bool))
     zeros = jnp.zeros((R,), jnp.int32)
     unused_rows = NewRows(
-        places=zeros,
+        indices=zeros,
         last=zeros,
         counts=zeros,
         history=jnp.full((R, plan.history), PAD),
-        room=zeros,
+        max_new_tokens=zeros,
         seeds=jnp.zeros((R, 2), jnp.uint32),
         scored=zeros > 0,
         tables=zeros[:, None],
@@ -73,13 +73,13 @@ def empty(plan: Plan, size: Size) -> State:
         settings=RowSettings.of(plan.decode, R),
         sources=None,
     )
-    return placed(plan, State(cache, start(plan, unused_rows, size.output)))
+    return constrain_state(plan, State(cache, initial_rows(plan, unused_rows, size.output)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def widen(plan: Plan, state: State, size: Size) -> State:
-    """Returns the state with longer arrays."""
-    cache, room = state.cache, dense_slots(plan, size)
+    """Pads the arrays of a state to the lengths `size`."""
+    cache, num_slots = state.cache, dense_slots(plan, size)
 
     def pad(kept: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
         widths = [(0, 0)] * kept.ndim
@@ -89,11 +89,11 @@ def widen(plan: Plan, state: State, size: Size) -> State:
     def layer(kept: LayerCache) -> LayerCache:
         cross = jax.tree.map(lambda leaf: pad(leaf, size.source, 2), kept.cross_attention)
         own = kept.self_attention
-        return LayerCache(own if plan.paged else jax.tree.map(lambda leaf: pad(leaf, room, 2), own), cross)
+        return LayerCache(own if plan.paged else jax.tree.map(lambda leaf: pad(leaf, num_slots, 2), own), cross)
 
     def longer(slots: RowSlots) -> RowSlots:
         old = slots.tokens
-        tokens = Tokens(pad(old.positions, room, 1, EMPTY), pad(old.columns, room, 1))
+        tokens = Tokens(pad(old.positions, num_slots, 1, EMPTY), pad(old.columns, num_slots, 1))
         return dataclasses.replace(slots, tokens=tokens)
 
     slots = row_slots(cache)
@@ -103,42 +103,44 @@ def widen(plan: Plan, state: State, size: Size) -> State:
         slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
         memory_padding_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_padding_mask),
     )
-    return placed(plan, State(cache, state.rows.widened(size.output)))
+    return constrain_state(plan, State(cache, state.rows.widened(size.output)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def admit(plan: Plan, params: Any, state: State, new: NewRows) -> State:
-    """Assigns rows to new requests and encodes their sources; `read` then reads their prompts."""
-    cache, places = state.cache, new.places
+    """Assigns rows to new requests and encodes their sources; their prompts are read by `read_prompts`."""
+    cache, indices = state.cache, new.indices
     slots = row_slots(cache)
     positions = jnp.arange(next(iter(slots.values())).tokens.positions.shape[1])
-    held = jnp.where(positions < new.filled[:, None], positions, EMPTY)
-    fresh = RowSlots(Tokens(held, jnp.zeros_like(held)), new.filled, jnp.zeros((len(places), 0), jnp.int32))
+    filled = jnp.where(positions < new.filled[:, None], positions, EMPTY)
+    fresh = RowSlots(Tokens(filled, jnp.zeros_like(filled)), new.filled, jnp.zeros((len(indices), 0), jnp.int32))
     if plan.paged:
         fresh = PagedSlots(fresh.tokens, fresh.index, fresh.added, new.tables)
     cache = dataclasses.replace(
         cache,
-        slots={kind: put(of, places, fresh) for kind, of in slots.items()},
-        lengths=put(cache.lengths, places, new.filled),
-        prefix=None if cache.prefix is None else put(cache.prefix, places, new.counts),
+        slots={kind: set_rows(of, indices, fresh) for kind, of in slots.items()},
+        lengths=set_rows(cache.lengths, indices, new.filled),
+        prefix=None if cache.prefix is None else set_rows(cache.prefix, indices, new.counts),
     )
     if new.sources is not None:
-        cache = _with_sources(plan, params, cache, places, new.sources)
-    return placed(plan, State(cache, put(state.rows, places, start(plan, new, state.rows.length))))
+        cache = _with_sources(plan, params, cache, indices, new.sources)
+    return constrain_state(
+        plan, State(cache, set_rows(state.rows, indices, initial_rows(plan, new, state.rows.length)))
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
-def read(plan: Plan, params: Any, state: State, places: jax.Array, tokens: jax.Array) -> State:
-    """Reads prompt tokens, int32 [P, T] with PAD on the left, in rows `places`, int32 [P]; see `prefill`."""
-    own = prefill(plan.model, params, tokens, of_rows(state.cache, places))
-    return placed(plan, State(with_rows(state.cache, places, own), state.rows))
+def read_prompts(plan: Plan, params: Any, state: State, indices: jax.Array, tokens: jax.Array) -> State:
+    """Runs `prefill` on prompt tokens, int32 [P, T] with PAD on the left, in rows `indices`, int32 [P]."""
+    own = prefill(plan.model, params, tokens, select_rows(state.cache, indices))
+    return constrain_state(plan, State(update_rows(state.cache, indices, own), state.rows))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def fork(
     plan: Plan, state: State, source: jax.Array, to: jax.Array, seeds: jax.Array, table: jax.Array, copies: jax.Array
 ) -> State:
-    """Copies row `source` to row `to`, which continues with its own random numbers.
+    """Copies row `source` to row `to`, with other seeds.
 
     Args:
         source, to: int32 scalars.
@@ -170,8 +172,8 @@ def fork(
     }
     rows = jax.tree.map(copy_row, state.rows)
     assert isinstance(rows, Chains), "the outputs of beam search share one row"
-    rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(keys_of(seeds[None])[0]))
-    return placed(plan, State(dataclasses.replace(cache, slots=slots), rows))
+    rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(prng_keys(seeds[None])[0]))
+    return constrain_state(plan, State(dataclasses.replace(cache, slots=slots), rows))
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
@@ -181,16 +183,16 @@ def advance(
     state: State,
     ended: jax.Array,
     steps: jax.Array,
-    enough: jax.Array,
+    min_done: jax.Array,
     *,
     pages: int | None,
 ) -> tuple[State, Steps]:
-    """Generates tokens in all running rows, without returning to the host between steps.
+    """Runs several decoding steps for all running rows, without returning to the host between steps.
 
     Args:
         ended: bool [R], rows to end before the first step.
-        steps: int32 scalar in 1, ..., `MOST`: maximum number of steps.
-        enough: int32 scalar: steps end when this many rows are done, after at least one step.
+        steps: int32 scalar in 1, ..., `MAX_STEPS`: maximum number of steps.
+        min_done: int32 scalar: number of rows that are done at which the steps end, after at least one step.
         pages: number of pages per row to read, enough for the longest row after `steps` steps; None for a dense cache.
 
     Returns:
@@ -200,7 +202,7 @@ def advance(
 
     def should_continue(carry: tuple[Steps, Rows, DecoderCache]) -> jax.Array:
         (_, taken), rows, _ = carry
-        return (taken == 0) | (taken < steps) & (rows.done.sum() < enough)
+        return (taken == 0) | (taken < steps) & (rows.done.sum() < min_done)
 
     def step(carry: tuple[Steps, Rows, DecoderCache]) -> tuple[Steps, Rows, DecoderCache]:
         (reports, taken), rows, cache = carry
@@ -210,16 +212,16 @@ def advance(
         reports = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), reports, rows.report())
         return Steps(reports, taken + 1), rows, cache
 
-    rows = state.rows.ended(ended)
-    no_reports = jax.tree.map(lambda leaf: jnp.zeros((MOST, *leaf.shape), leaf.dtype), rows.report())
-    initial = Steps(no_reports, jnp.zeros((), jnp.int32)), rows, of_rows(state.cache, ALL, pages)
+    rows = state.rows.mark_done(ended)
+    no_reports = jax.tree.map(lambda leaf: jnp.zeros((MAX_STEPS, *leaf.shape), leaf.dtype), rows.report())
+    initial = Steps(no_reports, jnp.zeros((), jnp.int32)), rows, select_rows(state.cache, ALL, pages)
     taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
-    return placed(plan, State(with_rows(state.cache, ALL, cache), rows)), jax.tree.map(replicate, taken)
+    return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), jax.tree.map(replicate, taken)
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def compact(plan: Plan, state: State) -> tuple[State, jax.Array]:
-    """Removes the tokens that no running beam attends to from a dense cache.
+    """Runs `DecoderCache.compact` on the dense cache of beam search.
 
     Returns:
         The new state, and the number of slots in use, int32 [R].
@@ -227,7 +229,7 @@ def compact(plan: Plan, state: State) -> tuple[State, jax.Array]:
     assert isinstance(state.rows, Beams)
     cache = state.cache.compact(state.rows.lineage)
     used = next(iter(row_slots(cache).values())).index
-    return placed(plan, State(cache, state.rows)), replicate(used)
+    return constrain_state(plan, State(cache, state.rows)), replicate(used)
 
 
 @jax.jit
@@ -238,7 +240,7 @@ def finished(state: State) -> Hypotheses:
     return Hypotheses(*map(replicate, rows.finished))
 
 
-def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Array, sources: jax.Array) -> DecoderCache:
+def _with_sources(plan: Plan, params: Any, cache: DecoderCache, indices: jax.Array, sources: jax.Array) -> DecoderCache:
     assert cache.memory_padding_mask is not None
     variables, padding_mask = {"params": params}, sources != PAD
     memory = plan.model.apply(variables, sources, padding_mask, method="encode")
@@ -246,11 +248,11 @@ def _with_sources(plan: Plan, params: Any, cache: DecoderCache, places: jax.Arra
     missing = cache.memory_padding_mask.shape[1] - sources.shape[1]
 
     def padded(kept: jax.Array, new: jax.Array) -> jax.Array:
-        return kept.at[places].set(jnp.pad(new, ((0, 0), (0, 0), (0, missing), (0, 0))), mode="drop")
+        return kept.at[indices].set(jnp.pad(new, ((0, 0), (0, 0), (0, missing), (0, 0))), mode="drop")
 
     layers = tuple(
         LayerCache(layer.self_attention, jax.tree.map(padded, layer.cross_attention, read.cross_attention))
         for layer, read in zip(cache.layers, own.layers, strict=True)
     )
-    mask = put(cache.memory_padding_mask, places, jnp.pad(padding_mask, ((0, 0), (0, missing))))
+    mask = set_rows(cache.memory_padding_mask, indices, jnp.pad(padding_mask, ((0, 0), (0, missing))))
     return dataclasses.replace(cache, layers=layers, memory_padding_mask=mask)

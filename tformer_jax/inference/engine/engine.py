@@ -17,24 +17,25 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import encode_one
-from tformer_jax.inference.engine.lane import Chosen, Lane, Running
+from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
-from tformer_jax.inference.prepared import prepared
-from tformer_jax.inference.stopping import TextStream, WholeText, cut
+from tformer_jax.inference.layout import decoding_layout
+from tformer_jax.inference.stopping import TextBuffer, TextStream, cut
 from tformer_jax.parallel.placement import everywhere, mesh_of
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 PAGE_SIZE = 16
 """Number of tokens per page."""
-LANES = 4
-"""Maximum number of lanes, one for each kind of decoding; greedy decoding and sampling share a kind."""
-REMEMBERED = 256
+MAX_LANES = 4
+"""Maximum number of lanes, one per `Kind`."""
+MAX_CACHED_KINDS = 256
 """Maximum number of decoding settings whose kinds are cached."""
-SMOOTH = 0.05
+SMOOTH_SECONDS = 0.05
 """Step duration in seconds at which streamed text appears smoothly."""
 BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
 Kind = tuple[DecodeConfig, Rules]
+"""Static settings that a lane is compiled for; requests of greedy decoding and of sampling share a kind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +47,21 @@ class Request:
     decode: DecodeConfig
     seed: int = 0
     """Random seed."""
-    place: int = 0
-    """Index of the first sample, folded into the seed: equal texts of a file get different samples."""
+    index: int = 0
+    """Index of the first sample, folded into the seed, so that equal texts of a file get different samples."""
     samples: int = 1
     """Number of outputs: samples, or the best hypotheses of beam search."""
-    pieces: bool = True
-    """Report text as it is generated; otherwise, an output's whole text comes with its last event, at lower cost."""
+    streamed: bool = True
+    """Report text as it is generated; otherwise, the last event has the complete text, at lower cost."""
     scored: bool = False
     """Report scores; beam search always reports them."""
 
 
-class _Waiting(NamedTuple):
+class _QueuedRequest(NamedTuple):
     """A pending request, which has no rows yet."""
 
     kind: Kind
-    rows: list[Running]
+    rows: list[RequestRow]
 
     @property
     def number(self) -> int:
@@ -115,11 +116,11 @@ class Engine:
         self._group = -(-slots // 4) if seconds == math.inf else 1
         self._mesh = mesh_of(params)
         with everywhere(self._mesh):
-            self._model, self._params = prepared(model, params)
+            self._model, self._params = decoding_layout(model, params)
         self._slots, self._pages = slots, pages
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
-        self._queues: dict[Kind, collections.deque[_Waiting]] = {}
+        self._queues: dict[Kind, collections.deque[_QueuedRequest]] = {}
         self._next = 0
 
     @property
@@ -128,7 +129,7 @@ class Engine:
         return not self._queues and not self.running
 
     @property
-    def waiting(self) -> int:
+    def pending(self) -> int:
         """Number of pending requests, which have no rows yet."""
         return sum(map(len, self._queues.values()))
 
@@ -148,8 +149,8 @@ class Engine:
         return sum(lane.table.pages - 1 for lane in self._lanes.values())
 
     def check(self, request: Request) -> None:
-        """Raises `ConfigError` for a request that can never be served."""
-        self._waiting(0, request)
+        """Raises `ConfigError` if a request can never be served."""
+        self._queued(0, request)
 
     def submit(self, request: Request) -> int:
         """Queues a request and returns its number.
@@ -158,8 +159,8 @@ class Engine:
             ConfigError: see `check`.
         """
         number = self._next
-        waiting = self._waiting(number, request)
-        self._queues.setdefault(waiting.kind, collections.deque()).append(waiting)
+        queued = self._queued(number, request)
+        self._queues.setdefault(queued.kind, collections.deque()).append(queued)
         self._next += 1
         return number
 
@@ -177,7 +178,7 @@ class Engine:
         self._queues = {kind: queue for kind, queue in remaining.items() if queue}
         for lane in self._lanes.values():
             for row in [row for row, running in lane.running.items() if running.request == request]:
-                lane.leave(row)
+                lane.release(row)
 
     def step(self) -> list[Event]:
         """Admits pending requests to free rows, generates tokens in all running rows, and returns their events."""
@@ -207,7 +208,7 @@ class Engine:
         return tokens
 
     def _admit(self) -> None:
-        """Starts the waiting requests that `scheduler.admit` chooses."""
+        """Starts the pending requests that `scheduler.admit` selects."""
         if not self._queues:
             return
         front = sorted((one for kind in self._queues for one in self._front(kind)), key=lambda one: one.number)
@@ -216,28 +217,28 @@ class Engine:
             [PendingRequest(one.kind, len(one.rows), self._pages_needed(one)) for one in front],
             {kind: lane.vacancy for kind, lane in self._lanes.items()},
             empty={kind: Vacancy(plan.rows, plan.pages - 1, 0) for kind, plan in plans.items()},
-            most_lanes=LANES,
+            most_lanes=MAX_LANES,
             group=self._group,
         )
-        beginning: dict[Kind, list[list[Running]]] = collections.defaultdict(list)
+        started: dict[Kind, list[list[RequestRow]]] = collections.defaultdict(list)
         for one in [front[index] for index in chosen]:
             self._lane(one.kind).reserve(one.rows)
-            beginning[one.kind].append(one.rows)
+            started[one.kind].append(one.rows)
             self._queues[one.kind].popleft()
         self._queues = {kind: queue for kind, queue in self._queues.items() if queue}
-        for kind, requests in beginning.items():
-            self._lanes[kind].begin(requests)
+        for kind, requests in started.items():
+            self._lanes[kind].start(requests)
 
-    def _front(self, kind: Kind) -> list[_Waiting]:
+    def _front(self, kind: Kind) -> list[_QueuedRequest]:
         """Returns the first pending requests of a kind, at most as many as a lane has rows."""
         return list(itertools.islice(self._queues.get(kind, ()), self._slots))
 
-    def _pages_needed(self, one: _Waiting) -> int:
+    def _pages_needed(self, one: _QueuedRequest) -> int:
         """Returns the maximum number of free pages that a request takes."""
         lane = self._lanes.get(one.kind)
-        return _most_pages(one.rows) if lane is None else lane.pages_needed(one.rows)
+        return _max_pages(one.rows) if lane is None else lane.pages_needed(one.rows)
 
-    def _waiting(self, number: int, request: Request) -> "_Waiting":
+    def _queued(self, number: int, request: Request) -> "_QueuedRequest":
         """Builds the rows of a request.
 
         Raises:
@@ -246,39 +247,39 @@ class Engine:
         tokens, decode = self._encode(request), request.decode
         translates = self._cfg.model.family == "seq2seq"
         prompt, source = ([BOS], tokens) if translates else (tokens, None)
-        room = min(decode.max_new_tokens, self._cfg.model.max_length - (0 if translates else len(prompt)))
+        max_new_tokens = min(decode.max_new_tokens, self._cfg.model.max_length - (0 if translates else len(prompt)))
         rows = [
-            Running(
+            RequestRow(
                 request=number,
                 sample=sample,
                 decode=decode,
                 prompt=prompt,
                 source=source,
-                room=room,
-                seeds=(request.seed, request.place + sample),
+                max_new_tokens=max_new_tokens,
+                seeds=(request.seed, request.index + sample),
                 stream=self._stream(request),
                 outputs=request.samples,
                 scored=request.scored,
             )
             for sample in range(1 if decode.strategy == "beam" else request.samples)
         ]
-        pages = _most_pages(rows)
+        pages = _max_pages(rows)
         if self._pages is not None and pages > self._pages:
             raise ConfigError(
                 f"the request may need {pages} pages of {PAGE_SIZE} tokens, and the engine has {self._pages}: "
-                "ask for fewer new tokens, samples or beams"
+                "request fewer new tokens, samples or beams"
             )
-        return _Waiting(self._kind(decode), rows)
+        return _QueuedRequest(self._kind(decode), rows)
 
-    def _stream(self, request: Request) -> TextStream | WholeText:
+    def _stream(self, request: Request) -> TextStream | TextBuffer:
         """Returns the detokenizer of an output."""
         tokenizer, stop = self._tokenizers.target, request.decode.stop
-        return TextStream(tokenizer, stop) if request.pieces or stop else WholeText(tokenizer)
+        return TextStream(tokenizer, stop) if request.streamed or stop else TextBuffer(tokenizer)
 
     def _kind(self, decode: DecodeConfig) -> Kind:
-        """Returns the settings that a lane is compiled for; all others may differ between its rows."""
+        """Returns the kind of a request with these settings."""
         if decode not in self._kinds:
-            if len(self._kinds) == REMEMBERED:
+            if len(self._kinds) == MAX_CACHED_KINDS:
                 self._kinds.clear()
             rules = Rules.of(decode, self._tokenizers.target)
             names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
@@ -289,9 +290,9 @@ class Engine:
         return self._kinds[decode]
 
     def _lane(self, kind: Kind) -> Lane:
-        """Returns the lane of a kind; with `LANES` lanes, a new one replaces the first one without running rows."""
+        """Returns the lane of a kind; with `MAX_LANES` lanes, a new one replaces the first one without running rows."""
         if kind not in self._lanes:
-            if len(self._lanes) == LANES:
+            if len(self._lanes) == MAX_LANES:
                 del self._lanes[next(other for other, lane in self._lanes.items() if not lane.vacancy.running)]
             self._lanes[kind] = Lane(self._plan(kind), self._params, few_shapes=self._few_shapes)
         return self._lanes[kind]
@@ -300,56 +301,56 @@ class Engine:
         """Returns the plan of a lane of this kind."""
         paged = self._pages is not None or self._cfg.model.family == "decoder_lm"
         plan = Plan(self._model, *kind, rows=self._slots, pages=0, page_size=PAGE_SIZE, paged=paged)
-        pages = self._pages or self._slots * plan.pages_a_row
+        pages = self._pages or self._slots * plan.pages_per_row
         return dataclasses.replace(plan, pages=pages + 1)
 
     def _advance(self, kind: Kind, lane: Lane, seconds: float) -> list[Event]:
         """Generates tokens in a lane and returns their events; releases rows whose outputs have ended."""
-        waiting = sum(len(one.rows) for one in self._front(kind))
-        wanted = min(self._group, waiting) if waiting else None
+        pending_rows = sum(len(one.rows) for one in self._front(kind))
+        wanted = min(self._group, pending_rows) if pending_rows else None
         events = []
-        for row, chosen in lane.advance(seconds, wanted).items():
-            new = self._events(lane, row, chosen)
-            if new and new[-1].finish:
-                lane.leave(row)
-            events += new
+        for row, new_tokens in lane.advance(seconds, wanted).items():
+            row_events = self._events(lane, row, new_tokens)
+            if row_events and row_events[-1].finish:
+                lane.release(row)
+            events += row_events
         return events
 
-    def _events(self, lane: Lane, row: int, chosen: Chosen) -> list[Event]:
-        """Returns the events of the tokens that a row chose; beam search has events only at its end."""
+    def _events(self, lane: Lane, row: int, new: NewTokens) -> list[Event]:
+        """Returns the events of the new tokens of a row; beam search has events only at its end."""
         running = lane.running[row]
         if lane.plan.decode.strategy != "beam":
-            return [_chain_event(running, chosen)]
-        running.made += len(chosen.tokens)
-        return self._best(running, *lane.hypotheses(row)) if chosen.done else []
+            return [_token_event(running, new)]
+        running.generated += len(new.tokens)
+        return self._beam_events(running, *lane.hypotheses(row)) if new.done else []
 
-    def _best(self, running: Running, tokens: np.ndarray, scores: np.ndarray) -> list[Event]:
+    def _beam_events(self, running: RequestRow, tokens: np.ndarray, scores: np.ndarray) -> list[Event]:
         """Returns the events of a finished beam search, given tokens, int [k, length], and scores, float [k]."""
         events = []
         for sample, (row, score) in enumerate(zip(tokens[: running.outputs], scores, strict=False)):
             ids = row[row != PAD].tolist()
-            whole = self._tokenizers.target.decode(ids)
-            text = cut(whole, running.decode.stop)
-            finish = "stop" if EOS in ids or text != whole else "length"
+            decoded = self._tokenizers.target.decode(ids)
+            text = cut(decoded, running.decode.stop)
+            finish = "stop" if EOS in ids or text != decoded else "length"
             events.append(Event(running.request, sample, text, finish, float(score), len(ids)))
         return events
 
 
-def _most_pages(rows: list[Running]) -> int:
-    """Returns the number of pages that the rows of a request hold at their end if they share none."""
+def _max_pages(rows: list[RequestRow]) -> int:
+    """Returns the number of pages that the rows of a request need if they share none."""
     return sum(-(-row.slots // PAGE_SIZE) for row in rows)
 
 
-def _chain_event(running: Running, chosen: Chosen) -> Event:
-    """Returns the event of the tokens that a row chose; text after a stop text is dropped."""
-    text, stream, before = "", running.stream, running.made
-    for token in chosen.tokens:
+def _token_event(running: RequestRow, new: NewTokens) -> Event:
+    """Returns the event of the new tokens of a row; text after a stop text is dropped."""
+    text, stream, before = "", running.stream, running.generated
+    for token in new.tokens:
         text += stream.feed(token)
-        running.made += 1
+        running.generated += 1
         if stream.done:
             break
-    finish = "stop" if stream.done else "length" if chosen.done else None
+    finish = "stop" if stream.done else "length" if new.done else None
     if finish:
         text += stream.close()
-    score = chosen.scores[running.made - before - 1] if finish and running.scored else None
-    return Event(running.request, running.sample, text, finish, score, running.made)
+    score = new.scores[running.generated - before - 1] if finish and running.scored else None
+    return Event(running.request, running.sample, text, finish, score, running.generated)

@@ -1,4 +1,4 @@
-"""A lane: rows and pages for requests of one kind, and the reading of their prompts."""
+"""A lane: rows and pages for the requests of one kind."""
 
 import dataclasses
 import math
@@ -10,30 +10,30 @@ import jax
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.batching import SHORTEST, pad_rows, power_of_two, powers_of_two
+from tformer_jax.inference.batching import MIN_LENGTH, pad_rows, power_of_two, powers_of_two
 from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.engine import compiled
-from tformer_jax.inference.engine.compiled import MOST
-from tformer_jax.inference.engine.page_table import NOBODY, Holding, PageTable
+from tformer_jax.inference.engine.compiled import MAX_STEPS
+from tformer_jax.inference.engine.page_table import RESERVED_PAGE, Allocation, PageTable
 from tformer_jax.inference.engine.scheduler import Vacancy
 from tformer_jax.inference.engine.state import NewRows, Plan, Size, dense_slots
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.stopping import TextStream, WholeText
+from tformer_jax.inference.stopping import TextBuffer, TextStream
 from tformer_jax.special_tokens import PAD
 
 CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
-SMALLEST = Size(SHORTEST, SHORTEST, SHORTEST)
+MIN_SIZE = Size(MIN_LENGTH, MIN_LENGTH, MIN_LENGTH)
 """Initial lengths of arrays."""
-LONG = 64
+COMPACTION_LENGTH = 64
 """Output length from which beam search compacts its dense cache before it widens it."""
-MUCH = 4
-"""Arrays that are at least this many times longer than needed are reallocated when the lane is empty."""
+SHRINK_FACTOR = 4
+"""Ratio of the length of an array to the needed length from which an empty lane reallocates it."""
 
 
 @dataclasses.dataclass
-class Running:
+class RequestRow:
     """One row of a request."""
 
     request: int
@@ -42,28 +42,28 @@ class Running:
     prompt: list[int]
     source: list[int] | None
     """Encoder input."""
-    room: int
+    max_new_tokens: int
     """Maximum number of tokens to generate."""
     seeds: tuple[int, int]
-    stream: TextStream | WholeText
+    stream: TextStream | TextBuffer
     outputs: int
     scored: bool
-    made: int = 0
-    holding: Holding = dataclasses.field(default_factory=Holding)
+    generated: int = 0
+    allocation: Allocation = dataclasses.field(default_factory=Allocation)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Pages to copy, (from, to), once the first row of the request has read the prompt; at most one."""
+    """At most one page to copy, (from, to), once the first row of the request has read the prompt."""
 
     @property
     def slots(self) -> int:
         """Maximum number of cache slots that the row fills."""
-        return len(self.prompt) + self.room * self.decode.width
+        return len(self.prompt) + self.max_new_tokens * self.decode.width
 
 
-class Chosen(NamedTuple):
-    """Tokens that a row chose in one call, which takes one or more steps."""
+class NewTokens(NamedTuple):
+    """Tokens that a row generated in one call, which takes one or more steps."""
 
     tokens: list[int]
-    """For beam search, the token of the best beam in each step."""
+    """For beam search, those of the best beam in each step."""
     scores: list[float]
     """Score of the row after each token."""
     done: bool
@@ -75,14 +75,14 @@ class Lane:
     def __init__(self, plan: Plan, params: Any, *, few_shapes: bool = False):
         self.plan, self._params, self._few_shapes = plan, params, few_shapes
         self.table = PageTable(plan.pages, plan.page_size)
-        self.running: dict[int, Running] = {}
+        self.running: dict[int, RequestRow] = {}
         self._reserved = 0
-        self._size = self._needed = self._smallest = SMALLEST
+        self._size = self._needed = self._smallest = MIN_SIZE
         self.state = compiled.empty(plan, self._size)
         self._hypotheses: Hypotheses | None = None
         self._ended = np.zeros(plan.rows, bool)
-        self._pace = math.inf
-        """Seconds per step, measured in the last call."""
+        self._seconds_per_step = math.inf
+        """Measured in the last call."""
 
     @property
     def vacancy(self) -> Vacancy:
@@ -94,14 +94,14 @@ class Lane:
     def _free(self) -> list[int]:
         return [row for row in range(self.plan.rows) if row not in self.running]
 
-    def pages_needed(self, rows: Sequence[Running]) -> int:
+    def pages_needed(self, rows: Sequence[RequestRow]) -> int:
         """Returns the number of free pages that the rows of a request need; shared prompt pages are not counted."""
         leader = rows[0]
         pages = self.table.needed(leader.slots)
-        held = self.table.held(leader.prompt) if self._shares else 0
-        return len(rows) * pages - held - (len(rows) - 1) * self.table.full(len(leader.prompt) - 1)
+        shared = self.table.shared_in_use(leader.prompt) if self._shares else 0
+        return len(rows) * pages - shared - (len(rows) - 1) * self.table.full(len(leader.prompt) - 1)
 
-    def reserve(self, rows: Sequence[Running]) -> None:
+    def reserve(self, rows: Sequence[RequestRow]) -> None:
         """Reserves pages for the rows of one request.
 
         The first row shares prompt pages that are already cached and reads the rest; its siblings share the prompt.
@@ -111,99 +111,99 @@ class Lane:
         """
         leader, *siblings = rows
         if self._shares:
-            leader.holding = self.table.match(leader.prompt)
-        self.table.grow(leader.holding, leader.slots)
-        read = dataclasses.replace(leader.holding, filled=len(leader.prompt) - 1)
+            leader.allocation = self.table.match(leader.prompt)
+        self.table.grow(leader.allocation, leader.slots)
+        read = dataclasses.replace(leader.allocation, filled=len(leader.prompt) - 1)
         for row in siblings:
-            row.holding, row.copies = self.table.fork(read)
-            self.table.grow(row.holding, row.slots)
+            row.allocation, row.copies = self.table.fork(read)
+            self.table.grow(row.allocation, row.slots)
         self._reserved += len(rows)
 
     @property
     def _shares(self) -> bool:
-        """Whether prompts with a common prefix share its pages: their keys must not depend on later tokens."""
+        """Whether prompts share the pages of a common prefix, whose keys must not depend on later tokens."""
         cfg = self.plan.model.cfg
         return cfg.family == "decoder_lm" and not cfg.prefix_lm
 
-    def begin(self, requests: Sequence[Sequence[Running]]) -> None:
+    def start(self, requests: Sequence[Sequence[RequestRow]]) -> None:
         """Starts reserved requests: encodes their sources and reads their prompts."""
         self._reserved = 0
         free = iter(self._free)
-        placed = [[(next(free), row) for row in request] for request in requests]
-        leaders = [request[0][1] for request in placed]
-        places = self._padding_places(len(leaders))
-        places[: len(leaders)] = [request[0][0] for request in placed]
+        assigned = [[(next(free), row) for row in request] for request in requests]
+        leaders = [request[0][1] for request in assigned]
+        indices = self._padding_indices(len(leaders))
+        indices[: len(leaders)] = [request[0][0] for request in assigned]
         if not self.running:
             self._shrink()
         self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
-        self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows(leaders, places))
-        self._read_prompts(leaders, places)
-        for (place, _), *siblings in placed:
+        self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows(leaders, indices))
+        self._read_prompts(leaders, indices)
+        for (index, _), *siblings in assigned:
             for to, row in siblings:
-                self._fork(place, to, row)
-        for place, row in (pair for request in placed for pair in request):
-            self.running[place] = row
-            self._ended[place] = False
+                self._fork(index, to, row)
+        for index, row in (pair for request in assigned for pair in request):
+            self.running[index] = row
+            self._ended[index] = False
 
-    def advance(self, seconds: float, wanted: int | None) -> dict[int, Chosen]:
-        """Generates at least one more token in every row, and returns what each row chose.
+    def advance(self, seconds: float, wanted: int | None) -> dict[int, NewTokens]:
+        """Generates at least one token in every running row, and returns the new tokens by row.
 
-        One device call takes several steps: as many as fit into `seconds` at the pace of the last call, until `wanted`
-        rows are free (None: until all are done), or until an array must grow.
+        One device call takes several steps. It ends after `seconds`, estimated from the last call, or when `wanted`
+        rows are free (None: when all are done), or before an array must grow.
         """
         self._hypotheses = None
-        longest = max(running.made for running in self.running.values())
+        longest = max(running.generated for running in self.running.values())
         self._widen(0, longest + 1)
         if not self.plan.paged:
             self._compact()
         pages, slots = None, self._slots_of_next_step()
         if self.plan.paged:
-            pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_a_row)
-        room = dense_slots(self.plan, self._size) if pages is None else pages * self.plan.page_size
-        fitting = 1 + (room - slots) // self.plan.decode.width
-        steps = min(self._affordable(seconds), self._size.output - longest, fitting)
+            pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_per_row)
+        capacity = dense_slots(self.plan, self._size) if pages is None else pages * self.plan.page_size
+        steps_that_fit = 1 + (capacity - slots) // self.plan.decode.width
+        steps = min(self._steps_within(seconds), self._size.output - longest, steps_that_fit)
         free = self.plan.rows - len(self.running)
-        enough = self.plan.rows if wanted is None else max(wanted, free + 1)
+        min_done = self.plan.rows if wanted is None else max(wanted, free + 1)
         started = time.perf_counter()
-        reports, taken = self._take_steps(steps, enough, pages)
-        self._pace = (time.perf_counter() - started) / taken
-        return {row: self._chosen(row, *(column[:taken, row] for column in reports)) for row in self.running}
+        reports, taken = self._take_steps(steps, min_done, pages)
+        self._seconds_per_step = (time.perf_counter() - started) / taken
+        return {row: self._new_tokens(row, *(column[:taken, row] for column in reports)) for row in self.running}
 
     def _slots_of_next_step(self) -> int:
         """Returns the maximum number of slots in use in a row after one more step."""
         width = self.plan.decode.width
-        return max(running.holding.filled + (width if running.made else 1) for running in self.running.values())
+        return max(running.allocation.filled + (width if running.generated else 1) for running in self.running.values())
 
     def _compact(self) -> None:
-        """Compacts a full dense cache of beam search, and widens it if that frees less than a quarter of it."""
+        """Compacts the dense cache of beam search if it is full; widens it if that frees less than a quarter of it."""
         slots = dense_slots(self.plan, self._size)
         if self._slots_of_next_step() <= slots:
             return
         self.state, used = compiled.compact(self.plan, self.state)
         used = jax.device_get(used)
         for row, running in self.running.items():
-            running.holding.filled = int(used[row])
+            running.allocation.filled = int(used[row])
         if self._slots_of_next_step() > 3 * slots // 4:
             self._widen(0, 0, 2 * self._size.positions)
 
-    def _take_steps(self, steps: int, enough: int, pages: int | None) -> tuple[Any, Any]:
+    def _take_steps(self, steps: int, min_done: int, pages: int | None) -> tuple[Any, Any]:
         """Calls `compiled.advance` and copies its results to the host."""
-        numbers = np.int32(steps), np.int32(enough)
+        numbers = np.int32(steps), np.int32(min_done)
         self.state, done = compiled.advance(self.plan, self._params, self.state, self._ended, *numbers, pages=pages)
         reports, taken = jax.device_get(done)
         return reports, taken
 
-    def _affordable(self, seconds: float) -> int:
-        """Returns the number of steps that fit into `seconds`, at least 1 and at most `MOST`."""
-        return MOST if seconds == math.inf else min(max(int(seconds / self._pace), 1), MOST)
+    def _steps_within(self, seconds: float) -> int:
+        """Returns the number of steps that fit into `seconds`, at least 1 and at most `MAX_STEPS`."""
+        return MAX_STEPS if seconds == math.inf else min(max(int(seconds / self._seconds_per_step), 1), MAX_STEPS)
 
-    def _chosen(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> Chosen:
-        """Returns the choices of a row, given the columns of its reports, and updates its number of filled slots."""
+    def _new_tokens(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> NewTokens:
+        """Returns the new tokens of a row from its reports, one entry per step; updates its number of filled slots."""
         count = int(done.argmax()) + 1 if done.any() else len(done)
         running = self.running[row]
         width = running.decode.width
-        running.holding.filled += count * width - (0 if running.made else width - 1)
-        return Chosen(tokens[:count].tolist(), scores[:count].tolist(), bool(done[-1]))
+        running.allocation.filled += count * width - (0 if running.generated else width - 1)
+        return NewTokens(tokens[:count].tolist(), scores[:count].tolist(), bool(done[-1]))
 
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the beam search outputs of a row: tokens int32 [k, length], scores float32 [k]."""
@@ -212,70 +212,73 @@ class Lane:
         return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
 
     def warm_up(self, new_tokens: int) -> None:
-        """Compiles the functions for requests of up to `new_tokens` tokens, with arrays that need not grow for them.
+        """Compiles the functions for outputs of up to `new_tokens` tokens, and allocates arrays of that length.
 
-        Allocates memory for rows of that length, and keeps it. Only the dense cache of a long beam search, whose beams
-        have few common ancestors, still grows.
+        The arrays keep this length. Only the dense cache of a long beam search may still grow, if its beams have few
+        common ancestors.
         """
         translates = self.plan.model.cfg.family == "seq2seq"
         self._widen(self.plan.length if translates else 0, new_tokens)
         self._smallest = self._size
         lengths = powers_of_two(
-            SHORTEST, self._size.source if translates else min(CHUNK, power_of_two(self.plan.length - 1))
+            MIN_LENGTH, self._size.source if translates else min(CHUNK, power_of_two(self.plan.length - 1))
         )
-        for places in map(self._padding_places, sorted({1, self.plan.rows})):
+        for indices in map(self._padding_indices, sorted({1, self.plan.rows})):
             for length in lengths if translates else lengths[:1]:
-                self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows([], places, length))
+                self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows([], indices, length))
             for length in [] if translates else lengths:
-                tokens = np.full((len(places), length), PAD, np.int32)
-                self.state = compiled.read(self.plan, self._params, self.state, places, tokens)
-        for pages in powers_of_two(1, self.plan.pages_a_row) if self.plan.paged else [None]:
+                tokens = np.full((len(indices), length), PAD, np.int32)
+                self.state = compiled.read_prompts(self.plan, self._params, self.state, indices, tokens)
+        for pages in powers_of_two(1, self.plan.pages_per_row) if self.plan.paged else [None]:
             self._take_steps(1, 1, pages)
         if self.plan.decode.strategy == "beam":
             jax.block_until_ready(compiled.finished(self.state))
             if not self.plan.paged:
                 self.state, _ = compiled.compact(self.plan, self.state)
 
-    def leave(self, row: int) -> None:
+    def release(self, row: int) -> None:
         """Releases a row and its pages."""
-        self.table.release(self.running.pop(row).holding)
+        self.table.release(self.running.pop(row).allocation)
         self._ended[row] = True
 
     def _shrink(self) -> None:
         """Reallocates arrays that are much longer than the last requests needed; only without running rows."""
-        if any(length >= MUCH * needed for length, needed in zip(self._size, self._needed, strict=True)):
+        if any(length >= SHRINK_FACTOR * needed for length, needed in zip(self._size, self._needed, strict=True)):
             self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
         self._needed = self._smallest
 
     def _widen(self, source: int, output: int, positions: int = 0) -> None:
-        """Extends the arrays to at least these lengths; a dense cache gets positions for outputs of up to `LONG`."""
+        """Extends the arrays to at least these lengths.
+
+        The dense cache of beam search gets positions for at most `COMPACTION_LENGTH` output tokens.
+        """
         beam = self.plan.decode.strategy == "beam"
-        positions = max(positions, min(output, LONG) if beam else output)
+        positions = max(positions, min(output, COMPACTION_LENGTH) if beam else output)
         wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output, positions)))
         self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
         if size != self._size:
             self._size, self.state = size, compiled.widen(self.plan, self.state, size)
 
-    def _fork(self, source: int, to: int, row: Running) -> None:
-        table = np.zeros(self.plan.pages_a_row, np.int32)
-        table[: len(row.holding.pages)] = row.holding.pages
+    def _fork(self, source: int, to: int, row: RequestRow) -> None:
+        table = np.zeros(self.plan.pages_per_row, np.int32)
+        table[: len(row.allocation.pages)] = row.allocation.pages
         seeds = np.array(row.seeds, np.uint32)
-        copies = np.array(row.copies or [(NOBODY, NOBODY)], np.int32)
+        copies = np.array(row.copies or [(RESERVED_PAGE, RESERVED_PAGE)], np.int32)
         self.state = compiled.fork(self.plan, self.state, source, to, seeds, table, copies)
 
-    def _padding_places(self, count: int) -> np.ndarray:
-        """Returns places outside the lane, int32 [P], for at least `count` rows that are read together."""
+    def _padding_indices(self, count: int) -> np.ndarray:
+        """Returns indices of padding rows, outside the lane, int32 [P], for at least `count` rows."""
         size = power_of_two(count) if not self._few_shapes else 1 if count == 1 else self.plan.rows
         return np.full(size, self.plan.rows, np.int32)
 
-    def _new_rows(self, rows: Sequence[Running], places: np.ndarray, source: int = SHORTEST) -> NewRows:
-        """Returns the inputs of new rows, padded to one row per place; sources have at least `source` columns."""
-        count, plan = len(places), self.plan
+    def _new_rows(self, rows: Sequence[RequestRow], indices: np.ndarray, source: int = MIN_LENGTH) -> NewRows:
+        """Returns the inputs of new rows, padded to one row per index; sources have at least `source` columns."""
+        count, plan = len(indices), self.plan
         filler = count - len(rows)
-        tables = np.zeros((count, plan.pages_a_row), np.int32)
+        tables = np.zeros((count, plan.pages_per_row), np.int32)
         for table, row in zip(tables, rows, strict=False):
-            table[: len(row.holding.pages)] = row.holding.pages
+            table[: len(row.allocation.pages)] = row.allocation.pages
         sources: Any = None
         if plan.model.cfg.family == "seq2seq":
             texts = [row.source or [] for row in rows]
@@ -283,36 +286,36 @@ class Lane:
             sources = pad_rows(texts, count, min(power_of_two(longest), self._size.source))
         history = pad_rows([row.prompt for row in rows] if plan.history else [], count, plan.history)
         host: dict[str, Any] = {
-            "places": places,
+            "indices": indices,
             "last": np.array([row.prompt[-1] for row in rows] + [PAD] * filler, np.int32),
             "counts": np.array([len(row.prompt) for row in rows] + [0] * filler, np.int32),
             "history": history,
-            "room": np.array([row.room for row in rows] + [0] * filler, np.int32),
+            "max_new_tokens": np.array([row.max_new_tokens for row in rows] + [0] * filler, np.int32),
             "seeds": np.array([row.seeds for row in rows] + [(0, 0)] * filler, np.uint32),
             "scored": np.array([row.scored for row in rows] + [False] * filler, bool),
             "tables": tables,
-            "filled": np.array([row.holding.filled for row in rows] + [0] * filler, np.int32),
+            "filled": np.array([row.allocation.filled for row in rows] + [0] * filler, np.int32),
             "settings": RowSettings.of_each([row.decode for row in rows] + [plan.decode] * filler),
             "sources": sources,
         }
         return NewRows(**host)
 
-    def _read_prompts(self, rows: Sequence[Running], places: np.ndarray) -> None:
+    def _read_prompts(self, rows: Sequence[RequestRow], indices: np.ndarray) -> None:
         """Reads the prompts, except tokens that are already in the row's pages; see `prefill`."""
-        whole = self.plan.model.cfg.prefix_lm
-        prompts = [row.prompt if whole else row.prompt[:-1] for row in rows]
-        unread = [prompt[row.holding.filled :] for prompt, row in zip(prompts, rows, strict=True)]
+        prefix_lm = self.plan.model.cfg.prefix_lm
+        prompts = [row.prompt if prefix_lm else row.prompt[:-1] for row in rows]
+        unread = [prompt[row.allocation.filled :] for prompt, row in zip(prompts, rows, strict=True)]
         longest = max(map(len, unread))
         for row in rows:
-            row.holding.filled = len(row.prompt) - 1
+            row.allocation.filled = len(row.prompt) - 1
         if longest == 0:
             return
-        chunk = self.plan.length if whole else CHUNK
-        length = min(power_of_two(max(longest, SHORTEST)), -(-longest // chunk) * chunk)
-        tokens = pad_rows(unread, len(places), length, pad_left=True)
+        chunk = self.plan.length if prefix_lm else CHUNK
+        length = min(power_of_two(max(longest, MIN_LENGTH)), -(-longest // chunk) * chunk)
+        tokens = pad_rows(unread, len(indices), length, pad_left=True)
         for start in range(0, length, chunk):
             part = tokens[:, start : start + chunk]
-            self.state = compiled.read(self.plan, self._params, self.state, places, part)
+            self.state = compiled.read_prompts(self.plan, self._params, self.state, indices, part)
         if self._shares:
             for row, prompt in zip(rows, prompts, strict=True):
-                self.table.remember(row.holding, prompt)
+                self.table.share_prefix(row.allocation, prompt)

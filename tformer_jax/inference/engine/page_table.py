@@ -4,13 +4,13 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-NOBODY = 0
-"""Reserved page that is never allocated; padding may be written to it."""
+RESERVED_PAGE = 0
+"""Page that is never allocated; padding may be written to it."""
 
 
 @dataclasses.dataclass
-class Holding:
-    """The pages of one row, in order."""
+class Allocation:
+    """Pages allocated to one row, in order."""
 
     pages: list[int] = dataclasses.field(default_factory=list)
     filled: int = 0
@@ -33,12 +33,12 @@ class PageTable:
         self._references = [0] * pages
         self._free = collections.OrderedDict.fromkeys(range(1, pages))
         """Pages without references, least recently used first."""
-        self._known: dict[tuple[int, tuple[int, ...]], int] = {}
-        """(previous page, tokens) -> page that holds the tokens."""
+        self._shared: dict[tuple[int, tuple[int, ...]], int] = {}
+        """Full prompt pages: (previous page, tokens) -> page that holds the tokens."""
         self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}
-        """The inverse of `_known`."""
+        """The inverse of `_shared`."""
         self._followers: dict[int, set[int]] = collections.defaultdict(set)
-        """Known pages by their previous page."""
+        """Shared pages by their previous page."""
 
     @property
     def used(self) -> int:
@@ -58,92 +58,92 @@ class PageTable:
         """Returns the number of pages that `slots` slots fill completely."""
         return slots // self.size
 
-    def held(self, tokens: Sequence[int]) -> int:
-        """Returns the number of pages in use by other rows that `match` would share, so that no free page is taken."""
+    def shared_in_use(self, tokens: Sequence[int]) -> int:
+        """Returns the number of pages that `match` would share with other rows, so that no free page is taken."""
         return sum(self._references[page] > 0 for page in self._matching(tokens))
 
-    def match(self, tokens: Sequence[int]) -> Holding:
-        """Takes the known full pages of the longest prefix of `tokens`; at least one token is left to be read."""
+    def match(self, tokens: Sequence[int]) -> Allocation:
+        """Allocates the shared pages of the longest prefix of `tokens`, which excludes at least the last token."""
         pages = self._matching(tokens)
         for page in pages:
             self._take(page)
-        return Holding(pages, len(pages) * self.size)
+        return Allocation(pages, len(pages) * self.size)
 
     def _matching(self, tokens: Sequence[int]) -> list[int]:
-        """Returns the known full pages of the longest prefix of `tokens` without its last token."""
+        """Returns the shared pages of the longest prefix of `tokens` without its last token."""
         pages: list[int] = []
         for start in range(0, self.full(len(tokens) - 1) * self.size, self.size):
-            before = pages[-1] if pages else NOBODY
-            page = self._known.get((before, tuple(tokens[start : start + self.size])))
+            before = pages[-1] if pages else RESERVED_PAGE
+            page = self._shared.get((before, tuple(tokens[start : start + self.size])))
             if page is None:
                 break
             pages.append(page)
         return pages
 
-    def grow(self, holding: Holding, slots: int) -> None:
+    def grow(self, allocation: Allocation, slots: int) -> None:
         """Allocates pages up to a total of `slots` slots.
 
         Raises:
             OutOfPages: there are not enough free pages.
         """
-        missing = self.needed(slots) - len(holding.pages)
+        missing = self.needed(slots) - len(allocation.pages)
         if missing > self.free:
             raise OutOfPages(f"{missing} pages are needed, {self.free} are free")
         for _ in range(missing):
             page, _ = self._free.popitem(last=False)
-            self._forget(page)
+            self._unshare(page)
             self._references[page] = 1
-            holding.pages.append(page)
+            allocation.pages.append(page)
 
-    def fork(self, holding: Holding) -> tuple[Holding, list[tuple[int, int]]]:
-        """Creates a row that continues from another: full pages are shared, a partly filled page is copied.
+    def fork(self, allocation: Allocation) -> tuple[Allocation, list[tuple[int, int]]]:
+        """Allocates the pages of a row that continues another: shares full pages, and copies a partly filled one.
 
         Returns:
-            Its holding, and the copies (from, to) to make before either is written.
+            Its allocation, and the copies (from, to) to make before either is written.
 
         Raises:
-            OutOfPages: there is no page to copy to.
+            OutOfPages: no page is free for the copy.
         """
-        full = holding.filled // self.size
-        rest = holding.pages[full : self.needed(holding.filled)]
-        if len(rest) > self.free:
+        full = allocation.filled // self.size
+        partly_filled = allocation.pages[full : self.needed(allocation.filled)]
+        if len(partly_filled) > self.free:
             raise OutOfPages("1 page is needed, 0 are free")
-        child = Holding(list(holding.pages[:full]), holding.filled)
+        child = Allocation(list(allocation.pages[:full]), allocation.filled)
         for page in child.pages:
             self._take(page)
-        self.grow(child, holding.filled)
-        return child, list(zip(rest, child.pages[full:], strict=True))
+        self.grow(child, allocation.filled)
+        return child, list(zip(partly_filled, child.pages[full:], strict=True))
 
-    def remember(self, holding: Holding, tokens: Sequence[int]) -> None:
-        """Makes the full pages of `tokens`, the first tokens of this row, available for sharing, once written."""
-        before = NOBODY
+    def share_prefix(self, allocation: Allocation, tokens: Sequence[int]) -> None:
+        """Makes the full pages of `tokens`, the first tokens of this row, available to other rows once written."""
+        before = RESERVED_PAGE
         for number in range(len(tokens) // self.size):
             key = before, tuple(tokens[number * self.size : (number + 1) * self.size])
-            page = holding.pages[number]
-            if key not in self._known and page not in self._keys:
-                self._known[key], self._keys[page] = page, key
+            page = allocation.pages[number]
+            if key not in self._shared and page not in self._keys:
+                self._shared[key], self._keys[page] = page, key
                 self._followers[before].add(page)
-            before = self._known.get(key, NOBODY)
+            before = self._shared.get(key, RESERVED_PAGE)
             if before != page:
                 break
 
-    def release(self, holding: Holding) -> None:
+    def release(self, allocation: Allocation) -> None:
         """Releases all pages of a row."""
-        for page in reversed(holding.pages):
+        for page in reversed(allocation.pages):
             self._references[page] -= 1
             if not self._references[page]:
                 self._free[page] = None
-        holding.pages, holding.filled = [], 0
+        allocation.pages, allocation.filled = [], 0
 
     def _take(self, page: int) -> None:
         self._references[page] += 1
         self._free.pop(page, None)
 
-    def _forget(self, page: int) -> None:
-        """Stops sharing a page that is overwritten, and all known pages that follow it."""
+    def _unshare(self, page: int) -> None:
+        """Stops sharing a page, which will be overwritten, and all shared pages that follow it."""
         key = self._keys.pop(page, None)
         if key is not None:
-            del self._known[key]
+            del self._shared[key]
             self._followers[key[0]].discard(page)
         for follower in list(self._followers.pop(page, ())):
-            self._forget(follower)
+            self._unshare(follower)

@@ -11,7 +11,7 @@ class PendingRequest(NamedTuple):
     """Kind of the lane that can run it."""
     rows: int
     pages: int
-    """Upper bound of the number of free pages that it takes."""
+    """Maximum number of free pages that it takes."""
 
 
 class Vacancy(NamedTuple):
@@ -45,7 +45,7 @@ def admit(
         group: a running lane admits requests only if this many rows are free, or all its pending requests fit. Larger
             groups read prompts faster, but wait longer.
     """
-    vacancies, blocked, chosen = dict(lanes), _held_for_a_group(pending, lanes, group), []
+    vacancies, blocked, chosen = dict(lanes), _waiting_for_group(pending, lanes, group), []
     for index, request in enumerate(pending):
         if request.kind in blocked:
             continue
@@ -65,9 +65,9 @@ def admit(
     return chosen
 
 
-def _held_for_a_group(
+def _waiting_for_group(
     pending: Sequence[PendingRequest], lanes: Mapping[Hashable, Vacancy], group: int
 ) -> set[Hashable]:
-    """Returns the kinds of lanes that wait for more free rows."""
+    """Returns the kinds of lanes that admit nothing until a group of rows is free."""
     wanted = {kind: sum(request.rows for request in pending if request.kind == kind) for kind in lanes}
     return {kind for kind, vacancy in lanes.items() if vacancy.running and vacancy.rows < min(group, wanted[kind])}

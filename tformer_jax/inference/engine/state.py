@@ -19,7 +19,7 @@ from tformer_jax.nn.kv_cache import DecoderCache, LayerCache
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import PagedSlots, RowSlots
 
-Places = jax.Array | slice
+Indices = jax.Array | slice
 ALL = slice(None)
 
 
@@ -48,7 +48,7 @@ class Plan:
         return self.length if self.decode.strategy != "beam" and self.rules.need_history else 0
 
     @property
-    def pages_a_row(self) -> int:
+    def pages_per_row(self) -> int:
         """Maximum number of pages per row."""
         return -(-self.length * self.decode.width // self.page_size)
 
@@ -63,22 +63,22 @@ class State:
 
 @flax.struct.dataclass
 class NewRows:
-    """P rows to start; padding entries have the place `Plan.rows`."""
+    """P rows to start; padding entries have the index `Plan.rows`."""
 
-    places: jax.Array
-    """int32 [P]: rows of the lane to use."""
+    indices: jax.Array
+    """int32 [P]: indices of the rows in the lane."""
     last: jax.Array
     """int32 [P]: last token of each prompt."""
     counts: jax.Array
     """int32 [P]: number of tokens of each prompt."""
     history: jax.Array
     """int32 [P, L]: prompts, then PAD; L is 0 unless the rules need earlier tokens."""
-    room: jax.Array
+    max_new_tokens: jax.Array
     """int32 [P]: maximum number of tokens to generate."""
     seeds: jax.Array
     """uint32 [P, 2]: random seed, and the number that is folded into it."""
     scored: jax.Array
-    """bool [P]: rows whose token log-probabilities are summed."""
+    """bool [P]: whether token log-probabilities are summed."""
     tables: jax.Array
     """int32 [P, pages per row]: page tables."""
     filled: jax.Array
@@ -99,8 +99,8 @@ class Size(NamedTuple):
     """Positions of a dense cache, each with a slot for every beam; smaller than `output` for long beam search."""
 
 
-def placed(plan: Plan, state: State) -> State:
-    """Shards the state over the mesh: rows, and heads of keys and values, if they divide evenly."""
+def constrain_state(plan: Plan, state: State) -> State:
+    """Constrains the state to be sharded over the mesh by rows, and by key/value heads, if they divide evenly."""
 
     def rows(tree: Any) -> Any:
         return jax.tree.map(lambda x: constrain(x, axes.BATCH, *[None] * (x.ndim - 1)), tree)
@@ -113,46 +113,50 @@ def placed(plan: Plan, state: State) -> State:
         LayerCache(heads(own, layer.self_attention), heads(axes.BATCH, layer.cross_attention))
         for layer in state.cache.layers
     )
-    rest = rows(dataclasses.replace(state.cache, layers=()))
-    return State(dataclasses.replace(rest, layers=layers), rows(state.rows))
+    other = rows(dataclasses.replace(state.cache, layers=()))
+    return State(dataclasses.replace(other, layers=layers), rows(state.rows))
 
 
 def dense_slots(plan: Plan, size: Size) -> int:
-    """Returns the number of slots per row of a dense cache: a translation starts with one token."""
+    """Returns the number of slots per row of a dense cache, including one for BOS."""
     return (1 + size.positions) * plan.decode.width
 
 
 def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
-    """Returns the slots of a lane's cache, with a separate position for each row."""
+    """Returns the slot layouts of a lane's cache, in which rows differ in length."""
     return cast(dict[str, RowSlots], cache.slots)
 
 
-def start(plan: Plan, new: NewRows, length: int) -> Rows:
+def initial_rows(plan: Plan, new: NewRows, length: int) -> Rows:
     """Returns the initial state of rows; `length` is the maximum output length of beam search."""
     if plan.decode.strategy == "beam":
-        return Beams.start(new.last, new.counts, new.room, new.settings, plan.rules, length=length, cfg=plan.decode)
+        return Beams.start(
+            new.last, new.counts, new.max_new_tokens, new.settings, plan.rules, length=length, cfg=plan.decode
+        )
     options: Any = {"history": new.history, "scored": new.scored}
-    return Chains.start(new.last, new.counts, new.room, keys_of(new.seeds), new.settings, plan.rules, **options)
+    return Chains.start(
+        new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), new.settings, plan.rules, **options
+    )
 
 
-def keys_of(seeds: jax.Array) -> jax.Array:
+def prng_keys(seeds: jax.Array) -> jax.Array:
     """Returns PRNG keys [P] for seeds, uint32 [P, 2]."""
     return jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(seeds)
 
 
-def of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> DecoderCache:
-    """Returns a cache of some rows over the same pool, limited to their first `pages` pages."""
+def select_rows(cache: DecoderCache, indices: Indices, pages: int | None = None) -> DecoderCache:
+    """Returns the cache of some rows, limited to their first `pages` pages of the pool."""
 
     def of(slots: RowSlots) -> RowSlots:
         if not isinstance(slots, PagedSlots):
             return slots
-        table = slots.table[places, :pages]
+        table = slots.table[indices, :pages]
         size = slots.tokens.positions.shape[1] // slots.table.shape[1]
-        tokens = jax.tree.map(lambda leaf: leaf[places, : table.shape[1] * size], slots.tokens)
-        return PagedSlots(tokens, slots.index[places], slots.added[places], table)
+        tokens = jax.tree.map(lambda leaf: leaf[indices, : table.shape[1] * size], slots.tokens)
+        return PagedSlots(tokens, slots.index[indices], slots.added[indices], table)
 
     def take(leaf: jax.Array) -> jax.Array:
-        return leaf[places]
+        return leaf[indices]
 
     return dataclasses.replace(
         cache,
@@ -161,22 +165,22 @@ def of_rows(cache: DecoderCache, places: Places, pages: int | None = None) -> De
         ),
         slots={kind: of(slots) for kind, slots in row_slots(cache).items()},
         memory_padding_mask=jax.tree.map(take, cache.memory_padding_mask),
-        lengths=cache.lengths[places],
+        lengths=cache.lengths[indices],
         prefix=jax.tree.map(take, cache.prefix),
     )
 
 
-def with_rows(cache: DecoderCache, places: Places, own: DecoderCache) -> DecoderCache:
-    """Returns the cache with the rows `places` replaced by `own`, a cache from `of_rows` that has read more tokens."""
+def update_rows(cache: DecoderCache, indices: Indices, own: DecoderCache) -> DecoderCache:
+    """Replaces the rows `indices` of the cache by `own`, a result of `select_rows` that has read more tokens."""
 
     def together(slots: RowSlots, part: RowSlots) -> RowSlots:
         if not isinstance(slots, PagedSlots):
             return part
         width = part.tokens.positions.shape[1]
         tokens = jax.tree.map(
-            lambda all, some: all.at[places, :width].set(some, mode="drop"), slots.tokens, part.tokens
+            lambda all, some: all.at[indices, :width].set(some, mode="drop"), slots.tokens, part.tokens
         )
-        return PagedSlots(tokens, put(slots.index, places, part.index), slots.added, slots.table)
+        return PagedSlots(tokens, set_rows(slots.index, indices, part.index), slots.added, slots.table)
 
     return dataclasses.replace(
         cache,
@@ -185,10 +189,10 @@ def with_rows(cache: DecoderCache, places: Places, own: DecoderCache) -> Decoder
             for layer, read in zip(cache.layers, own.layers, strict=True)
         ),
         slots={kind: together(slots, row_slots(own)[kind]) for kind, slots in row_slots(cache).items()},
-        lengths=put(cache.lengths, places, own.lengths),
+        lengths=set_rows(cache.lengths, indices, own.lengths),
     )
 
 
-def put(all_rows: Any, places: Places, some: Any) -> Any:
-    """Replaces the rows `places` of all arrays, [R, ...], with `some`, [P, ...]; places beyond R are ignored."""
-    return jax.tree.map(lambda whole, part: whole.at[places].set(part, mode="drop"), all_rows, some)
+def set_rows(all_rows: Any, indices: Indices, some: Any) -> Any:
+    """Sets the rows `indices` of all arrays, [R, ...], to `some`, [P, ...]; ignores indices of at least R."""
+    return jax.tree.map(lambda array, part: array.at[indices].set(part, mode="drop"), all_rows, some)

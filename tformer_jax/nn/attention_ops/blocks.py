@@ -49,7 +49,7 @@ class Grid(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """Online softmax of each query over the keys so far, float32; R = T / `Grid.rows` blocks of queries come first."""
+    """Online softmax of each query over the keys so far, float32; axis 0 has R = T / `Grid.rows` query blocks."""
 
     peak: jax.Array
     """[R, B, N, rows]: the maximum score."""
@@ -93,7 +93,7 @@ def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> So
 
     def row(i, softmax: Softmax) -> Softmax:
         body = functools.partial(
-            _visible, nondiff.mask, grid, i, functools.partial(_add_block, inputs, nondiff, grid, i)
+            _unless_hidden, nondiff.mask, grid, i, functools.partial(_add_block, inputs, nondiff, grid, i)
         )
         mine = jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, i, keepdims=False), softmax)
         mine = jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, body, mine)
@@ -112,12 +112,12 @@ def finalize(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.moveaxis(out, 0, 1).reshape(B, R * rows, N, H), jnp.moveaxis(logsumexp, 0, 2).reshape(B, N, R * rows)
 
 
-def results_of(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
+def make_results(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
     """Builds `Results` from the output of `finalize` and its gradient."""
     return Results(logsumexp, d_out, jnp.einsum("BTNH,BTNH->BNT", d_out, out, preferred_element_type=jnp.float32))
 
 
-def no_gradients(inputs: Inputs) -> Inputs:
+def zero_gradients(inputs: Inputs) -> Inputs:
     """Returns float32 zeros of the shapes of `inputs`."""
     zeros: Inputs = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), inputs)
     return zeros
@@ -128,13 +128,13 @@ def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results
 
     def row(i, gradients: Inputs) -> Inputs:
         body = functools.partial(_block_gradients, inputs, nondiff, grid, results, i)
-        visible = functools.partial(_visible, nondiff.mask, grid, i, body)
+        visible = functools.partial(_unless_hidden, nondiff.mask, grid, i, body)
         return jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, visible, gradients)
 
     return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, gradients)
 
 
-def in_dtypes_of(inputs: Inputs, gradients: Inputs) -> Inputs:
+def cast_like(inputs: Inputs, gradients: Inputs) -> Inputs:
     """Casts gradients to the dtypes of `inputs`."""
     cast: Inputs = jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), gradients, inputs)
     return cast
@@ -147,7 +147,7 @@ def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i, j, softmax: Soft
     new_peak = jnp.maximum(peak, logits.max(axis=-1))
     weights = jnp.where(may_attend, jnp.exp(logits - new_peak[..., None]), 0)
     shrink = jnp.exp(peak - new_peak)
-    dropped = _drop(weights, nondiff.dropout_key, grid, i, j).astype(inputs.v.dtype)
+    dropped = _dropout(weights, nondiff.dropout_key, grid, i, j).astype(inputs.v.dtype)
     added = _weighted_sum(dropped, _rows(inputs.v, j, grid.columns))
     out = out * jnp.swapaxes(shrink, 1, 2)[..., None] + added
     return Softmax(new_peak, total * shrink + weights.sum(axis=-1), out)
@@ -162,7 +162,7 @@ def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: I
     may_attend = _may_attend(nondiff.mask, grid, i, j)
     weights = jnp.where(may_attend, jnp.exp(logits - _columns(results.logsumexp, i, grid.rows)[..., None]), 0)
 
-    dropped = functools.partial(_drop, key=nondiff.dropout_key, grid=grid, i=i, j=j)
+    dropped = functools.partial(_dropout, key=nondiff.dropout_key, grid=grid, i=i, j=j)
     _, pull_sum = jax.vjp(lambda w, v: _weighted_sum(dropped(w).astype(v.dtype), v), weights, values)
     d_weights, d_values = pull_sum(d_out.astype(jnp.float32))
     d_logits = weights * (d_weights - _columns(results.d_sum, i, grid.rows)[..., None])
@@ -175,8 +175,8 @@ def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: I
     )
 
 
-def _visible(mask: Mask, grid: Grid, i, body, j, carry):
-    """Runs `body(j, carry)`, unless the mask hides block (i, j)."""
+def _unless_hidden(mask: Mask, grid: Grid, i, body, j, carry):
+    """Returns `body(j, carry)`, or `carry` if the mask hides block (i, j)."""
     skip = mask.hides_block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
     return jax.lax.cond(skip, lambda j, carry: carry, body, j, carry)
 
@@ -209,7 +209,7 @@ def _may_attend(mask: Mask, grid: Grid, i, j) -> jax.Array:
     return allowed
 
 
-def _drop(weights: jax.Array, key: jax.Array | None, grid: Grid, i, j) -> jax.Array:
+def _dropout(weights: jax.Array, key: jax.Array | None, grid: Grid, i, j) -> jax.Array:
     """Applies dropout with a key derived from the block, so that both passes drop the same weights."""
     block_key = None if key is None else jax.random.fold_in(jax.random.fold_in(key, i), j)
     return dropout(weights, grid.scoring.dropout_rate, block_key)

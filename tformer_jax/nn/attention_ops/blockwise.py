@@ -10,7 +10,7 @@ from tformer_jax.nn.attention_ops.core import Backend, Operands
 
 
 def blockwise(x: Operands, block: int = BLOCK) -> jax.Array:
-    """Computes `reference` without materialising all weights."""
+    """Computes `reference` without materializing all weights."""
     inputs, nondiff, grid = blocks.padded(x, block)
     return _attention(inputs, nondiff, grid)[:, : x.q.shape[1]]
 
@@ -29,9 +29,9 @@ def _forward(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> tuple[jax.Array, t
 
 def _backward(grid: Grid, residuals: tuple, d_out: jax.Array) -> tuple[Inputs, None]:
     inputs, nondiff, out, logsumexp = residuals
-    results = blocks.results_of(out, logsumexp, d_out)
-    gradients = blocks.add_gradients(inputs, nondiff, grid, results, blocks.no_gradients(inputs))
-    return blocks.in_dtypes_of(inputs, gradients), None
+    results = blocks.make_results(out, logsumexp, d_out)
+    gradients = blocks.add_gradients(inputs, nondiff, grid, results, blocks.zero_gradients(inputs))
+    return blocks.cast_like(inputs, gradients), None
 
 
 _attention.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""Attention to a paged KV cache, which is read in place.
+"""Attention to a paged KV cache, without copying its pages.
 
 Pages are read in groups, which update an online softmax as in `blocks`. Time grows with the number of tokens in the
 cache, not with the length of the longest row, and memory does not grow with either.
@@ -18,7 +18,7 @@ from tformer_jax import axes
 from tformer_jax.nn import sharding
 from tformer_jax.nn.attention_ops.core import Bias, Scoring
 from tformer_jax.nn.attention_ops.reference import HIDDEN, block_bias, scores, weighted_sum
-from tformer_jax.nn.attention_ops.shards import OwnHeads
+from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
 from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.slots import EMPTY, PagedSlots
@@ -53,7 +53,7 @@ class Softmax:
 
 @flax.struct.dataclass
 class Blocks:
-    """Pages in blocks of one or several pages of one row; the blocks in use are numbered row by row."""
+    """Blocks of one or several pages of a row; the blocks in use are numbered row by row."""
 
     ends: jax.Array
     """int32 [B]: number of blocks in use in rows 0, ..., b. A row without new tokens uses none."""
@@ -134,7 +134,7 @@ def _attend(x: Operands) -> jax.Array:
 
 
 def _blocks(x: Operands) -> Blocks:
-    """Splits the pages of each row into blocks of about T slots, which balances reading and adding up."""
+    """Splits the pages of each row into blocks of about T slots, which balances the costs of reading and summing."""
     slots, mask, T = x.slots, x.mask, x.q.shape[1]
     P, size = slots.table.shape[1], slots.page_size
     pages = min(max(min(T, GROUP) // size, 1), P)
@@ -192,7 +192,7 @@ def _on_each_device(x: Operands) -> jax.Array:
     by_row: Any = PartitionSpec(rows)
     by_head: Any = PartitionSpec(rows, None, heads)
     if x.bias is not None and heads:
-        x = dataclasses.replace(x, bias=OwnHeads(x.bias, heads, x.q.shape[2] // sharding.devices(heads)))
+        x = dataclasses.replace(x, bias=LocalHeadsBias(x.bias, heads, x.q.shape[2] // sharding.devices(heads)))
     specs: Any = Operands(
         q=by_head,
         pool=jax.tree.map(lambda _: PartitionSpec(None, heads), x.pool),

@@ -44,7 +44,7 @@ def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
 
 
 def _segments(mask: Mask, B: int, T: int) -> jax.Array:
-    """Returns the segment id of each token, int32 [B, T]; padding is a segment of its own."""
+    """Returns the segment id of each token, int32 [B, T]; `NO_SEGMENT` for padding."""
     ids = jnp.zeros((B, T), jnp.int32) if mask.segments is None else mask.segments[1].astype(jnp.int32)
     return ids if mask.padding_mask is None else jnp.where(mask.padding_mask, ids, NO_SEGMENT)
 

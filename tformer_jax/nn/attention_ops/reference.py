@@ -1,4 +1,4 @@
-"""Attention by its formula, with einsum; materialises the T x S weights."""
+"""Attention as einsums that materialize the T x S weights."""
 
 import jax
 import jax.numpy as jnp
@@ -80,9 +80,9 @@ def chunk_size(mask: Mask, T: int) -> int:
 def exponentials(
     q: jax.Array, k: jax.Array, mask: Mask, bias: Bias | None, scoring: Scoring, t: int, s: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the softmax numerators of queries t, ... and keys s, ...: float32 [B, N, T, S], and sums [B, N, T, 1].
+    """Computes the numerators of the softmax, float32 [B, N, T, S], and their sums, [B, N, T, 1].
 
-    The sum is 0 for a query that may attend to no key.
+    The first query has the index t, the first key the index s. The sum is 0 for a query that may attend to no key.
     """
     T, S = q.shape[1], k.shape[1]
     added = None if bias is None else block_bias(bias, mask, t, T, s, S)

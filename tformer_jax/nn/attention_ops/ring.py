@@ -1,4 +1,4 @@
-"""Ring attention: long rows are sharded over devices, which pass keys and values around a ring.
+"""Ring attention: rows are sharded along the sequence axis, and devices pass keys and values around a ring.
 
 "Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023). Each device keeps its queries and their
 online softmax over the keys so far. Keys, values and the keys' part of the mask are sent from device to device until
@@ -35,7 +35,7 @@ class _Ring(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """Arrays that are sent around: keys, values and the keys' part of the mask."""
+    """Arrays that are sent around the ring: keys, values and the keys' part of the mask."""
 
     k: jax.Array
     v: jax.Array
@@ -76,7 +76,7 @@ def _forward(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> tuple[ja
 
     def hop(_, carry: tuple[_Keys, Softmax]) -> tuple[_Keys, Softmax]:
         keys, softmax = carry
-        return devices.send(keys), blocks.update(*_with(keys, inputs, mask), grid, softmax)
+        return devices.send(keys), blocks.update(*_combine(keys, inputs, mask), grid, softmax)
 
     start = _keys(inputs, mask), blocks.init(inputs.q, grid)
     _, softmax = jax.lax.fori_loop(0, devices.size, hop, start)
@@ -86,16 +86,16 @@ def _forward(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> tuple[ja
 
 def _backward(grid: Grid, devices: _Ring, residuals: tuple, d_out: jax.Array) -> tuple[Inputs, None]:
     inputs, mask, out, logsumexp = residuals
-    results = blocks.results_of(out, logsumexp, d_out)
+    results = blocks.make_results(out, logsumexp, d_out)
 
     def hop(_, carry: tuple[_Keys, Inputs]) -> tuple[_Keys, Inputs]:
         keys, gradients = carry
-        gradients = blocks.add_gradients(*_with(keys, inputs, mask), grid, results, gradients)
+        gradients = blocks.add_gradients(*_combine(keys, inputs, mask), grid, results, gradients)
         return devices.send(keys), gradients._replace(k=devices.send(gradients.k), v=devices.send(gradients.v))
 
-    start = _keys(inputs, mask), blocks.no_gradients(inputs)
+    start = _keys(inputs, mask), blocks.zero_gradients(inputs)
     _, gradients = jax.lax.fori_loop(0, devices.size, hop, start)
-    return blocks.in_dtypes_of(inputs, gradients), None
+    return blocks.cast_like(inputs, gradients), None
 
 
 _attention.defvjp(_forward, _backward)
@@ -107,7 +107,7 @@ def _keys(inputs: Inputs, mask: Mask) -> _Keys:
     return _Keys(inputs.k, inputs.v, mask.padding_mask, segments, positions)
 
 
-def _with(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, NonDiff]:
+def _combine(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, NonDiff]:
     """Combines the queries of this device with keys from another device."""
     segments, positions = (
         pair and (pair[0], others)

@@ -12,13 +12,13 @@ from tformer_jax.nn import sharding
 from tformer_jax.nn.attention_ops.core import Backend, Needs, Operands, needs_of, unsupported_reason
 from tformer_jax.nn.masks import Mask
 
-SCORES = 2**19
+MAX_REFERENCE_SCORES = 2**19
 """Maximum number of scores per head, T x S, for which `reference` is used; above it, `blockwise` is.
 
 Measured on a CPU in configs/results/benchmarks/attention_backends.json: with 1,024 x 1,024 scores `blockwise` is
 faster and needs less than half of the memory; with 512 x 512 it is slower. Other devices are unmeasured.
 """
-OF_PLATFORM = {"gpu": "cudnn", "tpu": "splash"}
+PLATFORM_BACKENDS = {"gpu": "cudnn", "tpu": "splash"}
 """Preferred backend by the platform of the mesh, used if it supports the inputs. Unmeasured."""
 
 
@@ -26,17 +26,17 @@ def choose(needs: Needs, T: int, S: int) -> str:
     """Returns the name of the backend for T queries and S keys."""
     if sharding.mesh_axes(axes.LENGTH, T):
         return "reference"  # other backends, except "ring" (by name only), gather all queries on every device
-    fused = OF_PLATFORM.get(sharding.platform())
+    fused = PLATFORM_BACKENDS.get(sharding.platform())
     odd = fused == "cudnn" and (T % 2 or S % 2)  # cuDNN rejects odd lengths with a mask
     if fused and not odd and not unsupported_reason(fused, needs):
         return fused
-    return "reference" if T * S <= SCORES else "blockwise"
+    return "reference" if T * S <= MAX_REFERENCE_SCORES else "blockwise"
 
 
-def beside_cache(name: str, T: int, mask: Mask) -> str:
-    """Returns the backend that replaces `name` when T queries attend to a cache under `mask`.
+def backend_for_cache(name: str, T: int, mask: Mask) -> str:
+    """Returns the backend to use instead of `name` when T queries attend to a cache under `mask`.
 
-    `reference` is enough for one query, and for beams, which need an explicit mask.
+    It is `reference` for one query, and for beams, which need an explicit mask.
     """
     if T == 1 or mask.explicit is not None:
         return "reference"

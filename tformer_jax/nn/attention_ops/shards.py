@@ -16,8 +16,8 @@ from tformer_jax.nn.attention_ops.core import Bias, Operands
 
 
 @flax.struct.dataclass
-class OwnHeads:
-    """Bias of the heads of this device."""
+class LocalHeadsBias:
+    """Restricts a bias to the heads of this device."""
 
     bias: Bias
     axis: tuple[str, ...] = flax.struct.field(pytree_node=False)
@@ -55,11 +55,11 @@ def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, leng
 
 
 def _split_heads(x: Operands) -> Operands:
-    """Repeats key/value heads to shard them like the query heads, and limits the bias to the heads of each device."""
+    """Repeats key/value heads to shard them like the query heads, and restricts the bias to each device's heads."""
     heads = sharding.mesh_axes(axes.HEADS, x.q.shape[2])
     columns = sharding.devices(heads)
     copies = math.lcm(x.k.shape[2], columns) // x.k.shape[2]
-    bias = x.bias if x.bias is None or columns == 1 else OwnHeads(x.bias, heads, x.q.shape[2] // columns)
+    bias = x.bias if x.bias is None or columns == 1 else LocalHeadsBias(x.bias, heads, x.q.shape[2] // columns)
     return dataclasses.replace(x, k=jnp.repeat(x.k, copies, axis=2), v=jnp.repeat(x.v, copies, axis=2), bias=bias)
 
 
@@ -68,5 +68,5 @@ def _spec(x: jax.Array, *names: str | None) -> PartitionSpec:
 
     Includes the mesh axes of size 1, because gradients are summed over the mesh axes that a spec omits.
     """
-    alone = (axis for axis, size in jax.sharding.get_abstract_mesh().shape.items() if size == 1)
-    return PartitionSpec((*sharding.mesh_axes(axes.BATCH, len(x)), *alone), *sharding.partition(names, x.shape[1:]))
+    size_1 = (axis for axis, size in jax.sharding.get_abstract_mesh().shape.items() if size == 1)
+    return PartitionSpec((*sharding.mesh_axes(axes.BATCH, len(x)), *size_1), *sharding.partition(names, x.shape[1:]))

@@ -1,4 +1,4 @@
-"""Converts a model to the layout that decodes fastest on this device, once for all engines that use it."""
+"""Conversion of a model to the parameter layout that decodes fastest on this device."""
 
 import weakref
 from typing import Any
@@ -12,13 +12,13 @@ _converted: dict[Key, tuple[Any, Any]] = {}
 """Converted model and parameters by the model and the ids of its arrays; removed when a replaced array is freed."""
 
 
-def prepared(model: Any, params: Any) -> tuple[Any, Any]:
-    """Returns the model and parameters with unscanned layers; on CPUs, also fused projections and an untied head.
+def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
+    """Unrolls scanned layers; on CPUs, also fuses projections and unties the output head.
 
     On CPUs, which have much memory, calls with the same arrays return the same result without another copy.
     """
     if jax.default_backend() != "cpu":
-        return _in_a_loop(model, params)
+        return _unrolled(model, params)
     leaves = jax.tree.leaves(params)
     key = model, tuple(map(id, leaves))
     if key not in _converted:
@@ -34,11 +34,11 @@ def prepared(model: Any, params: Any) -> tuple[Any, Any]:
 
 
 def _convert(model: Any, params: Any) -> tuple[Any, Any]:
-    model, params = _in_a_loop(model, params)
+    model, params = _unrolled(model, params)
     cfg, params = conversions.fused(*conversions.untied(model.cfg, params))
     return type(model)(cfg), params
 
 
-def _in_a_loop(model: Any, params: Any) -> tuple[Any, Any]:
+def _unrolled(model: Any, params: Any) -> tuple[Any, Any]:
     cfg, params = conversions.unrolled(model.cfg, params)
     return type(model)(cfg), params

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.helpers import build, tiny
-from tformer_jax.inference import prepared as module
-from tformer_jax.inference.prepared import prepared
+from tformer_jax.inference import layout
+from tformer_jax.inference.layout import decoding_layout
 
 
 def built():
@@ -18,26 +18,26 @@ def built():
 
 def test_the_same_arrays_are_converted_once():
     model, params = built()
-    _, first = prepared(model, params)
-    _, again = prepared(model, jax.tree.map(lambda leaf: leaf, params))
+    _, first = decoding_layout(model, params)
+    _, again = decoding_layout(model, jax.tree.map(lambda leaf: leaf, params))
     assert all(a is b for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True))
-    _, other = prepared(model, jax.tree.map(lambda leaf: leaf + 1, params))
+    _, other = decoding_layout(model, jax.tree.map(lambda leaf: leaf + 1, params))
     assert not np.array_equal(other["head"]["kernel"], first["head"]["kernel"])
 
 
-def test_what_was_converted_goes_with_the_weights():
+def test_converted_arrays_are_freed_with_the_originals():
     gc.collect()
-    before = len(module._converted)
+    before = len(layout._converted)
     model, params = built()
-    prepared(model, params)
-    assert len(module._converted) == before + 1
+    decoding_layout(model, params)
+    assert len(layout._converted) == before + 1
     del params
     gc.collect()
-    assert len(module._converted) == before
+    assert len(layout._converted) == before
 
 
-def test_weights_that_stay_as_they_are_are_not_kept():
+def test_unchanged_arrays_are_not_cached():
     model, params = build(tiny("decoder_lm", attention="basic", num_heads=1, head_dim=None, tie_embeddings="none"))
-    before = len(module._converted)
-    assert jax.tree.leaves(prepared(model, params)[1])[0] is jax.tree.leaves(params)[0]
-    assert len(module._converted) == before
+    before = len(layout._converted)
+    assert jax.tree.leaves(decoding_layout(model, params)[1])[0] is jax.tree.leaves(params)[0]
+    assert len(layout._converted) == before
