@@ -236,7 +236,9 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
         report.main([str(run), "--output", str(tmp_path / "missing" / "report.html")])
 
 
-def test_without_jinja_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ConfigError, match=r'needs the package jinja2: pip install -e "\.\[report\]"'):
+@pytest.mark.parametrize("absent", [["jinja2"], ["plotly"], ["jinja2", "plotly"]])
+def test_without_its_packages_the_extra_is_named(absent, monkeypatch):
+    for name in absent:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf'this command needs {" and ".join(absent)}: pip install -e "\.\[report\]"'):
         page.check_installed("this command")

@@ -19,9 +19,10 @@ from tformer_jax.report.run import Run
 
 
 def check_installed(what: str) -> None:
-    """Raises `ConfigError`, which begins with `what`, if the package of the extra `report` is not installed."""
-    if importlib.util.find_spec("jinja2") is None:
-        raise ConfigError(f'{what} needs the package jinja2: pip install -e ".[report]"')
+    """Raises `ConfigError`, which begins with `what`, if a package of the extra `report` is not installed."""
+    missing = [name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f'{what} needs {" and ".join(missing)}: pip install -e ".[report]"')
 
 
 def write(runs: Sequence[Run], path: Path, *, refresh: int | None = None) -> None:
@@ -37,28 +38,45 @@ def render(runs: Sequence[Run], *, refresh: int | None = None) -> str:
     """
     drawn = charts.all_charts(runs)
     files = sections.downloads(runs)
+    return render_page(
+        "report",
+        {"charts": [chart.data() for chart in drawn], "runs": [run.name for run in runs]},
+        title=", ".join(run.name for run in runs),
+        refresh=refresh,
+        runs=runs,
+        titles=charts.TITLES,
+        charts=drawn,
+        facts=[sections.facts(run) for run in runs],
+        metrics=sections.metric_rows(runs),
+        signatures=sections.signatures(runs),
+        outputs=[sections.shown_outputs(run) for run in runs],
+        comparisons=[compare(runs[0], other) for other in runs[1:]],
+        settings=sections.settings(runs),
+        environment=sections.environment(runs),
+        parameters=sections.parameters(runs),
+        files=[(number, label, name, packed(text.encode())) for number, label, name, text in files],
+    )
+
+
+def render_page(template: str, data: Any, *, refresh: int | None = None, **values: Any) -> str:
+    """Renders the page `template` with its script and plotly.js.
+
+    Args:
+        data: what the script reads, ready for JSON.
+        refresh: seconds after which a browser loads the file again; None: never.
+        values: variables of the template; `title` is the page's title.
+    """
     return (
         _environment()
-        .get_template("report.html.jinja")
+        .get_template(f"{template}.html.jinja")
         .render(
-            runs=runs,
-            titles=charts.TITLES,
             written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC"),
             refresh=refresh,
             style=_asset("report.css"),
-            script=_asset("report.js"),
+            script=_asset("page.js") + _asset(f"{template}.js"),
             plotly=_plotly(),
-            charts=drawn,
-            chart_data=_json({"charts": [chart.data() for chart in drawn], "runs": [run.name for run in runs]}),
-            facts=[sections.facts(run) for run in runs],
-            metrics=sections.metric_rows(runs),
-            signatures=sections.signatures(runs),
-            outputs=[sections.shown_outputs(run) for run in runs],
-            comparisons=[compare(runs[0], other) for other in runs[1:]],
-            settings=sections.settings(runs),
-            environment=sections.environment(runs),
-            parameters=sections.parameters(runs),
-            files=[(number, label, name, _packed(text)) for number, label, name, text in files],
+            data=_json(data),
+            **values,
         )
     )
 
@@ -90,17 +108,15 @@ def _asset(name: str) -> str:
 
 @functools.cache
 def _plotly() -> str:
-    """Returns plotly.js 4.1.1, the npm package plotly.js-basic-dist-min.
+    """Returns plotly.js of the Python package plotly, packed."""
+    from plotly.offline import get_plotlyjs
 
-    The bundle of the Python package plotly has maps and 3D, too, and delays the opening of a page by a second.
-    """
-    packed = (resources.files("tformer_jax.report") / "assets" / "plotly-basic.min.js.gz").read_bytes()
-    return base64.b64encode(packed).decode()
+    return packed(get_plotlyjs().encode())
 
 
-def _packed(text: str) -> str:
-    """Returns text compressed with gzip, in base64, which the page's script unpacks."""
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+def packed(content: bytes) -> str:
+    """Returns bytes compressed with gzip, in base64, which a page's script unpacks."""
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode()
 
 
 def _json(value: Any) -> str:

@@ -1,39 +1,13 @@
-"use strict";
-const at = (id) => document.getElementById(id);
-const root = document.documentElement;
 const { charts, runs } = JSON.parse(at("data").textContent);
 const view = { axis: "step", smoothing: 0, log: false, hidden: new Set(), range: null };
 const LOSSES = ["loss", "nll"];
 const DENSE = 400;
 const drawn = new Set();
-const STYLE = { paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false, hovermode: "closest" };
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
-
-async function unpack(id) {
-  const letters = atob(at(id).textContent);
-  const bytes = new Uint8Array(letters.length);
-  for (let place = 0; place < letters.length; place += 1) bytes[place] = letters.charCodeAt(place);
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
-function color(name) {
-  return getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-}
 
 function colorOf(trace) {
   if (trace.run < 0) return color("muted");
   const own = color(`run-${trace.run % 8}`);
   return trace.shade === undefined ? own : mixed(own, color("grid"), 0.75 * trace.shade);
-}
-
-/** Mixes two colors written as #rrggbb. */
-function mixed(from, to, share) {
-  const [a, b] = [from, to].map((hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16)));
-  return `rgb(${a.map((value, index) => Math.round(value + share * (b[index] - value))).join(",")})`;
-}
-
-function translucent(hex, opacity) {
-  return mixed(hex, hex, 0).replace("rgb", "rgba").replace(")", `,${opacity})`);
 }
 
 /** The exponential moving average of the present values, corrected for its start at 0. */
@@ -78,10 +52,6 @@ function lines(chart) {
     const smoothed = { ...line, y: smooth(trace.mean ?? trace.y, view.smoothing), line: { ...line.line, width: 2 } };
     return [{ ...line, opacity: 0.25, hoverinfo: "skip", hovertemplate: undefined }, smoothed];
   });
-}
-
-function escaped(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
 function bars(chart) {
@@ -146,23 +116,11 @@ function drawAll() {
 
 /** Draws a chart for the first time. */
 async function show(chart) {
+  await library;
   if (drawn.has(chart.key)) return;
   drawn.add(chart.key);
   await draw(chart);
   follow(chart);
-}
-
-/** Draws the charts in view at once, and the others when they come near it. */
-async function showCharts() {
-  const near = new IntersectionObserver((seen) => {
-    for (const one of seen.filter((each) => each.isIntersecting)) {
-      near.unobserve(one.target);
-      show(charts.find((chart) => one.target.id === `chart-${chart.key}`));
-    }
-  }, { rootMargin: "400px" });
-  const inView = (chart) => at(`chart-${chart.key}`).getBoundingClientRect().top < innerHeight;
-  for (const chart of charts.filter(inView)) await show(chart);
-  for (const chart of charts) near.observe(at(`chart-${chart.key}`));
 }
 
 /** Shows the same part of the horizontal axis in all charts that share it. */
@@ -192,15 +150,6 @@ function follow(chart) {
   });
 }
 
-function isDark() {
-  return root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-function nameTheme() {
-  at("theme").textContent = isDark() ? "Light" : "Dark";
-  at("theme").setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colors`);
-}
-
 function forPrint(begins) {
   if (begins === (root.dataset.printing === "yes")) return;
   root.dataset.printing = begins ? "yes" : "no";
@@ -213,13 +162,12 @@ function forPrint(begins) {
     fold.open = begins || fold.dataset.open === "yes";
   }
   const size = begins ? { width: 330, height: 220 } : { width: null, height: null, autosize: true };
-  for (const chart of charts) show(chart);
-  for (const chart of charts) Plotly.relayout(at(`chart-${chart.key}`), size);
+  for (const chart of charts) show(chart).then(() => Plotly.relayout(at(`chart-${chart.key}`), size));
 }
 
 async function save(button) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([await unpack(button.dataset.from)], { type: "text/csv" }));
+  link.href = URL.createObjectURL(new Blob([await unpacked(button.dataset.from).text()], { type: "text/csv" }));
   link.download = button.dataset.file;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -238,33 +186,20 @@ function listen() {
     drawAll();
   });
   at("log").addEventListener("change", (event) => { view.log = event.target.checked; drawAll(); });
-  at("theme").addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; nameTheme(); drawAll(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { nameTheme(); drawAll(); });
   matchMedia("print").addEventListener("change", (event) => forPrint(event.matches));
   addEventListener("beforeprint", () => forPrint(true));
   addEventListener("afterprint", () => forPrint(false));
   for (const button of document.querySelectorAll("[data-file]")) button.addEventListener("click", () => save(button));
 }
 
-function showPlace() {
-  const links = [...document.querySelectorAll("nav.page li a")];
-  const watch = new IntersectionObserver((seen) => {
-    const found = seen.filter((one) => one.isIntersecting).at(-1);
-    if (!found) return;
-    for (const link of links) link.toggleAttribute("aria-current", link.hash === `#${found.target.id}`);
-  }, { rootMargin: "-10% 0px -80% 0px" });
-  for (const section of document.querySelectorAll("main > section")) watch.observe(section);
-}
-
 async function begin() {
-  nameTheme();
-  const script = document.createElement("script");
-  script.textContent = await unpack("plotly");
-  document.head.append(script);
-  await showCharts();
+  followTheme(drawAll);
   listen();
   showPlace();
-  root.dataset.ready = "yes";
+  const inView = charts.filter((chart) => isInView(at(`chart-${chart.key}`)));
+  whenNear(document.querySelectorAll(".plot"), (plot) => show(charts.find(({ key }) => plot.id === `chart-${key}`)));
+  await Promise.all(inView.map(show));
+  root.dataset.drawn = performance.now();
 }
 
 begin();
