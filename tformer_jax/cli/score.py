@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import tformer_jax as tj
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Fields, Line
-from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers import Tokenizer, token_texts
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from tformer_jax.inference.score import Scored
@@ -78,7 +77,7 @@ def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[s
     """Returns the log-probability of a text, with its number of tokens, or with each token and its log-probability."""
     if not per_token:
         return {"log_probability": result.total, "tokens": len(result.tokens)}
-    texts = [SPECIAL_TOKENS[i] if i < len(SPECIAL_TOKENS) else tokenizer.decode([i]) for i in result.tokens]
+    texts = token_texts(tokenizer, result.tokens)
     return {"log_probability": result.total, "tokens": texts, "log_probabilities": result.log_probabilities}
 
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "classify": "label texts",
     "score": "print log-probabilities of given texts",
     "serve": "serve a run over HTTP",
+    "attention": "show what a model attends to",
     "report": "show runs in one HTML file",
     "compare": "compare two runs",
     "sweep": "train a config for each combination of settings",

@@ -1,1 +1,4 @@
-"""Reports of runs as self-contained HTML, and comparisons of two runs. Reads plain files only, so JAX is not needed."""
+"""Reports of runs as self-contained HTML, comparisons of two runs, and pages of attention.
+
+Only `attention` needs JAX; the other modules read plain files.
+"""

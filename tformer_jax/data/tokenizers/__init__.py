@@ -1,6 +1,6 @@
 """Tokenizers: conversion between text and token ids."""
 
-from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary
+from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary, token_texts
 from tformer_jax.data.tokenizers.dropout import BpeDropout, is_bpe
 from tformer_jax.data.tokenizers.normalization import normalizer, signature
 from tformer_jax.data.tokenizers.pair import Tokenizers, from_json
@@ -16,5 +16,6 @@ __all__ = [
     "normalizer",
     "ordinary",
     "signature",
+    "token_texts",
     "train_tokenizers",
 ]

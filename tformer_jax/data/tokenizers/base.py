@@ -46,3 +46,8 @@ def ordinary(ids: Iterable[int]) -> Iterator[int]:
             return
         if i >= FIRST:
             yield int(i)
+
+
+def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """Returns the text of each id alone; special tokens by their names."""
+    return [SPECIAL_TOKENS[i] if i < FIRST else tokenizer.decode([i]) for i in ids]

@@ -1,0 +1,10 @@
+"""Shows what a model attends to: python scripts/attention.py --run DIR 'some text'"""
+
+if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.attention import main
+    from tformer_jax.cli.common import run_main
+
+    run_main(main)

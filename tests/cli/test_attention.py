@@ -1,0 +1,95 @@
+"""The command that shows what a model attends to: its page, its arrays, and mistakes in its flags."""
+
+import base64
+import gzip
+import json
+import re
+import types
+from html import unescape
+
+import numpy as np
+import pytest
+
+import tformer_jax as tj
+from tests.helpers import tiny
+from tests.test_api import DATA, run_of
+from tformer_jax.cli import attention
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.report.attention import MEAN, ROLLOUT, visible
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """A translator with random parameters, which the command loads."""
+    result = run_of(Config(model=tiny("seq2seq"), data=DATA["seq2seq"]))
+    monkeypatch.setattr(attention, "tj", types.SimpleNamespace(load=lambda path, mesh=None: result))
+    return result
+
+
+def part(page: str, name: str) -> str:
+    return re.search(rf'<script type="[a-z/]+" id="{name}">(.*?)</script>', page, re.DOTALL)[1]
+
+
+def unpacked(page: str, name: str) -> bytes:
+    return gzip.decompress(base64.b64decode(part(page, name)))
+
+
+def test_the_page_has_the_weights_the_masks_and_the_predictions(run, tmp_path, capsys):
+    path = tmp_path / "page.html"
+    attention.main(["--run", "runs/x", "abc\tb<", "--head", "2", "--output", str(path)])
+    assert capsys.readouterr().out == f"{path}\n"
+    page = path.read_text(encoding="utf-8")
+    (found,) = run.watch([("abc", "b<")])
+    one = {one["name"]: one for one in json.loads(part(page, "data"))["attentions"]}["decoder"]
+    assert one["queries"] == one["keys"] == ["<s>", "b", "<unk>"]
+    assert one["heads"] == ["0", "1", "2", "3", MEAN, ROLLOUT]
+    stored = np.frombuffer(unpacked(page, "weights-decoder"), "<u2").reshape(1, 6, 3, 3) / 65535
+    np.testing.assert_allclose(stored[0, :4], found.weights["decoder"][0], atol=1e-5)
+    np.testing.assert_allclose(stored[0, 4], found.weights["decoder"][0].mean(0), atol=1e-5)
+    bits = np.unpackbits(np.frombuffer(unpacked(page, "mask-decoder"), np.uint8))
+    assert bits[:9].reshape(3, 3).tolist() == np.tril(np.ones((3, 3), int)).tolist()
+    assert '<option value="2" selected>2</option>' in page
+    assert "<dd>b&lt;</dd>" in page
+    texts = [run.tokenizers.target.decode([i]) if i > 3 else None for i in found.predictions[-1, :, 0]]
+    cells = re.findall(r'<td style="[^"]*" title="[^"]*"><code>(.*?)</code>', page, re.DOTALL)
+    assert [text for text in texts if text] == [
+        unescape(cell) for cell, text in zip(cells, texts, strict=False) if text
+    ]
+
+
+def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(tj.Run, "translate", lambda _, sources: [source[::-1] for source in sources])
+    (tmp_path / "in.txt").write_text("abc\tcb\nab\n")
+    path = tmp_path / "out.npz"
+    attention.main(["--run", "runs/x", "--batch", str(tmp_path / "in.txt"), "--npz", str(path)])
+    arrays = np.load(path)
+    examples = [("abc", "cb"), ("ab", "ba")]
+    for number, found in enumerate(run.watch(examples)):
+        for kind in ("encoder", "decoder", "cross"):
+            np.testing.assert_array_equal(arrays[f"{number}/weights/{kind}"], found.weights[kind])
+            np.testing.assert_array_equal(arrays[f"{number}/masks/{kind}"], found.masks[kind])
+        np.testing.assert_array_equal(arrays[f"{number}/predictions"], found.predictions)
+    assert arrays["0/texts/source"].tolist() == ["a", "b", "c", "</s>"]
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "write one text, or name a file of texts with --batch"),
+        (["a", "--batch", "in.txt", "--npz", "x"], "write one text, or name a file"),
+        (["--batch", "in.txt"], "--batch needs --npz FILE"),
+        (["--batch", "in.txt", "--npz", "x", "--layer", "0"], "--layer is for the page of one text"),
+        (["a\tb", "--layer", "1"], "--layer 1: the model has layers 0 to 0"),
+        (["a\tb", "--head", "4"], "--head 4: the model has heads 0 to 3"),
+        (["a\tb", "--output", "missing/page.html"], "missing/page.html cannot be written"),
+        (["a" * 17], "text 1 has 17 tokens|the source has 17 tokens"),
+    ],
+)
+def test_mistakes(run, arguments, problem):
+    with pytest.raises(ConfigError, match=problem):
+        attention.main(["--run", "runs/x", *arguments])
+
+
+def test_every_token_is_visible():
+    assert [visible(text) for text in (" a", "\n", "")] == ["▁a", "⏎", "∅"]

@@ -1,0 +1,117 @@
+"""Renders what a model attends to in one text, its residual stream and its predictions by layer, as one HTML file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.inference.watch import SUBLAYERS, Watched, rollout
+from tformer_jax.report.html import packed, render_page
+
+TITLES = {"encoder": "Encoder self-attention", "decoder": "Decoder self-attention", "cross": "Cross-attention"}
+SIDES = {"encoder": ("encoder", "encoder"), "decoder": ("decoder", "decoder"), "cross": ("decoder", "encoder")}
+"""Stacks of the queries and keys of each attention."""
+MEAN, ROLLOUT = "mean of heads", "rollout"
+STEPS = 2**16 - 1
+"""A weight w is stored as the 16-bit integer `round(w * STEPS)`."""
+
+
+def render(
+    name: str,
+    texts: dict[str, str],
+    found: Watched,
+    tokens: Mapping[str, Sequence[str]],
+    label: Callable[[int], str],
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+) -> str:
+    """Returns the page.
+
+    Args:
+        name: name of the run.
+        texts: texts to show, by what they are.
+        found: result of `tj.Run.watch`.
+        tokens: texts of the tokens of "encoder" and "decoder", as far as the model has them.
+        label: returns the text of a token or class that the model predicts.
+        layer, head: what the page shows first; None: the last layer, the mean of its heads.
+    """
+    shown = {stack: [visible(text) for text in pieces] for stack, pieces in tokens.items()}
+    kinds = [kind for kind in SIDES if kind in found.weights]
+    attentions = [_attention(kind, np.asarray(found.weights[kind]), shown, layer, head) for kind in kinds]
+    masks = [packed(np.packbits(found.masks[kind]).tobytes()) for kind in kinds]
+    data = [{key: one[key] for key in ("name", "queries", "keys", "layers", "heads")} for one in attentions]
+    norms = [_norms(stack, found, shown) for stack in shown]
+    return render_page(
+        "attention",
+        {"attentions": data, "norms": norms},
+        title=f"Attention of {name}",
+        name=name,
+        texts=texts,
+        attentions=list(zip(attentions, masks, strict=True)),
+        norms=norms,
+        lens=_lens(found, label),
+        read=shown.get("decoder", ["text"]),
+    )
+
+
+def visible(text: str) -> str:
+    """Returns the text of a token with visible spaces and line breaks."""
+    return text.replace(" ", "▁").replace("\n", "⏎").replace("\t", "⇥") or "∅"
+
+
+def _attention(kind: str, weights: np.ndarray, tokens: dict[str, list[str]], layer, head) -> dict[str, Any]:
+    """Returns one attention: all heads of each layer, their mean, and for self-attention its rollout."""
+    L, N = weights.shape[:2]
+    views = [weights, weights.mean(axis=1, keepdims=True)]
+    heads = [*map(str, range(N)), MEAN]
+    if kind != "cross":
+        views.append(rollout(weights)[:, None])
+        heads.append(ROLLOUT)
+    stored = np.round(np.concatenate(views, axis=1) * STEPS).astype("<u2")
+    queries, keys = (tokens[stack] for stack in SIDES[kind])
+    best = views[1][-1, 0]
+    return {
+        "name": kind,
+        "title": TITLES[kind],
+        "queries": queries,
+        "keys": keys,
+        "layers": L,
+        "heads": heads,
+        "layer": L - 1 if layer is None else min(layer, L - 1),
+        "head": N if head is None else head,
+        "weights": packed(stored.tobytes()),
+        "strongest": [(query, keys[row.argmax()], float(row.max())) for query, row in zip(queries, best, strict=True)],
+    }
+
+
+def _norms(stack: str, found: Watched, tokens: dict[str, list[str]]) -> dict[str, Any]:
+    """Returns the norms of a stack's residual stream and of what each sub-layer adds, by row of the chart."""
+    norms = found.norms[stack]
+    sublayers = [
+        name for name in SUBLAYERS if name != "cross_attention" or (stack == "decoder" and "cross" in found.weights)
+    ]
+    names = [f"{number // len(sublayers)} {sublayers[number % len(sublayers)]}" for number in range(len(norms) - 1)]
+    return {
+        "name": stack,
+        "tokens": tokens[stack],
+        "stream": {"rows": [*(f"before {name}" for name in names), "end"], "values": _rounded(norms)},
+        "added": {"rows": names, "values": _rounded(found.added[stack]) if names else []},
+    }
+
+
+def _lens(found: Watched, label: Callable[[int], str]) -> list[tuple[str, list[list[tuple[str, float]]]]]:
+    """Returns the rows of the table of predictions, the last layer first: for each token, texts and probabilities."""
+    names = ["embeddings", *(f"layer {number}" for number in range(len(found.predictions) - 1))]
+    rows = [
+        [
+            [(visible(label(token)), float(p)) for token, p in zip(ids, values, strict=True)]
+            for ids, values in zip(tokens.tolist(), probabilities, strict=True)
+        ]
+        for tokens, probabilities in zip(found.predictions, found.probabilities, strict=True)
+    ]
+    return list(zip(names, rows, strict=True))[::-1]
+
+
+def _rounded(values: Any) -> list[list[float]]:
+    return [[float(f"{value:.4g}") for value in row] for row in np.asarray(values).tolist()]
