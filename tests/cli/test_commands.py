@@ -382,7 +382,6 @@ def test_score_each_token_of_a_text(runs, capsys):
         (generate, "decoder_lm", ["--prompt", "x", "--input", "in.txt"], "or with --input, not both"),
         (translate, "missing", ["x"], "missing does not exist; name the run folder"),
         (serve, "missing", ["--port", "0"], "missing does not exist; name the run folder"),
-        (serve, "classifier", ["--port", "0"], "holds a classifier model; use classify"),
         (serve, "seq2seq", ["--port", "65536"], "--port 65536: must be at most 65535"),
         (serve, "seq2seq", ["--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: Cannot assign requested address"),
     ],

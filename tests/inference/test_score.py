@@ -104,8 +104,8 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
         values = log_softmax(np.asarray(logits[0, 0], np.float64))
         steps.append(values[token])
         assert token == 2 + values[2:].argmax()  # neither PAD nor BOS is generated
-    (found,) = score.log_probabilities(model, params, [score.pair_row(source[0].tolist(), ids)], 1)
-    assert_close(found, steps, 1e-5)
+    (found,) = score.score_rows(model, params, [score.pair_row(source[0].tolist(), ids)], 1)
+    assert_close(found.log_probabilities, steps, 1e-5)
 
 
 @pytest.mark.parametrize(

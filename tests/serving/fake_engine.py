@@ -1,4 +1,4 @@
-"""A small engine with the real one's interface: each output is the text backwards, one letter per token.
+"""A small engine with the real one's interface: each output is the text backwards, one letter per step.
 
 python -m tests.serving.fake_engine --port 0 --family seq2seq serves it.
 """
@@ -10,19 +10,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from tformer_jax.cli import serve
 from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.inference.engine import Event, Request
+from tformer_jax.inference.score import Row as ScoredRow
+from tformer_jax.inference.score import Scored
 from tformer_jax.serving import server
-from tformer_jax.serving.app import Served
+from tformer_jax.serving.served import Served
+from tformer_jax.special_tokens import IGNORED
 
 LONGEST = 2000
+BYTES = ByteTokenizer()
 
 
 def expected(request: Request, sample: int = 0) -> tuple[str, str]:
     """Returns an output and its finish reason; samples after the first, and seeds, change its first characters."""
+    given = request.text if isinstance(request.text, str) else BYTES.decode(request.text)
     mark = str((request.seed + request.index) % 7) if request.decode.strategy == "sample" else ""
-    text = mark + (str(sample) if sample else "") + request.text[::-1]
+    text = mark + (str(sample) if sample else "") + given[::-1]
     ends = [text.find(stop) for stop in request.decode.stop if stop in text]
     text = text[: min(ends)] if ends else text
     room = request.decode.max_new_tokens
@@ -41,7 +50,8 @@ class Row:
         new = self.text[self.tokens : self.tokens + 1]
         self.tokens += 1
         done = self.tokens >= len(self.text)
-        return Event(self.number, self.sample, new, self.finish if done else None, None, self.tokens)
+        finish = self.finish if done else None
+        return Event(self.number, self.sample, new, finish, None, self.tokens, tuple(BYTES.encode(new)))
 
 
 class FakeEngine:
@@ -83,17 +93,13 @@ class FakeEngine:
         return len(self._rows)
 
     def check(self, request: Request) -> None:
-        if not request.text:
-            raise ConfigError("the prompt is empty: write at least one character")
-        if len(request.text) > LONGEST:
-            raise ConfigError(f"the prompt has {len(request.text)} tokens, but the model takes at most {LONGEST}")
         if request.samples > self.slots:
             raise ConfigError(f"{request.samples} outputs need more than {self.slots} slots")
 
     def submit(self, request: Request) -> int:
         self._own()
         self.check(request)
-        if request.text == "odd":
+        if BYTES.decode(request.text) == "odd":
             raise ZeroDivisionError
         self.seen.append(request)
         self._queue.append((len(self.seen), request))
@@ -112,7 +118,7 @@ class FakeEngine:
         time.sleep(self.delay)
         while self._queue and len(self._rows) + self._queue[0][1].samples <= self.slots:
             number, request = self._queue.popleft()
-            if request.text == "explode":
+            if BYTES.decode(request.text) == "explode":
                 raise RuntimeError("out of memory\nand a stack")
             self._rows += [Row(number, sample, request) for sample in range(request.samples)]
         events = [self._scored(row.step()) for row in self._rows]
@@ -130,8 +136,18 @@ class FakeEngine:
 
 
 def served(engine: FakeEngine, family: str) -> Served:
-    """Returns the server's settings for the fake engine."""
-    return Served("fake", family, engine.decode, len)
+    """Returns the fake model: a log-probability of -1 for each token, and -2 for the next id; lengths as embeddings."""
+
+    def score(rows: Sequence[ScoredRow], top: int) -> list[Scored]:
+        labels = [[label for label in row.labels if label != IGNORED] for row in rows]
+        best = [[{i: -1.0, i + 1: -2.0} if top > 1 else {i: -1.0} for i in row] for row in labels]
+        return [Scored(row, [-1.0] * len(row), found) for row, found in zip(labels, best, strict=True)]
+
+    def embed(rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        return [np.array([len(row), 0.5], np.float32) for row in rows]
+
+    tokenizers = Tokenizers(BYTES, BYTES)
+    return Served("fake", family, engine.decode, tokenizers, LONGEST + 1, False, score=score, embed=embed)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -12,8 +12,9 @@ import httpx
 
 from tests.serving.fake_engine import FakeEngine, served
 from tformer_jax.serving import app, server
-from tformer_jax.serving.app import Served
 from tformer_jax.serving.engine_thread import EngineThread
+from tformer_jax.serving.served import Served
+from tformer_jax.serving.worker import Worker
 
 LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
 
@@ -21,11 +22,14 @@ LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
 class Live:
     """A running server, with helpers to use it."""
 
-    def __init__(self, engine: Any, model: Served, *, grace: float, loopback: bool, **limits: Any) -> None:
-        self.engine = engine
+    def __init__(
+        self, engine: Any, model: Served, *, grace: float, loopback: bool, key: str | None, **limits: Any
+    ) -> None:
+        self.engine, self.model = engine, model
         self.socket = server.listen("127.0.0.1", 0)
-        self.thread = EngineThread(engine, {**LIMITS, **limits}["queue"], translates=model.family == "seq2seq")
-        application = app.build(self.thread, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback)
+        queue = {**LIMITS, **limits}["queue"]
+        self.thread = Worker(queue) if model.family == "classifier" else EngineThread(engine, queue)
+        application = app.build(self.thread, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback, key=key)
         self.server = server.Server(
             application, self.thread, grace=grace, header_seconds={**LIMITS, **limits}["body_timeout"]
         )
@@ -77,9 +81,11 @@ def live(
 
 
 @contextlib.contextmanager
-def around(engine: Any, model: Served, *, grace: float = 10.0, loopback: bool = True, **limits: Any) -> Iterator[Live]:
+def around(
+    engine: Any, model: Served, *, grace: float = 10.0, loopback: bool = True, key: str | None = None, **limits: Any
+) -> Iterator[Live]:
     """Runs a server around any engine, and stops it at the end."""
-    one = Live(engine, model, grace=grace, loopback=loopback, **limits)
+    one = Live(engine, model, grace=grace, loopback=loopback, key=key, **limits)
     one.running.start()
     until(lambda: one.server.started)
     try:

@@ -3,16 +3,20 @@
 import concurrent.futures
 import dataclasses
 
+import numpy as np
 import pytest
 
-from tests.helpers import build, tiny
+from tests import oracles
+from tests.helpers import assert_close, build, tiny
 from tests.serving.live import around, until
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.score import Scorer
 from tformer_jax.inference.text import TextGenerator, Translator
-from tformer_jax.serving.app import Served
+from tformer_jax.serving.served import Served
+from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -26,7 +30,7 @@ def parts(family: str):
     cfg = Config(model=tiny(family), data=data, decode=DecodeConfig(max_new_tokens=6))
     model, params = build(cfg.model, seed=3)
     engine = Engine(cfg, model, params, TOKENIZERS, slots=3)
-    return cfg, model, params, around(engine, Served("tiny", family, cfg.decode, len))
+    return cfg, model, params, around(engine, Served.of(cfg, model, params, TOKENIZERS), queue=16)
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +121,77 @@ def test_caches_of_the_engine_are_bounded():
     for number in range(300):
         engine.check(Request("ab", dataclasses.replace(cfg.decode, strategy="sample", temperature=1 + number / 100)))
     assert len(engine._kinds) <= 256
+
+
+def log_p(cfg, params, ids) -> np.ndarray:
+    """Returns the log-probabilities of all tokens at each position, [T, V], by a float64 pass."""
+    read = np.array([ids])
+    return np.log(oracles.softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, read, read != PAD)[0]))
+
+
+def as_lm_eval_reads(choice, context: int) -> tuple[float, bool]:
+    """Returns what lm-evaluation-harness reads: the log-probability of a continuation, and whether it is greedy."""
+    values = choice["logprobs"]["token_logprobs"][context:-1]
+    best = choice["logprobs"]["top_logprobs"][context:-1]
+    return sum(values), all(value == max(top.values()) for value, top in zip(values, best, strict=True))
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_lm_evaluation_harness_asks(lm, as_text):
+    """The request of its model `local-completions`, for continuations of contexts, some of them greedy."""
+    cfg, model, params, server = lm
+    pairs = [(context, context + letter) for context in ("fedcba", "g") for letter in "abcdefg"]
+    pairs.append(("abc", "abcgfg"))
+    ids = [LETTERS.encode(text) for _, text in pairs]
+    body = {"model": cfg.name, "prompt": [text for _, text in pairs] if as_text else ids}
+    body |= {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    choices = server.post("/v1/completions", **body).json()["choices"]
+    scores = Scorer(cfg, model, TOKENIZERS).stream(params, [(text,) for _, text in pairs])
+    greedy = []
+    for (context, _), row, choice, scored in zip(pairs, ids, choices, scores, strict=True):
+        total, is_greedy = as_lm_eval_reads(choice, len(context))
+        expected = log_p(cfg, params, row)[len(context) - 1 : -1]
+        labels = row[len(context) :]
+        assert total == pytest.approx(expected[np.arange(len(labels)), labels].sum(), rel=1e-5)
+        assert total == pytest.approx(sum(scored.log_probabilities[len(context) - 1 :]), rel=1e-6)
+        assert is_greedy == (expected.argmax(axis=-1) == labels).all()
+        greedy.append(is_greedy)
+    assert len(set(greedy)) == 2
+
+
+def test_the_most_probable_tokens(lm):
+    cfg, _, params, server = lm
+    body = {"prompt": "abc", "logprobs": 5, "echo": True, "max_tokens": 0}
+    (choice,) = server.post("/v1/completions", **body).json()["choices"]
+    ids = LETTERS.encode("abc")
+    names = {name: i for i, name in enumerate([*SPECIAL_TOKENS, *"abcdefg"])}
+    for values, label, top in zip(
+        log_p(cfg, params, ids), ids[1:], choice["logprobs"]["top_logprobs"][1:], strict=False
+    ):
+        assert {names[name] for name in top} == {label, *np.argsort(-values)[:5].tolist()}
+        for name, value in top.items():
+            assert value == pytest.approx(values[names[name]], rel=1e-5)
+
+
+def test_log_probabilities_of_outputs_sum_to_their_scores(translator):
+    """Scores are summed by the cached steps of decoding."""
+    server = translator[-1]
+    found = server.post("/translate", text=TEXTS).json()["translations"]
+    choices = server.post("/v1/completions", prompt=TEXTS, logprobs=0).json()["choices"]
+    for (output,), choice in zip(found, choices, strict=True):
+        assert choice["text"] == output["text"]
+        assert sum(choice["logprobs"]["token_logprobs"]) == pytest.approx(output["score"], rel=1e-4)
+
+
+def test_embeddings_are_means_of_the_encoder_s_outputs():
+    data = DataConfig(source="cldr_language", bucket_lengths=(8, 16))
+    cfg = Config(model=tiny("classifier", pooling="first"), data=data)
+    model, params = build(cfg.model, seed=2)
+    with around(None, Served.of(cfg, model, params, TOKENIZERS)) as server:
+        found = server.post("/v1/embeddings", input=TEXTS).json()["data"]
+    for text, one in zip(TEXTS, found, strict=True):
+        tokens, p = np.array([LETTERS.encode(text)]), oracles.f64(params)
+        x = oracles.embed(tokens, p["embedding"], p.get("input"), cfg.model)
+        mask = oracles.padding_mask(tokens != PAD)
+        x = oracles.stack(x, p["encoder"], cfg.model, cfg.model.encoder_layers, mask, bidirectional=True)
+        assert_close(one["embedding"], x[0].mean(axis=0))

@@ -1,10 +1,12 @@
 """Invalid requests get a status and one sentence, and the server keeps running."""
 
+import dataclasses
 import json
 
 import pytest
 
-from tests.serving.live import live, until
+from tests.serving.fake_engine import FakeEngine, served
+from tests.serving.live import around, live, until
 
 COMPLETE, TRANSLATE = "/v1/completions", "/translate"
 
@@ -20,18 +22,38 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
 @pytest.mark.parametrize(
     ("body", "sentence", "param"),
     [
-        ({}, "prompt: must be a text, or a list of texts", "prompt"),
-        ({"prompt": []}, "prompt: must be a text, or a list of texts", "prompt"),
-        ({"prompt": [1, 2]}, "prompt: must be a text, or a list of texts", "prompt"),
-        ({"prompt": 5}, "prompt: must be a text or a list of texts, not an integer", "prompt"),
+        *(
+            ({} if wrong is None else {"prompt": wrong}, "prompt: must be a text, token ids, or a list of", "prompt")
+            for wrong in (None, [], [1, "a"], [1.5], [True], [[]], [[5, "a"]], [["a"]], [[[5]]], [None])
+        ),
+        ({"prompt": 5}, "prompt: must be a text or a list, not an integer", "prompt"),
         ({"prompt": {"a": 1}}, "not an object", "prompt"),
-        ({"prompt": ""}, "the prompt is empty", None),
-        ({"prompt": ["a", ""]}, "text 2: the prompt is empty", None),
-        ({"prompt": "a" * 2001}, "takes at most 2000", None),
+        ({"prompt": ""}, "the prompt is empty", "prompt"),
+        ({"prompt": ["a", ""]}, "text 2: the prompt is empty", "prompt"),
+        ({"prompt": "a" * 2001}, "takes at most 2000", "prompt"),
+        ({"prompt": ["a", [5] * 2001]}, "text 2: the prompt has 2001 tokens", "prompt"),
+        ({"prompt": "a" * 2003, "max_tokens": 0}, "takes at most 2002", "prompt"),
+        ({"prompt": [5, 0]}, "prompt: token id 0 is not in 1, ..., 259", "prompt"),
+        ({"prompt": [[5], [260]]}, "prompt: token id 260 is not in", "prompt"),
         ({"prompt": ["a"] * 9}, "prompt: at most 8 texts at once", "prompt"),
         ({"prompt": "a", "max_token": 5}, "unknown field; did you mean 'max_tokens'?", "max_token"),
-        ({"prompt": "a", "logprobs": 3}, "logprobs: this server does not offer it", "logprobs"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens: must be at least 1", "max_tokens"),
+        ({"prompt": "a", "logprobs": 6}, "logprobs: must be at most 5", "logprobs"),
+        ({"prompt": "a", "logprobs": True}, "logprobs: must be an integer or null, not true or false", "logprobs"),
+        ({"prompt": "a", "best_of": 2}, "best_of: must be n=1", "best_of"),
+        ({"prompt": "a", "suffix": "b"}, "suffix: this server does not offer it; leave it out", "suffix"),
+        ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias: this server does not offer it", "logit_bias"),
+        ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: this server does not", "presence_penalty"),
+        ({"prompt": "a", "frequency_penalty": False}, "frequency_penalty: this server", "frequency_penalty"),
+        ({"prompt": "a", "user": 5}, "user: must be a text or null, not an integer", "user"),
+        ({"prompt": "a", "stream_options": True}, "must be an object, not true or false", "stream_options"),
+        ({"prompt": "a", "stream_options": {"include_usage": 1}}, "must be true or false", "include_usage"),
+        (
+            {"prompt": "a", "stream_options": {"usage": True}},
+            "unknown setting 'stream_options.usage'",
+            None,
+        ),
+        ({"prompt": "a", "stream": False, "stream_options": {"include_usage": True}}, "needs stream", "stream_options"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens: must be at least 0", "max_tokens"),
         ({"prompt": "a", "max_tokens": 10**12}, "max_tokens: must be at most", "max_tokens"),
         ({"prompt": "a", "max_tokens": 1.5}, "must be an integer or null, not a number", "max_tokens"),
         ({"prompt": "a", "max_tokens": True}, "not true or false", "max_tokens"),
@@ -61,7 +83,7 @@ def test_wrong_fields(lm, body, sentence, param, stream):
 @pytest.mark.parametrize(
     ("body", "sentence", "param"),
     [
-        ({}, "text: must be a text, or a list of texts", "text"),
+        ({}, "text: must be a text, token ids, or a list of texts", "text"),
         ({"text": "a", "n_best": 17}, "n_best: must be at most 16", "n_best"),
         ({"text": "a", "beams": 0}, "beams: must be at least 1", "beams"),
         ({"text": "a", "beams": 2, "n_best": 3}, "n_best: needs at least as many beams: write 3 for beams", "n_best"),
@@ -70,6 +92,15 @@ def test_wrong_fields(lm, body, sentence, param, stream):
 )
 def test_wrong_fields_of_translate(translator, body, sentence, param):
     refused(translator.post(TRANSLATE, **body), 400, sentence, param)
+
+
+def test_log_probabilities_that_do_not_exist(translator):
+    sentence = "logprobs: not offered for the tokens of a source; leave out echo"
+    refused(translator.post(COMPLETE, prompt="a", echo=True, logprobs=1), 400, sentence, "logprobs")
+    engine = FakeEngine()
+    with around(engine, dataclasses.replace(served(engine, "decoder_lm"), prefix_lm=True)) as one:
+        sentence = "logprobs: not offered for a model with prefix_lm=True; leave it out"
+        refused(one.post(COMPLETE, prompt="a", logprobs=1), 400, sentence, "logprobs")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_public_address_gives_a_warning(host, warned, monkeypatch, caplog, cap
     with server.listen(options.host, options.port) as bound:
         serve.serve(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
         port = bound.getsockname()[1]
-    assert ("there is no authentication" in caplog.text) == warned
+    assert ("anyone who can reach this machine can use the model, and nothing is encrypted" in caplog.text) == warned
     shown = capsys.readouterr().out
     assert shown.startswith("Serving fake (seq2seq) at http://")
     assert f":{port};" in shown
@@ -59,6 +59,22 @@ def test_times_are_positive(value, capsys):
     with pytest.raises(SystemExit):
         serve.parser().parse_args(["--run", "x", "--timeout", value])
     assert "--timeout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["", "two words", "ключ", "line\n"])
+def test_a_key_that_no_header_can_hold(key, capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        serve.parser().parse_args(["--run", "x", "--api-key", key])
+    assert "must be printable ASCII characters without spaces" in capsys.readouterr().err
+    monkeypatch.setenv(serve.KEY_VARIABLE, key)
+    with pytest.raises(SystemExit):
+        serve.parser().parse_args(["--run", "x"])
+
+
+def test_the_key_of_the_environment(monkeypatch):
+    monkeypatch.setenv(serve.KEY_VARIABLE, "secret")
+    assert serve.parser().parse_args(["--run", "x"]).api_key == "secret"
+    assert serve.parser().parse_args(["--run", "x", "--api-key", "other"]).api_key == "other"
 
 
 def test_missing_libraries(monkeypatch):

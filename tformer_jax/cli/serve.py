@@ -1,7 +1,6 @@
 """`scripts/serve.py`: serves a trained model over HTTP."""
 
 import argparse
-import functools
 import importlib.util
 import logging
 import os
@@ -16,50 +15,54 @@ from tformer_jax.config import ConfigError
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
-    from tformer_jax.serving.app import Served
+    from tformer_jax.serving.served import Served
 
 MIB = 2**20
+KEY_VARIABLE = "TFORMER_API_KEY"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
     check_installed()
-    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine
     from tformer_jax.serving import server
-    from tformer_jax.serving.app import Served
+    from tformer_jax.serving.served import Served
 
     with server.listen(options.host, options.port) as bound:
         run = tj.load(options.run, mesh=options.mesh)
-        run.require("serve", "seq2seq", "decoder_lm")
-        parts = run.config, run.model, run.params, run.tokenizers
-        pages = None if options.cache_tokens is None else -(-options.cache_tokens // PAGE_SIZE)
-        engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
-        if options.warm_up:
-            print("Compiling; --no-warm-up defers this to the first requests", flush=True)
-            engine.warm_up(run.config.decode)
-        cfg = run.config
-        served = Served(cfg.name, cfg.model.family, cfg.decode, functools.partial(prompt_tokens, run))
-        serve(engine, served, bound, options)
+        engine = None if run.config.model.family == "classifier" else engine_of(run, options)
+        serve(engine, Served.of(run.config, run.model, run.params, run.tokenizers), bound, options)
 
 
-def serve(engine: "Engine", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
-    """Serves an engine on a bound socket, with the limits given by the flags."""
+def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
+    """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
+    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine
+
+    parts = run.config, run.model, run.params, run.tokenizers
+    pages = None if options.cache_tokens is None else -(-options.cache_tokens // PAGE_SIZE)
+    engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
+    if options.warm_up:
+        print("Compiling; --no-warm-up defers this to the first requests", flush=True)
+        engine.warm_up(run.config.decode)
+    return engine
+
+
+def serve(engine: "Engine | None", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
+    """Serves a model on a bound socket, with the limits given by the flags; an encoder has no engine."""
     from tformer_jax.serving import app, server
     from tformer_jax.serving.engine_thread import EngineThread
+    from tformer_jax.serving.middleware import is_loopback
+    from tformer_jax.serving.worker import Worker
 
-    loopback = app.is_loopback(options.host)
+    loopback, key = is_loopback(options.host), options.api_key
     if not loopback:
-        logging.warning(
-            "--host %s: anyone who can reach this machine can use the model: there is no authentication and no "
-            "encryption",
-            options.host,
-        )
+        who = "anyone who can reach this machine" + ("" if key is None else " and has the API key")
+        logging.warning("--host %s: %s can use the model, and nothing is encrypted", options.host, who)
     limits = app.Limits(options.queue, options.max_body, options.timeout, options.body_timeout)
-    thread = EngineThread(engine, options.queue, translates=served.family == "seq2seq")
+    thread = Worker(options.queue) if engine is None else EngineThread(engine, options.queue)
     bound.listen()  # from here on, clients can connect
     print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
-    application = app.build(thread, served, limits, loopback=loopback)
+    application = app.build(thread, served, limits, loopback=loopback, key=key)
     serving = server.Server(application, thread, grace=options.grace, header_seconds=options.body_timeout)
     serving.run(sockets=[bound])
     if thread.alive:  # in a long step or a compilation, for which the interpreter would wait
@@ -68,11 +71,11 @@ def serve(engine: "Engine", served: "Served", bound: socket.socket, options: arg
         os._exit(0)
 
 
-def prompt_tokens(run: "tj.Run", text: str) -> int:
-    """Returns the number of tokens that the model reads for a text."""
-    if run.config.model.family == "seq2seq":
-        return len(run.tokenizers.source.encode(text)) + 1
-    return len(run.tokenizers.target.encode(text))
+def api_key(text: str) -> str:
+    """An argparse type: a text that can be sent in a header."""
+    if not (text and text.isascii() and text.isprintable() and " " not in text):
+        raise argparse.ArgumentTypeError(f"it, or {KEY_VARIABLE}, must be printable ASCII characters without spaces")
+    return text
 
 
 def check_installed() -> None:
@@ -85,12 +88,20 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = common.run_parser(
         "serve.py",
-        "Serves a trained translator or language model over HTTP, with a web page at /. Requests of all clients are "
-        "batched together.",
+        "Serves a trained model over HTTP: a translator or language model with a web page at /, or the embeddings of a "
+        "classifier. Requests of all clients are batched together.",
     )
     add = result.add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")
     add("--port", type=common.integer(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")
+    add(
+        "--api-key",
+        type=api_key,
+        default=os.environ.get(KEY_VARIABLE),
+        metavar="KEY",
+        help=f"key that clients must send as the header Authorization: Bearer KEY (default: {KEY_VARIABLE} of the "
+        "environment, which other users of the machine cannot see; without both, none)",
+    )
     add("--slots", type=common.integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
     add(
         "--cache-tokens",

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
@@ -38,6 +39,8 @@ class Scored(NamedTuple):
     tokens: list[int]
     log_probabilities: list[float]
     """Natural logarithms, computed in float32."""
+    top: Sequence[Mapping[int, float]] = ()
+    """Log-probabilities of the most probable tokens at each position, best first, if requested."""
 
     @property
     def total(self) -> float:
@@ -74,9 +77,7 @@ class Scorer:
         """
 
         def run(rows: list[Row], _: int) -> Iterator[Scored]:
-            labels = [[label for label in row.labels if label != IGNORED] for row in rows]
-            found = log_probabilities(self.model, params, rows, self.cfg.eval.batch_size)
-            return (Scored(tokens, values) for tokens, values in zip(labels, found, strict=True))
+            return score_rows(self.model, params, rows, self.cfg.eval.batch_size)
 
         encode = functools.partial(self._encode, long_texts or LongTexts())
         return in_chunks(examples, encode, run, skip=skip, size=WINDOW * self.cfg.eval.batch_size)
@@ -104,12 +105,15 @@ def text_row(ids: list[int], given: int = 1) -> Row:
     return Row({"tokens": ids[:-1]}, [IGNORED] * (given - 1) + ids[given:])
 
 
-def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: int) -> Iterator[list[float]]:
-    """Yields the log-probabilities of the labels of each row, except IGNORED ones."""
+def score_rows(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: int, top: int = 0) -> Iterator[Scored]:
+    """Yields the scores of the labels of each row, except IGNORED ones.
 
+    Args:
+        top: number of most probable tokens to return at each position.
+    """
     mesh = mesh_of(params)
 
-    def run(lengths: np.ndarray, indices: np.ndarray) -> list[list[float]]:
+    def run(lengths: np.ndarray, indices: np.ndarray) -> list[Scored]:
         B, T = lengths.shape
         chosen = [rows[index] for index in indices]
         labels = pad_rows([row.labels for row in chosen], B, T)
@@ -117,24 +121,35 @@ def log_probabilities(model: nn.Module, params: Any, rows: Sequence[Row], batch_
         batch = {key: pad_rows([row.inputs[key] for row in chosen], B, T) for key in chosen[0].inputs}
         batch[registry.FAMILIES[model.cfg.family].labels] = labels
         with everywhere(mesh):
-            found = np.asarray(_of_labels(model, params, shard_batch(mesh, batch)))
-        return [row[row_labels != IGNORED].tolist() for row, row_labels in zip(found, labels, strict=True)]
+            found = jax.device_get(_of_labels(model, params, shard_batch(mesh, batch), top))
+        return [_scored(*row) for row in zip(labels, *found, strict=True)]
 
     longest = [range(max(map(len, row.inputs.values()))) for row in rows]
     return in_batches(longest, run, size=batch_size, max_length=model.cfg.max_length)
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _of_labels(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Array:
-    """Returns log-probabilities of labels, float32 [B, T], 0 where IGNORED; `batch` is as in `registry.forward`."""
+def _scored(labels: np.ndarray, values: np.ndarray, *top: np.ndarray) -> Scored:
+    """Returns the scores of a row: labels int [T], log-probabilities [T], and the `top` ones [T, k] with their ids."""
+    kept = labels != IGNORED
+    best = zip(*(part[kept].tolist() for part in top), strict=True)
+    named = [dict(zip(ids, log_p, strict=True)) for log_p, ids in best]
+    return Scored(labels[kept].tolist(), values[kept].tolist(), named)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "top"))
+def _of_labels(model: nn.Module, params: Any, batch: registry.Batch, top: int) -> tuple[jax.Array, ...]:
+    """Returns log-probabilities of labels, float32 [B, T], meaningless where IGNORED; `batch` is as for `forward`.
+
+    If `top` is not 0, also returns the largest log-probabilities, float32 [B, T, top], and their tokens, int32.
+    """
     features, labels, _ = registry.forward(model, params, batch, method="features")
 
-    def at(position: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def at(position: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         x, label = position
         logits: Any = model.apply({"params": params}, x, method="logits")
         log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
         chosen = jnp.take_along_axis(log_p, jnp.maximum(label, 0)[:, None], axis=-1)[:, 0]
-        return jnp.where(label == IGNORED, 0, chosen)
+        return (chosen, *(top_k(log_p, min(top, log_p.shape[-1])) if top else ()))
 
     found = jax.lax.map(at, (features.swapaxes(0, 1), labels.swapaxes(0, 1)), batch_size=POSITIONS_AT_ONCE)
-    return replicate(found.swapaxes(0, 1))
+    return jax.tree.map(lambda part: replicate(part.swapaxes(0, 1)), found)

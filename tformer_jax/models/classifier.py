@@ -69,8 +69,7 @@ class Classifier(nn.Module):
         """
         rows = PaddingLast(padding_mask, right_padded=right_padded)
         tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
-        x = self.input(self.embedding(tokens), types=types, train=train)
-        return self._logits(self.encoder(x, padding_mask, train=train), padding_mask)
+        return self._logits(self.features(tokens, padding_mask, types, train=train), padding_mask)
 
     def lens(self, stream: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
         """Computes float32 logits [B, classes] from the residual stream [B, S, D] after any layer (the logit lens)."""
@@ -79,3 +78,19 @@ class Classifier(nn.Module):
     def _logits(self, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
         pooled = pool(x, padding_mask, self.cfg.pooling)
         return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)
+
+    def features(
+        self,
+        tokens: jax.Array,
+        padding_mask: jax.Array | None = None,
+        types: jax.Array | None = None,
+        *,
+        train: bool = False,
+    ) -> jax.Array:
+        """Computes the outputs of the encoder: tokens int [B, S] -> [B, S, D].
+
+        Args:
+            padding_mask, types: as for `__call__`, with padding at the end of each row.
+        """
+        x = self.input(self.embedding(tokens), types=types, train=train)
+        return self.encoder(x, padding_mask, train=train)

@@ -1,48 +1,40 @@
-"""ASGI application: the routes, a check of the Host header, and request counts."""
+"""ASGI application: the routes of the server."""
 
 import contextlib
 import dataclasses
 import importlib.resources
-import ipaddress
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.config import ConfigError
 from tformer_jax.inference.engine import Request
-from tformer_jax.serving.bodies import Body, Completion, Translation
-from tformer_jax.serving.engine_thread import EngineThread, stopping
+from tformer_jax.serving.bodies import Body, Completion, Detokenization, Embedding, Tokenization, Translation
 from tformer_jax.serving.generation import CLIENT_CLOSED, Generation
 from tformer_jax.serving.metrics import Metrics
+from tformer_jax.serving.middleware import CountRequests, LoopbackOnly, RequireKey
 from tformer_jax.serving.reading import read_object
 from tformer_jax.serving.refusal import Refusal
-from tformer_jax.serving.replies import CompletionReply, Reply, TranslationReply
+from tformer_jax.serving.replies import CompletionReply, EmbeddingReply, Reply, TranslationReply
+from tformer_jax.serving.served import Served
+from tformer_jax.serving.worker import Empty, Worker, stopping
+from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS
 
 BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
+ROUTES = {"seq2seq": "/translate", "decoder_lm": "/v1/completions", "classifier": "/v1/embeddings"}
+"""The main route, by model family."""
 END_SECONDS = 1.0
 """Seconds to wait for the engine's last step at shutdown, since it may be compiling."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """The model that a server serves, and its settings."""
-
-    name: str
-    family: str
-    decode: DecodeConfig
-    count: Callable[[str], int]
-    """Returns the number of tokens of a prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Limits:
 class Handlers:
     """Request handlers, one method per route."""
 
-    def __init__(self, thread: EngineThread, served: Served, limits: Limits) -> None:
+    def __init__(self, thread: Worker, served: Served, limits: Limits) -> None:
         self.thread, self.served, self.limits = thread, served, limits
         self.metrics = Metrics()
         self._created = int(time.time())
@@ -74,13 +66,19 @@ class Handlers:
             Route("/", self.page),
             Route("/health", self.health),
             Route("/metrics", self.show_metrics),
-            Route("/v1/models", self.models),
             Route("/translate", self.translate, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/embeddings", self.embed, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
         ]
 
     async def page(self, _: HttpRequest) -> Response:
         """Returns the web page."""
+        self._require("have a page", "seq2seq", "decoder_lm")
         return HTMLResponse(self._page, headers=PAGE_HEADERS)
 
     async def health(self, _: HttpRequest) -> Response:
@@ -98,44 +96,89 @@ class Handlers:
 
     async def models(self, _: HttpRequest) -> Response:
         """Returns OpenAI's list of models, with the one that is served."""
-        mine = {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
-        return JSONResponse({"object": "list", "data": [mine]})
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """Returns OpenAI's description of the model that is served."""
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._described())
 
     async def translate(self, request: HttpRequest) -> Response:
         """Translates one or several texts."""
-        if self.served.family != "seq2seq":
-            message = f"this server holds a {self.served.family} model, which does not translate: use /v1/completions"
-            raise Refusal(message, 404, code="wrong_family")
+        self._require("translate", "seq2seq")
         body = await self._read(request, Translation)
-        return self._generate(body.requests(self.served.decode), TranslationReply(), "text", body.stream)
+        return self._generate(body.requests(self.served), TranslationReply(), "text", body.stream)
 
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""
+        self._require("complete prompts", "seq2seq", "decoder_lm")
         body = await self._read(request, Completion)
-        name = self.served.name
-        if body.model not in (None, name):
-            message = f"model: this server holds only {name!r}"
-            raise Refusal(message, 404, param="model", code="model_not_found")
-        reply = CompletionReply(name, body, self.served.count)
-        return self._generate(body.requests(self.served.decode), reply, "prompt", body.stream)
+        self._check_model(body.model)
+        rows = body.rows(self.served)
+        reply = CompletionReply(self.served, body, rows)
+        return self._generate(body.requests(rows, self.served.decode), reply, "prompt", body.stream)
+
+    async def embed(self, request: HttpRequest) -> Response:
+        """Computes embeddings of one or several texts."""
+        self._require("compute embeddings", "classifier")
+        body = await self._read(request, Embedding)
+        self._check_model(body.model)
+        rows = self.served.encode("input", body.texts("input"), self.served.max_length)
+        return self._generate([], EmbeddingReply(self.served, body, rows), "input", stream=False)
+
+    async def tokenizer_info(self, _: HttpRequest) -> Response:
+        """Returns the special tokens of texts, as vLLM does."""
+        return JSONResponse({"bos_token": None, "eos_token": SPECIAL_TOKENS[EOS], "pad_token": SPECIAL_TOKENS[PAD]})
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """Returns the token ids of a text, as vLLM does; the name of a special token is that token."""
+        body = await self._read(request, Tokenization)
+        self._check_model(body.model)
+        special = body.prompt in SPECIAL_TOKENS
+        encoded = [SPECIAL_TOKENS.index(body.prompt)] if special else self.served.tokenizer.encode(body.prompt)
+        return JSONResponse({"tokens": encoded, "count": len(encoded), "max_model_len": self.served.max_length})
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """Returns the text of token ids, as vLLM does."""
+        body = await self._read(request, Detokenization)
+        self._check_model(body.model)
+        self.served.check_ids("tokens", body.tokens)
+        return JSONResponse({"prompt": self.served.tokenizer.decode(body.tokens)})
 
     async def _read(self, request: HttpRequest, kind: type[BodyKind]) -> BodyKind:
         limits = self.limits
         return kind.read(await read_object(request, max_body=limits.max_body, seconds=limits.body_timeout))
 
-    def _generate(self, requests: Sequence[Request], reply: Reply, field: str, stream: bool) -> Response:
+    def _generate(self, requests: Sequence[Request | Empty], reply: Reply, field: str, stream: bool) -> Response:
         if len(requests) > self.limits.queue:
             raise Refusal(f"{field}: at most {self.limits.queue} texts at once", param=field)
         seconds = self.limits.timeout
         return Generation(self.thread, self.metrics, requests, reply, seconds=seconds, stream=stream)
 
+    def _described(self) -> dict[str, Any]:
+        return {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
 
-def build(thread: EngineThread, served: Served, limits: Limits, *, loopback: bool) -> ASGIApp:
-    """Builds the application; its lifespan starts and ends the engine's thread.
+    def _check_model(self, name: str | None) -> None:
+        """Raises `Refusal` if a request names another model."""
+        if name not in (None, self.served.name):
+            message = f"model: this server holds only {self.served.name!r}"
+            raise Refusal(message, 404, param="model", code="model_not_found")
+
+    def _require(self, use: str, *families: str) -> None:
+        """Raises `Refusal` if the model is not of a family that a route needs."""
+        family = self.served.family
+        if family not in families:
+            message = f"this server holds a {family} model, which does not {use}: use {ROUTES[family]}"
+            raise Refusal(message, 404, code="wrong_family")
+
+
+def build(thread: Worker, served: Served, limits: Limits, *, loopback: bool, key: str | None = None) -> ASGIApp:
+    """Builds the application; its lifespan starts and ends the model's thread.
 
     Args:
         loopback: accept only requests whose Host header names this machine, so that no web page can reach the server
             under its own host name (DNS rebinding).
+        key: API key that requests must send; None: none is needed.
     """
 
     @contextlib.asynccontextmanager
@@ -152,62 +195,11 @@ def build(thread: EngineThread, served: Served, limits: Limits, *, loopback: boo
         Exception: _internal_error,
     }
     app: ASGIApp = Starlette(routes=handlers.routes(), exception_handlers=refusals, lifespan=lifespan)
+    if key is not None:
+        app = RequireKey(app, key)
     if loopback:
         app = LoopbackOnly(app)
-    return CountRequests(app, handlers.metrics, {route.path for route in handlers.routes()})
-
-
-class LoopbackOnly:
-    """Refuses requests whose Host header names another machine."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_loopback(named_host(scope)):
-            message = "this server answers only to localhost, 127.0.0.1 and [::1]; --host opens it to others"
-            await Refusal(message, 403, code="wrong_host").response()(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-
-class CountRequests:
-    """Counts requests by route and by the status that was sent, or by `scope["state"]["outcome"]`."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str]) -> None:
-        self.app, self.metrics, self.paths = app, metrics, paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        state = scope.setdefault("state", {})
-        status = CLIENT_CLOSED
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_and_note)
-        finally:
-            route = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.answered[route, state.get("outcome", status)] += 1
-
-
-def named_host(scope: Scope) -> str:
-    """Returns the host name or address in the Host header, without the port."""
-    host = Headers(scope=scope).get("host", "")
-    return host[1:-1] if host.endswith("]") else host.rpartition(":")[0].strip("[]") or host
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is a loopback address."""
-    try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return CountRequests(app, handlers.metrics, handlers.routes())
 
 
 async def _refuse(_: HttpRequest, error: ConfigError) -> Response:

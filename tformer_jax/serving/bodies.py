@@ -11,12 +11,17 @@ from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.config.fields import Section, nearest, setting
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.served import Served, Text
+from tformer_jax.serving.worker import Empty
 
 MOST = 2**31 - 1
 """Largest integer, since the device counts in int32."""
 MOST_OUTPUTS = 64
 MOST_BEAMS = 16
 """Maximum beam width: each width has its own cache, whose size grows with it."""
+MOST_LOGPROBS = 5
+MOST_INPUTS = 2048
+"""Maximum number of texts to embed at once."""
 STOPS, STOP_LENGTH = 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
@@ -24,9 +29,10 @@ JSON_WORDS = {
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",
-    "tuple": "a text or a list of texts",
+    "tuple": "a text or a list",
     "list": "a list",
     "dict": "an object",
+    "StreamOptions": "an object",
     "None": "null",
 }
 
@@ -35,8 +41,8 @@ JSON_WORDS = {
 class Body(Section):
     """Fields of the request body of one route."""
 
-    not_offered: ClassVar[tuple[str, ...]] = ()
-    """Fields that other servers support for this route, and this one does not."""
+    neutral: ClassVar[Mapping[str, Any]] = {}
+    """Fields of OpenAI's API that this server does not offer, with the value that has no effect."""
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -47,11 +53,11 @@ class Body(Section):
         """
         known = [field.name for field in dataclasses.fields(cls)]
         given = {name: value for name, value in values.items() if value is not None}
-        for name in given:
-            if name in cls.not_offered:
-                raise Refusal(f"{name}: this server does not offer it; leave it out", param=name)
-            if name not in known:
+        for name in [name for name in given if name not in known]:
+            if name not in cls.neutral:
                 raise Refusal(f"{reprlib.repr(name)}: unknown field{nearest(name[:100], known)}", param=name[:100])
+            if isinstance(given[name], bool) or given.pop(name) != cls.neutral[name]:
+                raise Refusal(f"{name}: this server does not offer it; leave it out", param=name)
         return cls(**given)
 
     def error(self, name: str, problem: str) -> ConfigError:
@@ -60,34 +66,43 @@ class Body(Section):
             problem = re.sub(r"\w+", lambda word: JSON_WORDS.get(word[0], word[0]), problem)
         return Refusal(f"{name}: {problem}", param=name)
 
-    def check_texts(self, name: str) -> None:
-        """Raises `Refusal` unless a field is one text, or a list of at least one text."""
-        texts = getattr(self, name)
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise self.error(name, "must be a text, or a list of texts")
+    def texts(self, name: str) -> list[Text]:
+        """Returns the texts of a field: a text, its token ids, or a list of texts or of lists of token ids.
+
+        Raises:
+            Refusal: the field has another value.
+        """
+        value = getattr(self, name)
+        if is_ids(value):
+            return [value]
+        texts = [tuple(one) if isinstance(one, list) else one for one in value]
+        if not texts or not all(isinstance(one, str) or is_ids(one) for one in texts):
+            raise self.error(name, "must be a text, token ids, or a list of texts or of lists of token ids")
+        return texts
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation(Body):
     """Fields of `POST /translate`."""
 
-    text: tuple[str, ...] = setting((), "a text, or a list of texts")
+    text: tuple[Any, ...] = setting((), "a text, or a list of texts")
     beams: int | None = setting(None, "beam width (default: that of the run)", low=1, high=MOST_BEAMS)
     n_best: int = setting(1, "translations of each text", low=1, high=MOST_BEAMS)
     max_new_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=1, high=MOST)
     stream: bool = setting(False, "respond with server-sent events")
 
     def check(self) -> None:
-        self.check_texts("text")
+        self.texts("text")
         if self.beams is not None and self.n_best > self.beams:
             raise self.error("n_best", f"needs at least as many beams: write {self.n_best} for beams")
 
-    def requests(self, saved: DecodeConfig) -> list[Request]:
+    def requests(self, served: Served) -> list[Request | Empty]:
         """Returns one request per text; more than one translation of a text requires beam search.
 
         Raises:
-            ConfigError: settings contradict each other.
+            ConfigError: a text does not fit the model, or settings contradict each other.
         """
+        saved = served.decode
         changes: dict[str, Any] = {}
         beams = self.beams or (saved.beams if saved.strategy == "beam" else 1)
         if self.beams or self.n_best > 1:
@@ -95,7 +110,20 @@ class Translation(Body):
         if self.max_new_tokens:
             changes["max_new_tokens"] = self.max_new_tokens
         decode = dataclasses.replace(saved, **changes)
-        return [Request(text, decode, samples=self.n_best, scored=True) for text in self.text]
+        rows = served.encode("text", self.texts("text"), served.longest_prompt)
+        return [
+            Request(ids, decode, samples=self.n_best, scored=True) if ids else Empty(self.n_best, "stop")
+            for ids in rows
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    path: ClassVar[str] = "stream_options"
+
+    include_usage: bool = setting(False, "end the stream with the usage")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,26 +134,32 @@ class Completion(Body):
     sampling, and a temperature of 0 selects greedy decoding.
     """
 
-    not_offered: ClassVar[tuple[str, ...]] = (
-        *("logprobs", "suffix", "best_of", "logit_bias", "presence_penalty", "frequency_penalty"),
-        *("stream_options", "user"),
-    )
+    neutral: ClassVar[Mapping[str, Any]] = {
+        "suffix": "",
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+    }
 
     model: str | None = setting(None, "name of the model")
-    prompt: tuple[str, ...] = setting((), "a text, or a list of texts")
-    max_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=1, high=MOST)
+    prompt: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
+    max_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=0, high=MOST)
     temperature: float | None = setting(None, "logits are divided by it; 0: greedy", low=0.0, high=100.0)
     top_p: float | None = setting(None, "only the most probable tokens with this total mass", low=0.0, high=1.0)
     top_k: int | None = setting(None, "only the k most probable tokens", low=1, high=MOST)
     min_p: float | None = setting(None, "minimum probability relative to the largest one", low=0.0, high=1.0)
     n: int = setting(1, "outputs of each prompt", low=1, high=MOST_OUTPUTS)
+    best_of: int | None = setting(None, "number of candidates, which must be n")
     stop: tuple[str, ...] = setting((), "texts that end an output")
     seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=MOST)
+    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MOST_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
+    stream_options: StreamOptions = dataclasses.field(default_factory=StreamOptions)
     echo: bool = setting(False, "repeat the prompt before each output")
+    user: str | None = setting(None, "accepted, and not used")
 
     def check(self) -> None:
-        self.check_texts("prompt")
+        self.texts("prompt")
         fits = all(isinstance(text, str) and 0 < len(text) <= STOP_LENGTH for text in self.stop)
         if not fits or len(self.stop) > STOPS:
             limits = f"at most {STOPS} texts of 1 to {STOP_LENGTH} characters"
@@ -134,9 +168,27 @@ class Completion(Body):
             raise self.error("temperature", "must be 0 (greedy) or at least 0.0001")
         if self.temperature == 0 and self.n > 1:
             raise self.error("n", "must be 1 for temperature 0, where all outputs are alike")
+        if self.best_of not in (None, self.n):
+            raise self.error("best_of", f"must be n={self.n}: this server makes no further candidates")
+        if self.stream_options.include_usage and not self.stream:
+            raise self.error("stream_options", "include_usage needs stream=true")
 
-    def requests(self, saved: DecodeConfig) -> list[Request]:
-        """Returns one request per prompt; equal prompts in a list get different samples.
+    def rows(self, served: Served) -> list[tuple[int, ...]]:
+        """Returns the token ids of each prompt, as the model reads them.
+
+        Raises:
+            Refusal: a prompt does not fit the model, or its log-probabilities cannot be computed.
+        """
+        if self.logprobs is not None and served.prefix_lm:
+            raise self.error("logprobs", "not offered for a model with prefix_lm=True; leave it out")
+        if self.logprobs is not None and self.echo and served.translates:
+            raise self.error("logprobs", "not offered for the tokens of a source; leave out echo")
+        scored_only = self.max_tokens == 0 and not served.translates
+        limit = served.max_length + 1 if scored_only else served.longest_prompt
+        return served.encode("prompt", self.texts("prompt"), limit)
+
+    def requests(self, rows: list[tuple[int, ...]], saved: DecodeConfig) -> list[Request | Empty]:
+        """Returns one request per row of token ids; equal prompts in a list get different samples.
 
         Raises:
             ConfigError: settings contradict each other.
@@ -153,7 +205,52 @@ class Completion(Body):
             changes["stop"] = self.stop
         decode = dataclasses.replace(saved, **changes)
         seed = secrets.randbelow(MOST) if self.seed is None else self.seed
-        return [
-            Request(text, decode, seed=seed, index=number * self.n, samples=self.n)
-            for number, text in enumerate(self.prompt)
-        ]
+
+        def request(number: int, ids: tuple[int, ...]) -> Request | Empty:
+            if not ids or self.max_tokens == 0:
+                return Empty(self.n, "length" if ids else "stop")
+            return Request(ids, decode, seed=seed, index=number * self.n, samples=self.n)
+
+        return [request(number, ids) for number, ids in enumerate(rows)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding(Body):
+    """Fields of `POST /v1/embeddings`, those of OpenAI's API."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"dimensions": None}
+
+    model: str | None = setting(None, "name of the model")
+    input: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
+    encoding_format: str = setting("float", "a list of numbers, or little-endian float32", choices=("float", "base64"))
+    user: str | None = setting(None, "accepted, and not used")
+
+    def check(self) -> None:
+        if len(self.texts("input")) > MOST_INPUTS:
+            raise self.error("input", f"at most {MOST_INPUTS} texts at once")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenization(Body):
+    """Fields of `POST /tokenize`, those of vLLM's API."""
+
+    model: str | None = setting(None, "name of the model")
+    prompt: str = setting("", "a text")
+    add_special_tokens: bool = setting(False, "accepted, and not used: prompts have no special tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Detokenization(Body):
+    """Fields of `POST /detokenize`, those of vLLM's API."""
+
+    model: str | None = setting(None, "name of the model")
+    tokens: tuple[Any, ...] = setting((), "token ids")
+
+    def check(self) -> None:
+        if self.tokens and not is_ids(self.tokens):
+            raise self.error("tokens", "must be a list of token ids")
+
+
+def is_ids(value: Any) -> bool:
+    """Whether a value is a tuple of at least one integer."""
+    return isinstance(value, tuple) and bool(value) and all(type(i) is int for i in value)

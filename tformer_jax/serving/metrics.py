@@ -5,7 +5,7 @@ import bisect
 import collections
 from collections.abc import Iterator
 
-from tformer_jax.serving.engine_thread import Load
+from tformer_jax.serving.worker import Load
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper bounds of histogram buckets."""

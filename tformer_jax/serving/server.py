@@ -13,8 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tformer_jax.config import ConfigError
-from tformer_jax.serving.engine_thread import EngineThread
 from tformer_jax.serving.protocol import TimedProtocol
+from tformer_jax.serving.worker import Worker
 
 CLOSING = 5
 """Seconds, as an integer, for connections to close after their requests are done."""
@@ -27,12 +27,12 @@ class Server(uvicorn.Server):
 
     Args:
         app: result of `app.build`.
-        thread: thread of the engine.
+        thread: thread of the model.
         grace: seconds for running requests to finish.
         header_seconds: seconds for the headers of a request to arrive.
     """
 
-    def __init__(self, app: ASGIApp, thread: EngineThread, *, grace: float, header_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, thread: Worker, *, grace: float, header_seconds: float) -> None:
         protocol: Any = functools.partial(TimedProtocol, header_seconds=header_seconds)
         config = uvicorn.Config(
             app, http=protocol, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=CLOSING

@@ -84,6 +84,8 @@ class Event(NamedTuple):
     """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`."""
     tokens: int
     """Number of tokens generated for this output so far."""
+    ids: tuple[int, ...] = ()
+    """New tokens, with EOS and those of a stop text."""
 
 
 class Engine:
@@ -332,7 +334,7 @@ class Engine:
             decoded = self._tokenizers.target.decode(ids)
             text = cut(decoded, running.decode.stop)
             finish = "stop" if EOS in ids or text != decoded else "length"
-            events.append(Event(running.request, sample, text, finish, float(score), len(ids)))
+            events.append(Event(running.request, sample, text, finish, float(score), len(ids), tuple(ids)))
         return events
 
 
@@ -352,5 +354,6 @@ def _token_event(running: RequestRow, new: NewTokens) -> Event:
     finish = "stop" if stream.done else "length" if new.done else None
     if finish:
         text += stream.close()
-    score = new.scores[running.generated - before - 1] if finish and running.scored else None
-    return Event(running.request, running.sample, text, finish, score, running.generated)
+    count = running.generated - before
+    score = new.scores[count - 1] if finish and running.scored else None
+    return Event(running.request, running.sample, text, finish, score, running.generated, tuple(new.tokens[:count]))

@@ -1,0 +1,213 @@
+"""Runs OpenAI's Python client and lm-evaluation-harness against servers of small runs.
+
+python -m tests.clients --record tests/clients.json
+
+Requires `pip install openai "lm-eval[api]>=0.4.10"`.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests import commands
+
+KEY = "secret"
+QUESTIONS = [
+    {"question": "import", "choices": ["os", "zzz", "the whole of it"], "answer": 0},
+    {"question": "def f(self):\n    return", "choices": ["self", "qqqq"], "answer": 0},
+    {"question": "for i in", "choices": ["§§", "range(10):", "x"], "answer": 1},
+    {"question": "é漢", "choices": ["a", "é"], "answer": 1},
+]
+TASK = """
+task: choices
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {questions}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc}}]
+"""
+
+
+@contextlib.contextmanager
+def server(run: Path, cache: Path) -> Iterator[str]:
+    """Serves a run, with an API key; yields the URL."""
+    flags = ["--port", "0", "--api-key", KEY, "--no-warm-up"]
+    with commands.start([sys.executable, "scripts/serve.py", "--run", str(run), *flags], cache) as process:
+        try:
+            yield process.stdout.readline().split(" at ")[1].split(";")[0]
+        finally:
+            process.terminate()
+
+
+def models(client: Any, run: Path) -> None:
+    """Models are listed and retrieved; another one is not found."""
+    import openai
+
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id) == model
+    try:
+        client.models.retrieve("gpt-4")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found"
+    else:
+        raise AssertionError("another model was found")
+
+
+def completions(client: Any, run: Path) -> None:
+    """A completion, a stream and prompts as token ids are those of scripts/generate.py."""
+    (expected,) = output_of("generate", run, "--prompt", "import", "--max-new-tokens", "12", "--temperature", "0")
+    model = client.models.list().data[0].id
+    asked = {"model": model, "prompt": "import", "max_tokens": 12, "temperature": 0, "n": 1, "best_of": 1}
+    neutral = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "suffix": None, "user": "someone"}
+    whole = client.completions.create(**asked, **neutral)
+    stream = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    *chunks, last = list(stream)
+    assert (last.choices, last.usage) == ([], whole.usage)
+    streamed = "".join(chunk.choices[0].text for chunk in chunks)
+    assert [line(f"import{text}") for text in (whole.choices[0].text, streamed)] == [expected] * 2
+
+
+def log_probabilities(client: Any, run: Path) -> None:
+    """`echo` and `logprobs` without new tokens give what scripts/score.py gives."""
+    model, text = client.models.list().data[0].id, "for i in range(10):"
+    asked = {"model": model, "prompt": text, "max_tokens": 0, "echo": True, "logprobs": 5}
+    (choice,) = client.completions.create(**asked).choices
+    (expected,) = map(json.loads, output_of("score", run, "--per-token", text))
+    assert choice.text == text == "".join(choice.logprobs.tokens)
+    assert np.allclose(choice.logprobs.token_logprobs[1:], expected["log_probabilities"], atol=1e-6)
+
+
+def errors(client: Any, run: Path) -> None:
+    """Mistakes raise the exceptions of the client, with the server's sentence."""
+    import openai
+
+    model = client.models.list().data[0].id
+    for settings, kind, sentence in (
+        ({"suffix": "x"}, openai.BadRequestError, "suffix: this server does not offer it"),
+        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens: must be at least 0"),
+        ({"extra_headers": {"Authorization": "Bearer x"}}, openai.AuthenticationError, "requires its API key"),
+    ):
+        try:
+            client.completions.create(model=model, prompt="a", **settings)
+        except kind as error:
+            assert sentence in str(error), error
+        else:
+            raise AssertionError(f"{settings} was accepted")
+
+
+def harness(client: Any, run: Path) -> None:
+    """A task of lm-evaluation-harness gives the log-probabilities and the accuracy of scripts/score.py."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    with tempfile.TemporaryDirectory() as folder:
+        questions = Path(folder, "questions.jsonl")
+        questions.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+        Path(folder, "choices.yaml").write_text(TASK.format(questions=questions))
+        model = client.models.list().data[0].id
+        arguments = {"base_url": f"{client.base_url}completions", "model": model, "auth_token": KEY}
+        found = lm_eval.simple_evaluate(
+            model="local-completions",
+            model_args={**arguments, "tokenizer_backend": "remote", "batch_size": 2},
+            tasks=["choices"],
+            task_manager=TaskManager(include_path=folder),
+            bootstrap_iters=0,
+        )
+    right = 0
+    scores = scores_of(run, [text for one in QUESTIONS for text in (one["question"], *texts_of(one))])
+    for sample in found["samples"]["choices"]:
+        question = sample["doc"]
+        given = len(scores[question["question"]])
+        expected = [sum(scores[text][given:]) for text in texts_of(question)]
+        values = [float(response[0]) for response in sample["filtered_resps"]]
+        assert np.allclose(values, expected, rtol=1e-4), (values, expected)
+        right += int(np.argmax(expected)) == question["answer"]
+    assert math.isclose(found["results"]["choices"]["acc,none"], right / len(QUESTIONS))
+
+
+def embeddings(client: Any, run: Path) -> None:
+    """Embeddings as base64, which the client asks for by itself, equal those as numbers."""
+    asked = {"model": client.models.list().data[0].id, "input": ["a warm film", "dull"]}
+    found = [client.embeddings.create(**asked, **form).data for form in ({}, {"encoding_format": "float"})]
+    first, second = (np.array([one.embedding for one in data], np.float32) for data in found)
+    assert first.shape == (2, commands.SMALL["model.dim"]) and np.array_equal(first, second)
+
+
+CHECKS: dict[str, tuple[Callable[[Any, Path], None], ...]] = {
+    "packed language model": (models, completions, log_probabilities, errors, harness),
+    "classification": (models, embeddings),
+}
+
+
+def texts_of(question: dict[str, Any]) -> list[str]:
+    """Returns a question with each of its choices, as lm-evaluation-harness joins them."""
+    return [f"{question['question']} {choice}" for choice in question["choices"]]
+
+
+def scores_of(run: Path, texts: list[str]) -> dict[str, list[float]]:
+    """Returns the log-probabilities of all tokens of texts except the first, by scripts/score.py."""
+    records = map(json.loads, output_of("score", run, "--per-token", *texts))
+    return {record["text"]: record["log_probabilities"] for record in records}
+
+
+def output_of(command: str, run: Path, *flags: str) -> list[str]:
+    """Returns the lines that a command prints."""
+    arguments = [sys.executable, f"scripts/{command}.py", "--run", str(run), *flags]
+    return subprocess.run(arguments, cwd=commands.ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def line(text: str) -> str:
+    """Returns the first line of a text."""
+    return text.splitlines()[0]
+
+
+def main() -> None:
+    """Prints and records the checks; exits with 1 if one fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    import openai
+
+    os.environ |= {"OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, checks in CHECKS.items():
+            run = Path(folder, kind.replace(" ", "_"))
+            subprocess.run(commands.command(kind, run, train__steps=20), cwd=commands.ROOT, check=True)
+            with server(run, Path(folder, "cache")) as url:
+                client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+                for check in checks:
+                    found[f"{kind}: {check.__name__}"] = outcome(check, client, run)
+    if options.record:
+        versions = {name: importlib.metadata.version(name) for name in ("openai", "lm_eval")}
+        commands.write_record(options.record, "tests.clients", clients=versions, checked=found)
+    raise SystemExit(any(result != "passed" for result in found.values()))
+
+
+def outcome(check: Callable[[Any, Path], None], client: Any, run: Path) -> str:
+    """Runs a check, prints and returns its outcome."""
+    try:
+        check(client, run)
+        result = "passed"
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+    print(f"{check.__name__}: {result}", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The model that a server serves, and what it computes for one request besides generation."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.inference.embed import embeddings
+from tformer_jax.inference.encoding import too_long
+from tformer_jax.inference.score import Row, Scored, score_rows
+from tformer_jax.serving.refusal import Refusal
+from tformer_jax.special_tokens import EOS, PAD
+
+Text = str | tuple[int, ...]
+"""A text, or its token ids."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The model that a server serves, with its settings."""
+
+    name: str
+    family: str
+    decode: DecodeConfig
+    tokenizers: Tokenizers
+    max_length: int
+    """Maximum number of tokens that the model reads."""
+    prefix_lm: bool
+    """Whether all tokens of a prompt attend to each other."""
+    score: Callable[[Sequence[Row], int], list[Scored]]
+    """Scores rows, with the given number of most probable tokens at each position."""
+    embed: Callable[[Sequence[Sequence[int]]], list[np.ndarray]]
+    """Computes the embeddings of rows of token ids, float32 [D]."""
+
+    @classmethod
+    def of(cls, cfg: Config, model: nn.Module, params: Any, tokenizers: Tokenizers) -> "Served":
+        """Serves a trained model."""
+        batch_size = cfg.eval.batch_size
+        return cls(
+            cfg.name,
+            cfg.model.family,
+            cfg.decode,
+            tokenizers,
+            cfg.model.max_length,
+            cfg.model.prefix_lm,
+            score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
+            embed=lambda rows: list(embeddings(model, params, rows, batch_size)),
+        )
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model translates its inputs, instead of continuing them."""
+        return self.family == "seq2seq"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of inputs."""
+        return self.tokenizers.source if self.translates else self.tokenizers.target
+
+    @property
+    def longest_prompt(self) -> int:
+        """Maximum number of tokens of a text from which an output is generated."""
+        return self.max_length - 1
+
+    def encode(self, field: str, texts: Sequence[Text], limit: int) -> list[tuple[int, ...]]:
+        """Returns the token ids of the texts in a field of a request, as the model reads them.
+
+        Those of a source end in EOS; a blank source has none.
+
+        Args:
+            limit: maximum number of tokens of a text.
+
+        Raises:
+            Refusal: a text is empty or too long, or a token id is unknown.
+        """
+        name = {"seq2seq": "source", "decoder_lm": "prompt"}.get(self.family, "text")
+        found = []
+        for number, text in enumerate(texts, start=1):
+            ids = self._ids(field, text)
+            which = f"text {number}: " if len(texts) > 1 else ""
+            if len(ids) > limit:
+                raise Refusal(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
+            if not ids and not self.translates:
+                raise Refusal(f"{which}the {name} is empty: write at least one character", param=field)
+            found.append((*ids, EOS) if ids and self.translates else ids)
+        return found
+
+    def _ids(self, field: str, text: Text) -> tuple[int, ...]:
+        if isinstance(text, str):
+            return tuple(self.tokenizer.encode(text)) if text.strip() or not self.translates else ()
+        self.check_ids(field, text)
+        return text[:-1] if self.translates and text[-1] == EOS else text
+
+    def check_ids(self, field: str, ids: Sequence[int]) -> None:
+        """Raises `Refusal` if ids are not in the vocabulary, or those of padding."""
+        vocab_size = self.tokenizer.vocab_size
+        if unknown := [i for i in ids if not PAD < i < vocab_size]:
+            raise Refusal(f"{field}: token id {unknown[0]} is not in 1, ..., {vocab_size - 1}", param=field)
