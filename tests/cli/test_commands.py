@@ -371,6 +371,7 @@ def test_score_each_token_of_a_text(runs, capsys):
         (generate, "decoder_lm", ["--prompt", ""], "the prompt is empty"),
         (generate, "decoder_lm", ["--prompt", "a", "--temperature", "-1"], "decode.temperature=-1.0: must be at least"),
         (translate, "seq2seq", ["x", "--beams", "2", "--n-best", "3"], "3 outputs need --beams of at least 3"),
+        (translate, "seq2seq", ["x", "--beams", "1001"], "decode.beams=1001: must be at most 256"),
         (translate, "seq2seq", ["--input", "nowhere.txt"], "nowhere.txt does not exist"),
         (translate, "seq2seq", ["x", "--output", "nowhere/out.txt"], "folder nowhere does not exist"),
         (translate, "seq2seq", ["x", "--input", "in.txt"], "on the command line or with --input, not both"),

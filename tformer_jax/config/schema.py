@@ -178,7 +178,7 @@ class DecodeConfig(Section):
     path: ClassVar[str] = "decode"
 
     strategy: str = setting("greedy", "how tokens are chosen", choices=("greedy", "sample", "beam"))
-    beams: int = setting(4, "beam: beam width", low=1)
+    beams: int = setting(4, "beam: beam width", low=1, high=256)
     length_penalty: str = setting(
         "average",
         "beam: divide the log-probability by length^alpha (average) or ((5 + length) / 6)^alpha (gnmt)",
