@@ -13,7 +13,7 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import tiny
 from tests.test_api import DATA, run_of
-from tformer_jax.cli import attention
+from tformer_jax.cli import attention, watching
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.report.attention import MEAN, ROLLOUT, visible
 
@@ -22,7 +22,7 @@ from tformer_jax.report.attention import MEAN, ROLLOUT, visible
 def run(monkeypatch):
     """A translator with random parameters, which the command loads."""
     result = run_of(Config(model=tiny("seq2seq"), data=DATA["seq2seq"]))
-    monkeypatch.setattr(attention, "tj", types.SimpleNamespace(load=lambda path, mesh=None: result))
+    monkeypatch.setattr(watching, "tj", types.SimpleNamespace(load=lambda path, mesh=None: result))
     return result
 
 

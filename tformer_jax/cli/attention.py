@@ -1,22 +1,13 @@
 """`scripts/attention.py`: shows what a trained model attends to, its residual stream, and its predictions by layer."""
 
 import argparse
-import dataclasses
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-import tformer_jax as tj
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import integer, run_parser
-from tformer_jax.cli.inputs import Source
 from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers import token_texts
-from tformer_jax.inference.watch import ATTENTIONS, Watched
-from tformer_jax.report import attention, html
+from tformer_jax.report import html
 
 NAME = "attention.html"
 
@@ -25,15 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes a page for one text, or arrays for all texts of a file, and prints the path."""
     options = parser().parse_args(argv)
     check(options)
-    source = Source([] if options.text is None else [options.text], options.batch)
-    texts = [line.texts[0] for line in source.lines({"--field": options.field})]
-    run = tj.load(options.run, mesh=options.mesh)
-    examples = complete(run, texts)
-    if options.npz:
-        write(options.npz, lambda path: write_arrays(path, run, run.watch(examples)))
-    if options.batch is None:
-        page = render(run, examples[0], options)
-        write(options.output or options.run / NAME, lambda path: path.write_text(page, encoding="utf-8"))
+    from tformer_jax.cli import watching
+
+    watching.show(options, options.output or options.run / NAME)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,78 +51,3 @@ def check(options: argparse.Namespace) -> None:
     for name in ("output", "layer", "head"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name} is for the page of one text: leave it out with --batch")
-
-
-def complete(run: tj.Run, texts: Sequence[str]) -> list[Any]:
-    """Returns examples for `run.watch`: texts, or pairs of source and target or translation."""
-    if run.config.model.family != "seq2seq":
-        return list(texts)
-    pairs = [text.split("\t", 1) for text in texts]
-    sources = [source for source, *target in pairs if not target]
-    translations = iter(run.translate(sources) if sources else [])
-    return [(source, target[0] if target else next(translations)) for source, *target in pairs]
-
-
-def render(run: tj.Run, example: Any, options: argparse.Namespace) -> str:
-    """Returns the page of one example.
-
-    Raises:
-        ConfigError: the text is empty, or the model has no such layer or head.
-    """
-    (found,) = run.watch([example])
-    family = run.config.model.family
-    for name, axis in (("layer", 0), ("head", 1)):
-        count = max((weights.shape[axis] for weights in found.weights.values()), default=0)
-        if (wanted := getattr(options, name)) is not None and wanted >= count:
-            raise ConfigError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
-    texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in found.tokens.items()}
-    if not all(texts.values()):
-        raise ConfigError("the text is empty: write at least one character")
-    tokens = {kind: texts[queries] for kind, (queries, _) in ATTENTIONS[family].items() if kind != "cross"}
-    parts = {"source": example[0], "target": example[1]} if family == "seq2seq" else {"text": example}
-
-    def label(number: int) -> str:
-        if family == "classifier":
-            return run.labels[number] if run.labels else str(number)
-        return token_texts(run.tokenizers.target, [number])[0]
-
-    return attention.render(run.path.name, parts, found, tokens, label, layer=options.layer, head=options.head)
-
-
-def write_arrays(path: Path, run: tj.Run, results: Iterable[Watched]) -> None:
-    """Writes an .npz file with the arrays of one example after the other, and the texts of its tokens."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, found in enumerate(results):
-            for name, array in _arrays(run, found):
-                with archive.open(f"{number}/{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-
-
-def write(path: Path, content: Any) -> None:
-    """Calls `content` with a path beside `path`, and moves the file there when it is complete.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        content(partial)
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    print(path)
-
-
-def _arrays(run: tj.Run, found: Watched) -> Iterator[tuple[str, np.ndarray]]:
-    for key, ids in found.tokens.items():
-        yield f"texts/{key}", np.array(token_texts(_tokenizer(run, key), ids.tolist()), np.str_)
-    for field in dataclasses.fields(found):
-        value = getattr(found, field.name)
-        named = value if isinstance(value, dict) else {"": value}
-        yield from ((f"{field.name}/{name}".rstrip("/"), np.asarray(array)) for name, array in named.items())
-
-
-def _tokenizer(run: tj.Run, key: str) -> Any:
-    return run.tokenizers.source if key == "source" else run.tokenizers.target
