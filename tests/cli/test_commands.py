@@ -15,57 +15,22 @@ import pytest
 
 import tformer_jax as tj
 from tests import commands
+from tests.cli.trained_runs import train_each_family
 from tformer_jax import api
 from tformer_jax.cli import classify, generate, lines, score, serve, translate
 from tformer_jax.config import (
-    Config,
     ConfigError,
-    DataConfig,
-    DecodeConfig,
-    EvalConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    TrainConfig,
 )
 from tformer_jax.inference import batching
 from tformer_jax.inference.score import Scorer
 from tformer_jax.inference.text import Translator
-from tformer_jax.train import experiment, loop
 from tformer_jax.train.trained import load_trained
-
-SMALL = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16}
-
-
-def train(family: str, folder: Path, data: DataConfig) -> Path:
-    cfg = Config(
-        model=ModelConfig(family=family, **SMALL),
-        data=data,
-        optim=OptimConfig(learning_rate=1e-2, warmup_steps=1),
-        train=TrainConfig(steps=1),
-        parallel=ParallelConfig(data=1),
-        decode=DecodeConfig(max_new_tokens=6),
-        eval=EvalConfig(batch_size=4, samples=1),
-    )
-    loop.run(experiment.build(cfg, folder / family, data_root=folder))
-    return folder / family
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     """Runs of one step of each family."""
-    folder = tmp_path_factory.mktemp("runs")
-    words = ["abc", "bca", "cabb", "ac", "bb", "cc", "aabb", "b", "ca", "acab"]
-    (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
-    (folder / "labels.tsv").write_text("".join(f"{'xy'[n % 2]}\t{word}\n" for n, word in enumerate(words)))
-    (folder / "text.txt").write_text(" ".join(words * 5))
-    lengths = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
-    windows = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
-    return {
-        "seq2seq": train("seq2seq", folder, DataConfig(source="tsv", train="pairs.tsv", **lengths)),
-        "classifier": train("classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)),
-        "decoder_lm": train("decoder_lm", folder, DataConfig(source="text", train="text.txt", **windows)),
-    }
+    return train_each_family(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module", autouse=True)
