@@ -206,3 +206,15 @@ def test_restored_onto_another_mesh(tmp_path):
         keeper.save(number, found, HOST)
         keeper.wait()
         keeper.close()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"sco', b"\xff"])
+@pytest.mark.parametrize("keep", [None, 3])
+def test_a_damaged_score_is_named(copied, keep, content):
+    for path in copied.glob("*/metrics/metrics"):
+        path.unlink()
+    path = copied / "2" / "metrics" / "metrics"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="checkpoints/2/metrics/metrics is damaged: move .*checkpoints/2 elsewhere"):
+        Checkpointer(copied, keep=keep)

@@ -70,6 +70,11 @@ class Checkpointer:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
+        except ValueError as error:  # the manager reads the scores of all checkpoints when it is built
+            path = next(filter(_is_damaged, self.folder.glob("*/metrics/metrics")), self.folder)
+            raise ConfigError(
+                f"{path} is damaged: move {path.parents[1]} elsewhere, and the checkpoint before it is used"
+            ) from error
 
     def steps(self) -> list[int]:
         """Returns the steps of all complete checkpoints, newest first."""
@@ -236,3 +241,12 @@ def _sum_words(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return (words * (2 * position + 1)).sum(dtype=jnp.uint32)
 
     return jax.tree.map(checksum, arrays)
+
+
+def _is_damaged(path: Path) -> bool:
+    """Returns whether a file is not JSON."""
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        return True
+    return False
