@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import rest_slow, tiny
+from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS, SOURCES
 from tformer_jax.models import registry
@@ -126,6 +126,30 @@ def test_only_learning_rates_of_hidden_matrices_decrease_with_the_width():
         assert set(matrices) == {hidden}
         assert len(matrices) == 2 * (4 + 2)
         assert sum(value == 1.0 for _, value in found) == len(found) - len(matrices)
+
+
+def test_initialization_follows_the_table():
+    """Table 8 at m = 4: embeddings and heads start as at the base width, hidden kernels with 1 / inputs."""
+    for initializer, hidden in (("fan_in", (4 * BASE) ** -0.5), ("normal", 0.02 / 2)):
+        cfg = config("decoder_lm", 4 * BASE, "adamw", tie_embeddings="none", initializer=initializer).model
+        params = nn.unbox(jax.jit(lambda cfg=cfg: registry.init(registry.build(cfg), jax.random.key(0)))())
+        fixed = BASE**-0.5 if initializer == "fan_in" else 0.02
+        assert params["embedding"]["embedding"].std() == pytest.approx(fixed, rel=0.05)
+        assert params["head"]["kernel"].std() == pytest.approx(fixed, rel=0.05)
+        assert params["decoder"]["layers_0"]["ffn"]["expand"]["kernel"].std() == pytest.approx(hidden, rel=0.05)
+
+
+def test_embeddings_scores_and_logits_are_scaled_by_the_base_width():
+    """The standard model with these factors written out is the same function."""
+    cfg = config("decoder_lm", 4 * BASE, "adamw", tie_embeddings="none", scale_embeddings=True).model
+    model, params = build(cfg, scale=0.1)
+    head_size = BASE  # of 4 heads; 16 at the base width, where the scale is 1 / 4
+    standard = {"parameterization": "standard", "base_dim": None, "scale_embeddings": False}
+    plain = registry.build(with_settings(cfg, **standard, attention_scale=16**0.5 / head_size))
+    table, kernel = params["embedding"]["embedding"], params["head"]["kernel"]
+    written_out = params | {"embedding": {"embedding": BASE**0.5 * table}, "head": {"kernel": kernel / 4}}
+    tokens = batch("decoder_lm")["tokens"]
+    assert_close(apply(model, params, tokens), apply(plain, written_out, tokens), 1e-6)
 
 
 def test_refused_settings():
