@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+import sacrebleu
 
 import tformer_jax as tj
 from tests import commands
 from tests.cli.trained_runs import train_each_family
 from tformer_jax import api
-from tformer_jax.cli import classify, generate, lines, score, serve, translate
+from tformer_jax.cli import classify, evaluate, generate, lines, score, serve, translate
 from tformer_jax.config import (
     ConfigError,
 )
@@ -373,3 +374,25 @@ def test_standard_input_that_is_not_utf8(runs, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n\xc3\n")))
     with pytest.raises(ConfigError, match="standard input, line 3: not valid UTF-8"):
         translate.main(["--run", str(runs["seq2seq"])])
+
+
+@pytest.mark.parametrize("family", ["seq2seq", "classifier", "decoder_lm"])
+def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
+    run, record = runs[family], tmp_path / "record.json"
+    evaluate.main(["--run", str(run), "--data", str(run.parent), "--record", str(record)])
+    assert json.loads(record.read_text())["metrics"] == json.loads((run / "result.json").read_text())["test"]
+
+
+def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
+    run, record = runs["seq2seq"], tmp_path / "record.json"
+    flags = ["--beams", "3", "--max-new-tokens", "4"]
+    evaluate.main(
+        ["--run", str(run), "--data", str(run.parent), "--split", "validation", *flags, "--record", str(record)]
+    )
+    found = json.loads(record.read_text())
+    last = (run.parent / "pairs.tsv").read_text().splitlines()[-found["examples"] :]
+    sources, references = zip(*(line.split("\t") for line in last), strict=True)
+    translations = tj.load(run).translate(sources, beams=3, max_new_tokens=4)
+    assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
+    with pytest.raises(ConfigError, match="--beams changes no metric of a classifier"):
+        evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])

@@ -73,7 +73,12 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
         ["2 seeds", "2 ± 0.71", "5 ± 7.1"],
     ]
     shutil.rmtree(folder / "seed=1")
-    sweep.main([*arguments, "--sweep", "seed=1,0"])
+    record = tmp_path / "record.json"
+    sweep.main([*arguments, "--sweep", "seed=1,0", "--record", str(record)])
+    (group,) = json.loads(record.read_text())["groups"]
+    assert group["settings"] == [] and group["seeds"] == 2
+    assert group["mean"] == {"loss": 2.0, "bleu": 5.0}
+    assert group["deviation"] == pytest.approx({"loss": 0.5**0.5, "bleu": 50**0.5})
     output = capfd.readouterr().out
     assert output.count("training") == 1
     found = json.loads((folder / "results.json").read_text())

@@ -37,6 +37,16 @@ def test_positions_are_added_after_scaling():
     np.testing.assert_array_equal(none.apply({}, vectors), vectors)
 
 
+def test_token_dropout_zeroes_whole_vectors_in_training():
+    cfg = tiny("decoder_lm", position="none", dropout=0.0, token_dropout=0.25)
+    module, vectors = InputEmbedding(cfg), normal(200, 100, D)
+    np.testing.assert_array_equal(module.apply({}, vectors), vectors)
+    dropped = np.asarray(module.apply({}, vectors, train=True, rngs={"dropout": jax.random.key(0)}))
+    kept = dropped[..., 0] != 0
+    assert_close(dropped, np.where(kept[..., None], np.asarray(vectors) / 0.75, 0), 1e-6)
+    assert abs(kept.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / kept.size)
+
+
 def test_rows_may_have_different_positions():
     vectors, positions = normal(2, 3, D), np.array([[4, 5, 6], [0, 0, 1]])
     expected = vectors + np.array([[oracles.sinusoid(p, D) for p in row] for row in positions])

@@ -25,12 +25,17 @@ def add_all_flags(parser: argparse.ArgumentParser, family: str) -> None:
     interactive.add_flag(parser)
 
 
-def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
-    """Adds the flags of generation."""
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each setting of `DecodeConfig`."""
     group = parser.add_argument_group("generation", "The default of each flag is the setting of the run.")
     annotations = typing.get_type_hints(DecodeConfig)
     for field in dataclasses.fields(DecodeConfig):
         _add_flag(group, field, annotations[field.name])
+
+
+def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
+    """Adds the flags of generation."""
+    add_settings(parser)
     parser.add_argument(
         OUTPUTS[family], dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"
     )

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import queue
+import shlex
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tformer_jax.cli.train import DATA_VARIABLE, read_config
+from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
 from tformer_jax.config import LOWER_IS_BETTER, Config, ConfigError, to_dict
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.run_folder import write_json
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options, overrides = parser().parse_known_args(argv)
     combinations = expand(options.sweep)
+    if options.record:
+        check_writable(options.record)
     configs = [read_config(options.config, [*overrides, *as_flags(found)]) for found in combinations]
     folder = options.output or Path("runs") / f"{read_config(options.config, overrides).name}_sweep"
     check_same_sweep(folder, configs, combinations)
@@ -51,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Console().print(table(results, configs[0]))
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
+    if options.record:
+        write_json(options.record, summary(results, configs[0]))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--output", type=Path, metavar="DIR", help="folder of the runs (default: runs/NAME_sweep)")
     result.add_argument("--devices", metavar="LIST", help="GPUs, such as 0,1, each of which trains one run at a time")
+    result.add_argument("--record", type=Path, metavar="FILE", help="also write all results to this JSON file")
     result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
     return result
 
@@ -157,19 +163,45 @@ def table(results: dict[Combination, dict[str, Any]], cfg: Config) -> Table:
         view.add_column(heading)
     for found, result in ordered:
         view.add_row("  ".join(found), *(f"{result['test'][name]:.4g}" for name in names))
-    groups: dict[Combination, list[dict[str, float]]] = {}
-    for found, result in ordered:
-        groups.setdefault(tuple(part for part in found if not part.startswith("seed=")), []).append(result["test"])
+    groups = by_seeds(results)
     if len(groups) < len(ordered):
         view.add_section()
         for found, tests in groups.items():
-            columns = [[test[name] for test in tests] for name in names]
-            cells = [
-                f"{statistics.mean(values):.4g} ± {statistics.stdev(values) if len(values) > 1 else 0:.2g}"
-                for values in columns
-            ]
-            view.add_row("  ".join([*found, f"{len(tests)} seeds"]), *cells)
+            cells = [f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in map(spread, tests.values())]
+            view.add_row("  ".join([*found, f"{len(tests[names[0]])} seeds"]), *cells)
     return view
+
+
+def by_seeds(results: dict[Combination, dict[str, Any]]) -> dict[Combination, dict[str, list[float]]]:
+    """Returns the values of each test metric over the seeds, by the other settings."""
+    groups: dict[Combination, dict[str, list[float]]] = {}
+    for found, result in results.items():
+        group = groups.setdefault(tuple(part for part in found if not part.startswith("seed=")), {})
+        for name, value in result["test"].items():
+            group.setdefault(name, []).append(value)
+    return groups
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean and the standard deviation of the sample (0 of one value)."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def summary(results: dict[Combination, dict[str, Any]], cfg: Config) -> dict[str, Any]:
+    """Returns all results of a sweep, with the mean and the standard deviation of each metric over the seeds."""
+    groups = [
+        {
+            "settings": found,
+            "seeds": len(next(iter(tests.values()))),
+            **{
+                part: {name: spread(values)[index] for name, values in tests.items()}
+                for index, part in enumerate(("mean", "deviation"))
+            },
+        }
+        for found, tests in by_seeds(results).items()
+    ]
+    runs = [{"settings": found, **result} for found, result in results.items()]
+    return {"name": cfg.name, "command": shlex.join(["python", *sys.argv]), "groups": groups, "runs": runs}
 
 
 def _split(values: str) -> list[str]:

@@ -14,6 +14,7 @@ COMMANDS = {
     "generate": "continue prompts",
     "classify": "label texts",
     "score": "print log-probabilities of given texts",
+    "evaluate": "evaluate a run on a split of its data",
     "serve": "serve a run over HTTP",
     "attention": "show what a model attends to",
     "report": "show runs in one HTML file",

@@ -185,6 +185,7 @@ class ModelConfig(Section):
     pooler: bool = setting(False, "classifier: tanh(W x + b) between pooling and logits")
 
     dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, high=1.0)
+    token_dropout: float = setting(0.0, "dropout rate of whole token embeddings", low=0.0, high=1.0)
     attention_dropout: float = setting(0.0, "dropout rate of attention weights", low=0.0, high=1.0)
     ffn_dropout: float = setting(0.0, "dropout rate between the two FFN layers", low=0.0, high=1.0)
 
@@ -217,7 +218,7 @@ class ModelConfig(Section):
         self._check_heads()
         self._check_positions()
         self._check_windows()
-        for name in ("dropout", "attention_dropout", "ffn_dropout"):
+        for name in ("dropout", "token_dropout", "attention_dropout", "ffn_dropout"):
             if getattr(self, name) == 1.0:
                 raise self.error(name, "must be below 1")
         if self.ffn == "moe" and self.ffn_dropout:

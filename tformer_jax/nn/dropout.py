@@ -32,7 +32,12 @@ class Dropout(nn.Module):
     """`dropout` with a key from the "dropout" stream; identity outside training."""
 
     rate: float
+    whole_vectors: bool = False
 
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Applies dropout to an array of any shape."""
-        return dropout(x, self.rate, self.make_rng("dropout")) if train and self.rate else x
+        """Applies dropout to an array of any shape: to its elements, or to whole vectors of the last axis."""
+        if not (train and self.rate):
+            return x
+        if self.whole_vectors:
+            return x * dropout(jnp.ones((*x.shape[:-1], 1), x.dtype), self.rate, self.make_rng("dropout"))
+        return dropout(x, self.rate, self.make_rng("dropout"))

@@ -56,7 +56,11 @@ def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
 
 
 class InputEmbedding(nn.Module):
-    """Adds position embeddings and token types to token embeddings, then applies the norm and dropout."""
+    """Adds position embeddings and token types to token embeddings, then applies the norm and dropout.
+
+    In training, `cfg.token_dropout` zeroes whole token embeddings first ("A Theoretically Grounded Application of
+    Dropout in Recurrent Neural Networks", 2016).
+    """
 
     cfg: ModelConfig
 
@@ -67,6 +71,7 @@ class InputEmbedding(nn.Module):
             init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
             self.types = self.param("types", init, (cfg.token_types, cfg.dim), jnp.dtype(cfg.param_dtype))
         self.norm = make_norm(cfg) if cfg.embedding_norm else None
+        self.token_dropout = Dropout(cfg.token_dropout, whole_vectors=True)
         self.dropout = Dropout(cfg.dropout)
 
     def __call__(
@@ -81,6 +86,7 @@ class InputEmbedding(nn.Module):
 
         `positions` int [B, T] default to 0, ..., T - 1, `types` int [B, T] to 0.
         """
+        vectors = self.token_dropout(vectors, train=train)
         if self.positions is not None:
             positions = jnp.arange(vectors.shape[1]) if positions is None else positions
             if mesh_axes(axes.EMBED, self.cfg.dim):  # a lookup per row, whose gradient can be reduce-scattered

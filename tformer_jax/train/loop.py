@@ -105,7 +105,7 @@ class Trainer:
         cfg, train, model, mesh = experiment.cfg, experiment.cfg.train, experiment.model, experiment.mesh
         optimizer = optimizers.build(cfg, registry.shapes(model))
         self.experiment, self.cfg = experiment, cfg
-        self.schedule = schedules.build(cfg)
+        self.schedule = jax.jit(schedules.build(cfg))
         self.batches = experiment.batches
         first = experiment.group.first
         self.view = ProgressView(steps=train.steps, console=None if first else Console(quiet=True))

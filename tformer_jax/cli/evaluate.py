@@ -1,0 +1,99 @@
+"""`scripts/evaluate.py`: evaluates a trained model on a split of its data."""
+
+import argparse
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import tformer_jax as tj
+from tformer_jax.cli import decoding
+from tformer_jax.cli.common import run_path
+from tformer_jax.cli.train import DATA_VARIABLE, check_writable
+from tformer_jax.config import Config, ConfigError, to_dict
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the metrics of a run on a split; with `--record`, also writes them as JSON.
+
+    Raises:
+        ConfigError: the run, its data or a setting of generation is invalid.
+    """
+    options = parser().parse_args(argv)
+    if options.record:
+        check_writable(options.record)
+    run = tj.load(options.run)
+    result = evaluate(run, with_decoding(run, decoding.given(options)), options.split, options.data)
+    Console(highlight=False).print(table(result))
+    if options.record:
+        from tformer_jax.train import run_folder
+
+        run_folder.write_json(options.record, result)
+
+
+def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
+    """Returns the config of a run with changed settings of generation.
+
+    Raises:
+        ConfigError: a setting is invalid, or the model does not generate text that metrics compare.
+    """
+    if settings and run.config.model.family != "seq2seq":
+        raise ConfigError(f"{decoding.flag(next(iter(settings)))} changes no metric of a {run.config.model.family}")
+    return dataclasses.replace(run.config, decode=run.decoding(settings, name=decoding.flag))
+
+
+def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
+    """Returns the metrics on all examples of a split, with everything that determines them."""
+    from tformer_jax.data.corpora import load_corpus
+    from tformer_jax.eval.evaluators import evaluators_for
+    from tformer_jax.train import provenance
+
+    corpus, start = load_corpus(cfg, data_root), time.perf_counter()
+    found = [run_one(run.params) for run_one in evaluators_for(cfg, run.model, corpus, run.tokenizers, split, limit=0)]
+    return {
+        "name": cfg.name,
+        **provenance.collect(),
+        "seed": cfg.seed,
+        "split": split,
+        "examples": len(getattr(corpus, split)),
+        "decode": to_dict(cfg.decode),
+        "seconds": time.perf_counter() - start,
+        "metrics": {name: value for evaluation in found for name, value in evaluation.metrics.items()},
+        "signatures": {name: text for evaluation in found for name, text in evaluation.signatures.items()},
+    }
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Returns a table of the metrics, with their signatures."""
+    view = Table(title=f"{result['name']}, {result['split']}: {result['examples']:,} examples")
+    for heading in ("metric", "value", "signature"):
+        view.add_column(heading)
+    for name, value in result["metrics"].items():
+        view.add_row(name, f"{value:.4g}", result["signatures"].get(name, ""))
+    return view
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser."""
+    result = argparse.ArgumentParser(
+        prog="evaluate.py",
+        description="Evaluates a trained model on all examples of a split of its data.",
+        allow_abbrev=False,
+    )
+    result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
+    result.add_argument("--split", choices=("validation", "test"), default="test", help="(default: test)")
+    result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
+    result.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get(DATA_VARIABLE),
+        help=f"folder of the corpora, for configs that read files (default: the variable {DATA_VARIABLE})",
+    )
+    decoding.add_settings(result)
+    return result
