@@ -304,6 +304,15 @@ def seq2seq(p, cfg, source, target, source_real, target_real):
     return logits(x, p.get("head", {}), p["target_embedding"] if cfg.tie_embeddings in ("output", "all") else None, cfg)
 
 
+def masked_lm(p, cfg, tokens, real):
+    """tokens and real [B, T] -> [B, T, V]."""
+    x = embed(tokens, p["embedding"], p.get("input"), cfg)
+    x = stack(x, p["encoder"], cfg, cfg.encoder_layers, padding_mask(real), bidirectional=True)
+    if cfg.head_transform:
+        x = norm(ACTIVATIONS[cfg.activation](linear(x, p["transform"])), p["transform_norm"], cfg)
+    return logits(x, p.get("head", {}), None if cfg.tie_embeddings == "none" else p["embedding"], cfg)
+
+
 def sampled(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """Returns the probabilities that tokens are sampled with, [V] -> [V], computed by sorting."""
     row = np.float64(logits) / temperature

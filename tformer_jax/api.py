@@ -113,8 +113,8 @@ class Run:
         """Returns the logits of each text, or of the target of each (source, target) pair.
 
         Returns:
-            float32 [T, V] per example: row t predicts token t + 1 of a text, or token t of a target and its EOS;
-            [classes] for a classifier.
+            float32 [T, V] per example: row t predicts token t + 1 of a text (token t for a masked_lm), or token t of a
+            target and its EOS; [classes] for a classifier.
         """
         rows = [self._inputs(number, _parts(example)) for number, example in enumerate(examples)]
         key = registry.FAMILIES[self.config.model.family].inputs[-1]
@@ -181,7 +181,8 @@ class Run:
         """Raises `ConfigError` if the model is not of one of the families that `use` needs."""
         family = self.config.model.family
         if family not in families:
-            raise ConfigError(f"{use}: {self.path} holds a {family} model; use {METHODS[family]}")
+            hint = f"; use {METHODS[family]}" if family in METHODS else ""
+            raise ConfigError(f"{use}: {self.path} holds a {family} model{hint}")
 
     def _in_batches(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
         """Yields the row of each leaf of `function(model, params, batch)`, as NumPy arrays, in the order of `rows`."""

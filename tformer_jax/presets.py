@@ -307,6 +307,14 @@ _BERT = {
     "attention_dropout": 0.1,
     "initializer": "normal",
 }
+_BERT_LARGE = {"dim": 1024, "encoder_layers": 24, "num_heads": 16, "ffn_dim": 4096}
+_OF_CLASSIFIERS = {"num_classes", "pooling", "pooler"}
+_BERT_MLM = {name: value for name, value in _BERT.items() if name not in _OF_CLASSIFIERS} | {
+    "family": "masked_lm",
+    "tie_embeddings": "output",
+    "output_bias": True,
+    "head_transform": True,
+}
 
 PRESETS: dict[str, Settings] = {
     # "Attention Is All You Need" (2017)
@@ -342,9 +350,11 @@ PRESETS: dict[str, Settings] = {
     "gpt2_medium": _gpt2(1024, 24, 16),
     "gpt2_large": _gpt2(1280, 36, 20),
     "gpt2_xl": _gpt2(1600, 48, 25),
-    # "BERT: Pre-training of Deep Bidirectional Transformers" (2019), with a head for two classes
+    # "BERT: Pre-training of Deep Bidirectional Transformers" (2019), with a head for two classes, or for masked tokens
     "bert_base": _BERT,
-    "bert_large": _BERT | {"dim": 1024, "encoder_layers": 24, "num_heads": 16, "ffn_dim": 4096},
+    "bert_large": _BERT | _BERT_LARGE,
+    "bert_base_mlm": _BERT_MLM,
+    "bert_large_mlm": _BERT_MLM | _BERT_LARGE,
     "t5_small": _t5(512, 6, 8, 64, 2048),
     "t5_base": _t5(768, 12, 12, 64, 3072),
     "t5_large": _t5(1024, 24, 16, 64, 4096),

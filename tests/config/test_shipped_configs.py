@@ -15,6 +15,7 @@ VARIANTS = {
     "translate_multi30k": ["", ":vaswani2017_base", ":t5_v1_1_small"],
     "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
     "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],
+    "pretrain_stdlib": ["", ":span_corruption", ":denoising", ":bert_base_mlm", ":t5_small", ":bart_base"],
     "lm_tiny_shakespeare": ["", ":cpu", ":gpu"],
 }
 CASES = [f"{path}{variant}" for path in sorted(FOLDER.glob("*.py")) for variant in VARIANTS.get(path.stem, [""])]

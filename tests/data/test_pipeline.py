@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig, NoiseConfig
 from tformer_jax.data import pipeline
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.pending import jsonable
@@ -42,19 +42,26 @@ KINDS = {
     "documents packed and carried": ("decoder_lm", PACKED),
     "a mixture": ("seq2seq", BUCKETS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
     "a mixture of windows": ("decoder_lm", WINDOWS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
+    "masked tokens": ("masked_lm", WINDOWS | {"objective": "masked_tokens"}),
+    "a mixture of masked tokens": (
+        "masked_lm",
+        WINDOWS | {"objective": "masked_tokens", "train": ("-", "-"), "weights": (3, 1), "validation": "-"},
+    ),
+    "spans": ("seq2seq", WINDOWS | {"objective": "span_corruption"}),
+    "denoising": ("seq2seq", WINDOWS | {"objective": "denoising", "noise": NoiseConfig(permute_sentences=True)}),
 }
 
 
 def setup(kind: str, *, seed: int = 0, rows: int = 4, **changes):
     family, data = KINDS[kind]
-    source = "text" if family == "decoder_lm" else "tsv"
+    texts = "objective" in data or family == "decoder_lm"
+    source, corpus = ("text", CORPORA["decoder_lm"]) if texts else ("tsv", CORPORA[family])
     cfg = Config(
         seed=seed,
         model=ModelConfig(family=family, max_length=32),
         data=DataConfig(**{"source": source, "train": "-", "tokenizer": "characters", **data, **changes}),
         eval=EvalConfig(batch_size=rows),
     )
-    corpus = CORPORA[family]
     if cfg.data.weights:
         half = len(corpus.train) // 2
         corpus = dataclasses.replace(corpus, train=Joined([corpus.train[:half], corpus.train[half:]]))

@@ -12,11 +12,14 @@ from tests.helpers import apply, build, tiny
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.objectives import covering_corrupted, objective_of
+from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers
+from tformer_jax.data.tokenizers.extended import ADDED
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics
 from tformer_jax.eval.evaluators import evaluators_for
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.models import registry
+from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 LETTERS = CharacterTokenizer("abcdefg")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -85,6 +88,32 @@ def test_language_model(batch_size):
     metrics, outputs = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
     assert (outputs[0].source, outputs[0].reference) == ("abcd", "efgabcdefggg")
+
+
+@pytest.mark.parametrize(("family", "objective"), [("masked_lm", "masked_tokens"), ("seq2seq", "span_corruption")])
+def test_pre_training_objectives(family, objective):
+    """The mean negative log-likelihood and the accuracy of the labels of corrupted windows, in NumPy."""
+    tokenizer = ExtendedTokenizer(LETTERS, ADDED[objective])
+    vocabularies = {"vocab_size": tokenizer.vocab_size, "tie_embeddings": "output"}
+    if family == "seq2seq":
+        vocabularies["source_vocab_size"] = tokenizer.vocab_size
+    model, params = build(tiny(family, **vocabularies))
+    data = DataConfig(source="stdlib_text", batching="windows", window=8, objective=objective)
+    cfg = Config(model=model.cfg, data=data, eval=EvalConfig(batch_size=2))
+    corpus = Corpus([], [], [{"text": "abcdefgabcdefggg"}, {"text": "cab"}])
+    (evaluator,) = evaluators_for(cfg, model, corpus, Tokenizers(tokenizer, tokenizer), "test", 0)
+    stream = np.array([*LETTERS.encode("abcdefgabcdefggg"), EOS, *LETTERS.encode("cab")])
+    total, hits, count = 0.0, 0, 0
+    for batch in covering_corrupted(stream, objective_of(data, tokenizer), 3):
+        outputs = registry.forward(model, params, batch)
+        rows, columns = np.nonzero(outputs.labels != IGNORED)
+        labels, found = outputs.labels[rows, columns], log_probabilities(outputs.logits)[rows, columns]
+        total -= found[np.arange(len(labels)), labels].sum()
+        hits, count = hits + (found.argmax(-1) == labels).sum(), count + len(labels)
+    metrics = evaluator(params).metrics
+    assert metrics["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert metrics["token_accuracy"] == pytest.approx(100 * hits / count)
 
 
 @pytest.mark.parametrize("batch_size", [2, 4])

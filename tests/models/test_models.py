@@ -109,6 +109,30 @@ def test_classifier_equals_the_formulas(cfg):
     assert_close(logits, oracles.classifier(oracles.f64(params), cfg, TOKENS, REAL), proves=proves(cfg))
 
 
+MASKED = [
+    {"tie_embeddings": "none", "output_bias": True, "position": "rotary"},
+    {"head_transform": True, "output_bias": True, "activation": "gelu", "token_types": 2, "norm_placement": "post"},
+]
+
+
+@pytest.mark.parametrize("cfg", [pytest.param(tiny("masked_lm", **changes), id=named(changes)) for changes in MASKED])
+def test_masked_lm_equals_the_formulas(cfg):
+    model, params = build(cfg)
+    logits = apply(model, params, TOKENS, padding_mask=REAL)
+    assert_close(logits[REAL], oracles.masked_lm(oracles.f64(params), cfg, TOKENS, REAL)[REAL], proves=proves(cfg))
+
+
+def test_masked_lm_and_classifier_have_the_same_parameters_but_the_head():
+    """So that fine-tuning a classifier with `train.start_from` keeps all that pre-training learned."""
+    shared = {"position": "learned", "token_types": 2, "embedding_norm": True}
+    pretrained, tuned = (
+        flax.traverse_util.flatten_dict(registry.shapes(registry.build(tiny(family, **shared))), sep="/")
+        for family in ("masked_lm", "classifier")
+    )
+    assert {name for name in tuned if pretrained.get(name) != tuned[name]} == {"head/bias", "head/kernel"}
+    assert pretrained.keys() <= tuned.keys()
+
+
 def count(cfg: ModelConfig) -> int:
     shapes = jax.eval_shape(lambda: flax.linen.unbox(registry.init(registry.build(cfg), jax.random.key(0))))
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))

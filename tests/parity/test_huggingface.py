@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.models.bert import modeling_bert
 
-from tests.helpers import assert_close, normal
+from tests.helpers import assert_close, normal, tiny
 from tformer_jax.config import ConfigError
 from tformer_jax.interop import hf, mapping
 from tformer_jax.models import registry
@@ -168,6 +169,35 @@ def test_logits_gradients_and_checkpoints(name, tmp_path):
             )
             compared += gradient.size
     assert compared == sum(parameter.numel() for parameter in theirs.parameters() if parameter.requires_grad)
+
+
+def test_the_head_of_masked_language_models():
+    """`BertForMaskedLM`'s predictions of the outputs of its encoder."""
+    settings = transformers.BertConfig(**SIZES, hidden_act="gelu")
+    theirs = modeling_bert.BertOnlyMLMHead(settings).eval()
+    torch.manual_seed(0)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    arrays = {name: parameter.detach().numpy() for name, parameter in theirs.predictions.named_parameters()}
+    cfg = tiny(
+        "masked_lm",
+        dim=settings.hidden_size,
+        vocab_size=settings.vocab_size,
+        head_transform=True,
+        output_bias=True,
+        activation="gelu",
+        norm_eps=settings.layer_norm_eps,
+    )
+    params = {
+        "embedding": {"embedding": arrays["decoder.weight"]},
+        "transform": {"kernel": arrays["transform.dense.weight"].T, "bias": arrays["transform.dense.bias"]},
+        "transform_norm": {"scale": arrays["transform.LayerNorm.weight"], "bias": arrays["transform.LayerNorm.bias"]},
+        "head": {"bias": arrays["decoder.bias"]},
+    }
+    x = normal(2, 3, cfg.dim)
+    logits = registry.build(cfg).apply({"params": params}, x, method="logits")
+    with torch.no_grad():
+        assert_close(logits, theirs(torch.tensor(np.asarray(x))).numpy(), proves=("head_transform", "transformers"))
 
 
 @pytest.fixture(scope="module")

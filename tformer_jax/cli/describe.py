@@ -12,7 +12,7 @@ from tformer_jax import presets
 from tformer_jax.cli.common import integer, size_of
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, ModelConfig, read_mesh
-from tformer_jax.config.schema import BATCHINGS, SOURCES
+from tformer_jax.config.schema import BATCHINGS, OBJECTIVES, SOURCES
 
 if TYPE_CHECKING:
     from tformer_jax.models.cost import Cost
@@ -82,7 +82,8 @@ def of_preset(name: str) -> Config:
     """Returns a config with the model of a preset, and data settings that fit it."""
     model = presets.build(name)
     source, batching = SOURCES[model.family][0], BATCHINGS[model.family][0]
-    data = DataConfig(source=source, batching=batching, window=1, bucket_lengths=(1,))
+    objective = OBJECTIVES[model.family][0]
+    data = DataConfig(source=source, objective=objective, batching=batching, window=1, bucket_lengths=(1,))
     return Config(name=name, model=model, data=data)
 
 

@@ -107,8 +107,8 @@ def _device_bytes(tree: Any) -> int:
 def _activation_bytes(cfg: Config, tensor: int) -> int:
     """Estimates the activations per token that any `model.remat` keeps; `tensor` devices share the logits."""
     model = cfg.model
-    depths = {"classifier": model.encoder_layers, "decoder_lm": model.decoder_layers}
-    layers = depths.get(model.family, model.encoder_layers + model.decoder_layers)
+    depths = {"seq2seq": model.encoder_layers + model.decoder_layers, "decoder_lm": model.decoder_layers}
+    layers = depths.get(model.family, model.encoder_layers)
     logits = 0 if model.family == "classifier" or cfg.train.loss_chunk else (model.vocab_size or 0) // tensor
     return (layers * model.dim + logits) * jnp.dtype(model.dtype).itemsize
 

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with server.listen(options.host, options.port) as bound:
         run = tj.load(options.run, mesh=options.mesh)
-        engine = None if run.config.model.family == "classifier" else engine_of(run, options)
+        engine = None if run.config.model.family in ("classifier", "masked_lm") else engine_of(run, options)
         serve(engine, Served.of(run.config, run.model, run.params, run.tokenizers), bound, options)
 
 

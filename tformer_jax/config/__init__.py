@@ -11,6 +11,7 @@ from tformer_jax.config.convert import (
 )
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig, MoEConfig, RelativeConfig, RotaryConfig
+from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
@@ -26,6 +27,7 @@ __all__ = [
     "EvalConfig",
     "MoEConfig",
     "ModelConfig",
+    "NoiseConfig",
     "OptimConfig",
     "ParallelConfig",
     "RelativeConfig",

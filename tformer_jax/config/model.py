@@ -94,12 +94,13 @@ USED_BY = {
     "source_vocab_size": ("family", "seq2seq"),
     "prefix_lm": ("family", "decoder_lm"),
     "num_classes": ("family", "classifier"),
-    "token_types": ("family", "classifier"),
+    "token_types": ("family", "classifier", "masked_lm"),
     "pooling": ("family", "classifier"),
     "pooler": ("family", "classifier"),
+    "head_transform": ("family", "masked_lm"),
 }
-"""Settings, and sections of them, that only one value of another setting uses."""
-FAMILIES = ("seq2seq", "decoder_lm", "classifier")
+"""Settings, and sections of them, that only some values of another setting use."""
+FAMILIES = ("seq2seq", "decoder_lm", "classifier", "masked_lm")
 BUILT_IN = {*FAMILIES, *kinds.ATTENTIONS, *kinds.POSITIONS, *kinds.FFNS}
 """Kinds of this package; those that other code adds may use any setting."""
 
@@ -117,7 +118,7 @@ class ModelConfig(Section):
     max_length: int = setting(256, "maximum sequence length, in tokens", low=1)
 
     dim: int = setting(512, "[D] model width", low=1)
-    encoder_layers: int = setting(6, "[L] encoder depth (seq2seq, classifier)", low=0)
+    encoder_layers: int = setting(6, "[L] encoder depth (seq2seq, classifier, masked_lm)", low=0)
     decoder_layers: int = setting(6, "[L] decoder depth (seq2seq, decoder_lm)", low=0)
     layer_pattern: tuple[str, ...] = setting(
         ("full",),
@@ -177,12 +178,13 @@ class ModelConfig(Section):
         choices=("none", "output", "inputs", "all"),
     )
     scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
-    token_types: int = setting(0, "classifier: number of learned segment embeddings (BERT: 2)", low=0)
+    token_types: int = setting(0, "number of learned segment embeddings (BERT: 2)", low=0)
     output_bias: bool = setting(False, "bias on the logits")
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D)")
     output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", low=1e-6)
     pooling: str = setting("mean", "classifier: pooling over tokens", choices=("mean", "first", "last"))
     pooler: bool = setting(False, "classifier: tanh(W x + b) between pooling and logits")
+    head_transform: bool = setting(False, "masked_lm: norm(activation(W x + b)) before the output head (BERT)")
 
     dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, high=1.0)
     token_dropout: float = setting(0.0, "dropout rate of whole token embeddings", low=0.0, high=1.0)
@@ -235,10 +237,11 @@ class ModelConfig(Section):
     def _check_used(self) -> None:
         """Raises `ConfigError` for a setting that differs from its default but has no effect in this model."""
         for name in self.changed_settings():
-            kind, user = USED_BY.get(name.partition(".")[0], (None, None))
+            kind, *users = USED_BY.get(name.partition(".")[0], (None,))
             value = kind and getattr(self, kind)
-            if value in BUILT_IN and value != user:
-                raise self.error(name, f"is used only by model.{kind}={user!r}, not {value!r}; leave it out")
+            if value in BUILT_IN and value not in users:
+                used_by = f"model.{kind}={' or '.join(map(repr, users))}"
+                raise self.error(name, f"is used only by {used_by}, not {value!r}; leave it out")
 
     def _check_heads(self) -> None:
         if self.head_dim is None and self.dim % self.num_heads:

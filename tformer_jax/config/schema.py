@@ -6,18 +6,28 @@ from typing import Any, ClassVar
 
 from tformer_jax.config.fields import ConfigError, Section, setting
 from tformer_jax.config.model import DTYPES, ModelConfig
+from tformer_jax.config.noise import SENTINELS, USED_BY, NoiseConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 MADE = ("cldr_translation", "cldr_language", "stdlib_text")
 """Generated sources, which need no files."""
 FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
+TEXTS = ("stdlib_text", "text", "lines", *FILES[1:])
 SOURCES = {
     "seq2seq": ("cldr_translation", "parallel_lines", *FILES),
-    "decoder_lm": ("stdlib_text", "text", "lines", *FILES[1:]),
+    "decoder_lm": TEXTS,
     "classifier": ("cldr_language", *FILES),
+    "masked_lm": TEXTS,
 }
-"""Values of `data.source` by model family."""
+"""Values of `data.source` by model family; with an objective, those of texts."""
+OBJECTIVES: dict[str, tuple[str | None, ...]] = {
+    "seq2seq": (None, "span_corruption", "denoising"),
+    "decoder_lm": (None,),
+    "classifier": (None,),
+    "masked_lm": ("masked_tokens",),
+}
+"""Values of `data.objective` by model family."""
 EXAMPLES = {
     "parallel_lines": "'train.{lang}.gz'",
     "text": "'book.txt'",
@@ -30,8 +40,13 @@ EXAMPLES = {
 }
 TOKENIZERS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file")
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
-BATCHINGS = {"seq2seq": ("buckets", "packed"), "decoder_lm": ("windows", "packed"), "classifier": ("buckets",)}
-"""Values of `data.batching` by model family."""
+BATCHINGS = {
+    "seq2seq": ("buckets", "packed"),
+    "decoder_lm": ("windows", "packed"),
+    "classifier": ("buckets",),
+    "masked_lm": ("windows",),
+}
+"""Values of `data.batching` by model family; with an objective, windows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +85,13 @@ class DataConfig(Section):
     on_bad_line: str = setting(
         "stop", "malformed lines: stop, or skip, count and report them", choices=("stop", "skip")
     )
+    objective: str | None = setting(
+        None,
+        "pre-training on texts: masked_tokens (BERT, 2019), span_corruption (T5, 2020) or denoising (BART, 2020); "
+        "None: learn targets, labels or next tokens",
+        choices=USED_BY["density"],
+    )
+    noise: NoiseConfig = dataclasses.field(default_factory=NoiseConfig)
 
     normalize: tuple[str, ...] = setting(
         (),
@@ -81,7 +103,9 @@ class DataConfig(Section):
     source_tokenizer: str | None = setting(None, "kind of the source's tokenizer; None: tokenizer", choices=TOKENIZERS)
     target_tokenizer: str | None = setting(None, "kind of the target's tokenizer; None: tokenizer", choices=TOKENIZERS)
     tokenizer_file: str | None = setting(
-        None, "file: tokenizer.json, SentencePiece .model or .tiktoken ranks, below the data folder"
+        None,
+        "file: tokenizer.json, SentencePiece .model, .tiktoken ranks, or a run's tokenizers/target.json, below "
+        "the data folder",
     )
     vocab_size: int = setting(8000, "maximum size of a trained vocabulary, special tokens included", low=8)
     split_digits: bool = setting(False, "bpe and unigram: one token per digit")
@@ -98,7 +122,11 @@ class DataConfig(Section):
     batch_tokens: int = setting(4096, "buckets: tokens per batch of the longer side, padding included", low=1)
     batch_multiple: int = setting(8, "buckets: the number of examples in a batch is a multiple of this", low=1)
     batch_size: int = setting(32, "windows and packed: rows in a batch", low=1)
-    window: int = setting(256, "windows and packed: tokens in a row (of targets, where there are sources)", low=1)
+    window: int = setting(
+        256,
+        "windows and packed: tokens in a row (of targets, where there are sources; with data.objective, of any side)",
+        low=1,
+    )
     source_window: int | None = setting(None, "packed: tokens in a row of sources; None: window", low=1)
     overlong: str = setting(
         "carry",
@@ -109,6 +137,7 @@ class DataConfig(Section):
 
     def check(self) -> None:
         self._check_source()
+        self._check_objective()
         self._check_tokenizer()
         self._check_batching()
 
@@ -131,6 +160,19 @@ class DataConfig(Section):
             raise self.error("weights", "need data.validation: a mixture has no last part to hold out")
         if self.weights and not all(self.weights):
             raise self.error("weights", "must be larger than 0; leave out the entry of data.train instead")
+
+    def _check_objective(self) -> None:
+        for name in self.noise.changed_settings():
+            if self.objective not in USED_BY[name]:
+                users = " or ".join(map(repr, USED_BY[name]))
+                raise self.noise.error(name, f"is used only by data.objective={users}; leave it out")
+        if self.objective == "span_corruption":
+            if self.window < 3:
+                raise self.error("window", "must be at least 3 for data.objective='span_corruption'")
+            if (spans := self.noise.longest_spans(self.window).spans) > SENTINELS:
+                raise self.error(
+                    "window", f"has {spans} spans, and only {SENTINELS} sentinels; increase data.noise.mean_span"
+                )
 
     def _check_tokenizer(self) -> None:
         kinds = self.tokenizer_kinds
@@ -290,19 +332,25 @@ class Config(Section):
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def check(self) -> None:
-        family = self.model.family
-        if self.data.batching not in BATCHINGS[family]:
-            raise self.data.error("batching", f"must be one of {BATCHINGS[family]} for model.family={family!r}")
+        family, objective = self.model.family, self.data.objective
+        if objective not in OBJECTIVES[family]:
+            raise self.data.error("objective", f"must be one of {OBJECTIVES[family]} for model.family={family!r}")
+        of_data = f"data.objective={objective!r}" if objective else f"model.family={family!r}"
+        batchings = ("windows",) if objective else BATCHINGS[family]
+        if self.data.batching not in batchings:
+            raise self.data.error("batching", f"must be one of {batchings} for {of_data}")
         if self.data.longest > self.model.max_length:
             name = "bucket_lengths" if self.data.batching == "buckets" else "window"
             raise self.data.error(name, f"must not exceed model.max_length={self.model.max_length}")
-        if self.data.source not in SOURCES[family]:
-            raise self.data.error("source", f"does not fit model.family={family!r}; write one of {SOURCES[family]}")
+        sources = TEXTS if objective else SOURCES[family]
+        if self.data.source not in sources:
+            raise self.data.error("source", f"does not fit {of_data}; write one of {sources}")
         rows = "batch_multiple" if self.data.batching == "buckets" else "batch_size"
         if getattr(self.data, rows) % self.train.accumulate:
             raise self.data.error(rows, f"must be a multiple of train.accumulate={self.train.accumulate}")
-        if self.train.metric not in METRICS[family]:
-            raise self.train.error("metric", f"must be one of {METRICS[family]} for model.family={family!r}")
+        metrics = METRICS["masked_lm" if objective else family]
+        if self.train.metric not in metrics:
+            raise self.train.error("metric", f"must be one of {metrics} for {of_data}")
         if self.train.loss_chunk and family == "classifier":
             raise self.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
         if self.data.batching == "packed" and self.model.prefix_lm:

@@ -12,6 +12,7 @@ METRICS = {
     "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
     "decoder_lm": ("loss", "perplexity", "token_accuracy"),
     "classifier": ("loss", "accuracy"),
+    "masked_lm": ("loss", "perplexity", "token_accuracy"),
 }
 """Validation metrics by model family."""
 LOWER_IS_BETTER = ("loss", "perplexity")

@@ -17,6 +17,7 @@ from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, bucketed_onc
 from tformer_jax.data.columns import Block
 from tformer_jax.data.corpora import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
+from tformer_jax.data.objectives import CorruptedWindows, covering_corrupted, objective_of
 from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
@@ -81,6 +82,10 @@ def _evaluation_batches(
 ) -> Iterator[Batch]:
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
     reader = _reader(examples, tokenizers, labels)
+    if cfg.data.objective:
+        objective = objective_of(cfg.data, tokenizers.target)
+        yield from covering_corrupted(token_stream(reader), objective, rows, shards)
+        return
     if cfg.data.batching == "windows":
         yield from covering_windows(token_stream(reader), cfg.data.window, rows, shards)
         return
@@ -153,6 +158,10 @@ def _pending(reader: IndexedReader | Tokenized, frame: Framer) -> Callable[[Sequ
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
     streams = [token_stream(_reader(part, tokenizers)) for part in parts]
+    if cfg.data.objective:
+        corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)
+        draws = _draws(corrupted.sizes, cfg, cfg.data.batch_size).map(shards.select)
+        return _loaded(draws.map(corrupted.batch), cfg.data.workers)
     windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
     joined = Joined(windows)
     batches = _shuffled(joined.sizes, cfg, cfg.data.batch_size).map(shards.select)
@@ -193,30 +202,44 @@ def shuffle_seed(seed: int, source: int, epoch: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Shuffled:
-    """The indices from `start` to `start + size`, repeated endlessly and reshuffled in each epoch."""
+    """The indices from `start` to `start + size`, repeated endlessly and reshuffled in each epoch.
+
+    Each is returned as the number `epoch * total + index`.
+    """
 
     start: int
     size: int
+    total: int
     seed: int
     source: int = 0
 
     def __call__(self, position: int) -> int:
         epoch, inside = divmod(int(position), self.size)
-        return self.start + index_shuffle(inside, self.size - 1, shuffle_seed(self.seed, self.source, epoch), 4)
+        shuffled = index_shuffle(inside, self.size - 1, shuffle_seed(self.seed, self.source, epoch), 4)
+        return epoch * self.total + self.start + shuffled
 
     def together(self, count: int, number: int) -> np.ndarray:
-        """Returns the indices of block `number`, each block having `count` examples."""
+        """Returns the numbers of block `number`, each block having `count` examples."""
         return np.fromiter(map(self, range(number * count, (number + 1) * count)), np.int64, count)
 
 
 def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
     """Returns endless blocks of `together` example indices, reshuffled each epoch and mixed by `cfg.data.weights`."""
+    return _draws(sizes, cfg, together).map(functools.partial(_indices, sum(sizes)))
+
+
+def _indices(total: int, draws: np.ndarray) -> np.ndarray:
+    return draws % total
+
+
+def _draws(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
+    """Returns the blocks of `_shuffled` with numbers `epoch * sum(sizes) + index` instead of indices."""
     ends = list(itertools.accumulate(sizes))
     endless = grain.MapDataset.range(2**48)
     if not cfg.data.weights:
-        return endless.map(functools.partial(_Shuffled(0, ends[-1], cfg.seed).together, together))
+        return endless.map(functools.partial(_Shuffled(0, ends[-1], ends[-1], cfg.seed).together, together))
     parts = [
-        endless.map(_Shuffled(end - size, size, cfg.seed, number))
+        endless.map(_Shuffled(end - size, size, ends[-1], cfg.seed, number))
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
     return grain.MapDataset.mix(parts, cfg.data.weights).batch(together)

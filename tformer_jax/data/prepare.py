@@ -15,7 +15,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from tformer_jax.config import Config, to_dict
 from tformer_jax.data.columns import Tokens, split_examples
-from tformer_jax.data.corpora import KEYS, DataError, Example, stream_corpus
+from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
@@ -98,7 +98,7 @@ def prepare(
 
 
 class _SplitWriter:
-    """Writes the records of a split to its files in turn, and the token stream of language models."""
+    """Writes the records of a split to its files in turn, and the token stream of texts."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class _SplitWriter:
         labels: tuple[str, ...] | None,
         shards: int,
     ):
-        self._keys = KEYS[cfg.model.family]
+        self._keys = keys_of(cfg)
         self._folder, self._split, self._shards = folder, split, shards
         self._tokenizers, self._labels = tokenizers, labels
         self._dtype = id_dtype(max(tokenizers.source.vocab_size, tokenizers.target.vocab_size))
-        self._streams = cfg.model.family == "decoder_lm"
+        self._streams = self._keys == ("text",)
 
     def write(self, examples: Iterable[Example], progress: Progress) -> Summary:
         chunks = _chunks(examples)

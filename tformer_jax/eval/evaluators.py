@@ -1,4 +1,4 @@
-"""The evaluators of each model family."""
+"""The evaluators of each model family and of pre-training objectives."""
 
 import functools
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def evaluators_for(
     *,
     shards: Shards = WHOLE_BATCH,
 ) -> list[Evaluator]:
-    """Returns the evaluators of the model's family for `split`, "validation" or "test".
+    """Returns the evaluators of the model's family, or of its objective, for `split`, "validation" or "test".
 
     Args:
         limit: number of examples to evaluate, from the start of the split; 0: all.
@@ -41,12 +41,14 @@ def evaluators_for(
     examples = getattr(corpus, split)[: limit or None]
     batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, corpus.labels, shards=shards)
     likelihood = Likelihood(model, batches, shards.own if shards.count > 1 else None)
+    if cfg.data.objective:
+        return [PerplexityEvaluator(likelihood)]
     return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood)
 
 
 def check_installed(cfg: Config) -> None:
     """Raises `ConfigError` if a metric of this family needs a package that is not installed."""
-    if cfg.model.family == "seq2seq":
+    if cfg.model.family == "seq2seq" and not cfg.data.objective:
         bleu_metric(cfg)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of next-token prediction."""
+"""Evaluation of the prediction of tokens."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tformer_jax.eval.likelihood import Likelihood
 
 
 class PerplexityEvaluator:
-    """Predicts each token from the reference tokens before it (teacher forcing)."""
+    """Predicts each token from the reference tokens before it (teacher forcing), or masked tokens from the others."""
 
     def __init__(self, likelihood: Likelihood):
         self._likelihood = likelihood

@@ -16,7 +16,7 @@ from tformer_jax.special_tokens import PAD
 
 
 def embeddings(model: nn.Module, params: Any, rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[np.ndarray]:
-    """Yields the mean of the outputs of a `Classifier`'s encoder over the tokens of each row, float32 [D]."""
+    """Yields the mean of the outputs of a model's encoder over the tokens of each row, float32 [D]."""
     mesh = mesh_of(params)
 
     def run(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ ATTENTIONS = {
     },
     "decoder_lm": {"decoder": ("tokens", "tokens")},
     "classifier": {"encoder": ("tokens", "tokens")},
+    "masked_lm": {"encoder": ("tokens", "tokens")},
 }
 """Attentions of each family, and the batch keys of their queries and keys."""
 SUBLAYERS = ("self_attention", "cross_attention", "ffn")

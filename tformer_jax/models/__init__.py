@@ -1,1 +1,1 @@
-"""The three model families, assembled from the modules of `nn`."""
+"""The model families, assembled from the modules of `nn`."""

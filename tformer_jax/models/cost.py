@@ -31,7 +31,7 @@ class Cost:
     """
     parameter_bytes: int
     cache_bytes: int
-    """Size of the key-value cache for `length` tokens in `batch` rows; 0 for a classifier."""
+    """Size of the key-value cache for `length` tokens in `batch` rows; 0 for a model without a decoder."""
 
     @property
     def total(self) -> int:
@@ -88,7 +88,7 @@ def _bytes(leaves: Any) -> int:
 
 def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:
     """Returns the size of the cache; "window" layers keep at most `cfg.window` tokens, cross-attention the source's."""
-    if cfg.family == "classifier":
+    if cfg.family in ("classifier", "masked_lm"):
         return 0
     kinds = (cfg.layer_pattern[number % len(cfg.layer_pattern)] for number in range(cfg.decoder_layers))
     tokens = sum(min(length, cfg.window or length) if kind == "window" else length for kind in kinds)

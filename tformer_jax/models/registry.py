@@ -13,6 +13,7 @@ from flax import linen as nn
 from tformer_jax.config import ModelConfig
 from tformer_jax.models.classifier import Classifier
 from tformer_jax.models.decoder_lm import DecoderLM
+from tformer_jax.models.masked_lm import MaskedLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn import attention_ops, relative
 from tformer_jax.nn.attention_ops.select import choose
@@ -56,6 +57,7 @@ FAMILIES = {
     "seq2seq": Family(Seq2Seq, _seq2seq_arguments, ("source", "target_in"), "target_out"),
     "decoder_lm": Family(DecoderLM, _decoder_lm_arguments, ("tokens",), "targets"),
     "classifier": Family(Classifier, _classifier_arguments, ("tokens",), "label"),
+    "masked_lm": Family(MaskedLM, _classifier_arguments, ("tokens",), "targets"),
 }
 
 
@@ -83,7 +85,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
         "decoder": {"padding_mask", "causal"} | windows | prefix,
         "cross": {"padding_mask", "cross"},
     }
-    attentions = {"seq2seq": ("encoder", "decoder", "cross"), "decoder_lm": ("decoder",), "classifier": ("encoder",)}
+    attentions = {"seq2seq": ("encoder", "decoder", "cross"), "decoder_lm": ("decoder",)}
     return {
         name: attention_ops.Needs(
             dtype=cfg.dtype,
@@ -93,7 +95,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
             dropout=train and cfg.attention_dropout > 0,
             rules=frozenset(rules[name]),
         )
-        for name in attentions[cfg.family]
+        for name in attentions.get(cfg.family, ("encoder",))
     }
 
 

@@ -31,7 +31,12 @@ from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS
 BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
-ROUTES = {"seq2seq": "/translate", "decoder_lm": "/v1/completions", "classifier": "/v1/embeddings"}
+ROUTES = {
+    "seq2seq": "/translate",
+    "decoder_lm": "/v1/completions",
+    "classifier": "/v1/embeddings",
+    "masked_lm": "/v1/embeddings",
+}
 """The main route, by model family."""
 END_SECONDS = 1.0
 """Seconds to wait for the engine's last step at shutdown, since it may be compiling."""
@@ -120,7 +125,7 @@ class Handlers:
 
     async def embed(self, request: HttpRequest) -> Response:
         """Computes embeddings of one or several texts."""
-        self._require("compute embeddings", "classifier")
+        self._require("compute embeddings", "classifier", "masked_lm")
         body = await self._read(request, Embedding)
         self._check_model(body.model)
         rows = self.served.encode("input", body.texts("input"), self.served.max_length)

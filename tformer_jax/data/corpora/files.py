@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tformer_jax.config import Config, DataConfig
-from tformer_jax.data.corpora.corpus import KEYS, DataError, Example
+from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
 from tformer_jax.data.corpora.lines import BadLines, numbered_lines, read_text
 
 HOMES = {
@@ -47,7 +47,7 @@ class FileReader:
 
 def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileReader:
     """Returns the reader of the file format that `cfg.data.source` names."""
-    return FileReader(cfg.data, root, KEYS[cfg.model.family], bad)
+    return FileReader(cfg.data, root, keys_of(cfg), bad)
 
 
 def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:

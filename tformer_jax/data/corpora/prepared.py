@@ -20,7 +20,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.config import Config
 from tformer_jax.data.columns import Block, Column, Tokens, join_examples, split_examples
-from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Joined
+from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, keys_of
 from tformer_jax.special_tokens import EOS
 
 FORMAT = 2
@@ -201,13 +201,13 @@ def load(cfg: Config, root: Path | None) -> Corpus:
             from those of the first.
     """
     folders = [Path(root or "") / name for name in cfg.data.train]
-    metadata = [_metadata(folder, cfg.model.family) for folder in folders]
+    metadata = [_metadata(folder, cfg) for folder in folders]
     for folder, entry in zip(folders, metadata, strict=True):
         if (entry["tokenizers"], entry["labels"]) != (metadata[0]["tokenizers"], metadata[0]["labels"]):
             raise DataError(
                 f"{folder} differs from {folders[0]} in its tokenizers or labels: prepare both with the same tokenizers"
             )
-    keys = KEYS[cfg.model.family]
+    keys = keys_of(cfg)
     dtype = id_dtype(metadata[0]["vocab_size"])
 
     def joined(split: str) -> Records | JoinedRecords:
@@ -221,7 +221,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     return Corpus(joined("train"), joined("validation"), joined("test"), labels, folders[0] / TOKENIZERS)
 
 
-def _metadata(folder: Path, family: str) -> dict[str, Any]:
+def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     path = folder / "dataset.json"
     try:
         metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -233,6 +233,9 @@ def _metadata(folder: Path, family: str) -> dict[str, Any]:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is damaged: {error}") from error
-    if metadata["family"] != family:
-        raise DataError(f"{folder} was prepared for a {metadata['family']} model, not for model.family={family!r}")
+    if metadata["family"] != cfg.model.family:
+        found = metadata["family"]
+        raise DataError(f"{folder} was prepared for a {found} model, not for model.family={cfg.model.family!r}")
+    if (objective := metadata["data"].get("objective")) != cfg.data.objective:
+        raise DataError(f"{folder} was prepared for data.objective={objective!r}, not {cfg.data.objective!r}")
     return metadata

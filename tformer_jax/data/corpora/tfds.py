@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 from tformer_jax.config import Config
-from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Part
+from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Part, keys_of
 from tformer_jax.data.corpora.files import field_names
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
@@ -98,7 +98,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None
 def _fields(cfg: Config, builder: Any) -> dict[str, str]:
     """Maps each key of an example to a feature of the dataset."""
     features = builder.info.features
-    keys = KEYS[cfg.model.family]
+    keys = keys_of(cfg)
     fields = field_names(cfg.data, keys)
     if not cfg.data.fields and "source" in keys:
         fields = {"source": cfg.data.source_language, "target": cfg.data.target_language}

@@ -2,6 +2,7 @@
 
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary, token_texts
 from tformer_jax.data.tokenizers.dropout import BpeDropout, is_bpe
+from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.normalization import normalizer, signature
 from tformer_jax.data.tokenizers.pair import Tokenizers, from_json
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -9,6 +10,7 @@ from tformer_jax.data.tokenizers.training import train_tokenizers
 __all__ = [
     "FIRST",
     "BpeDropout",
+    "ExtendedTokenizer",
     "Tokenizer",
     "Tokenizers",
     "from_json",

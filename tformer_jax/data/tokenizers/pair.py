@@ -7,7 +7,8 @@ from typing import Any
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import Tokenizer
-from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer
+from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
+from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
@@ -58,8 +59,21 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
     """Restores a tokenizer from its `to_json`."""
     if values["kind"] == NormalizedTokenizer.kind:
         return NormalizedTokenizer(from_json(values["tokenizer"]), values["steps"], values["language"])
+    if values["kind"] == ExtendedTokenizer.kind:
+        return ExtendedTokenizer(from_json(values["tokenizer"]), values["added"])
     tokenizer: Tokenizer = KINDS.get(values["kind"], SubwordTokenizer).from_json(values)
     return tokenizer
+
+
+def load_file(path: Path) -> Tokenizer:
+    """Loads a tokenizer of a run folder (`tokenizers/target.json`), or a file that `load_tokenizer` reads.
+
+    Raises:
+        ConfigError: the file is missing or damaged.
+    """
+    if path.is_file() and path.read_bytes().startswith(b'{"kind"'):
+        return _load(path)
+    return load_tokenizer(path)
 
 
 def _load(path: Path) -> Tokenizer:

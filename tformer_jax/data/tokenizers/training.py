@@ -15,9 +15,9 @@ from tformer_jax.data.corpora.cldr import Phrases
 from tformer_jax.data.corpora.corpus import Example
 from tformer_jax.data.tokenizers import normalization, simple, subword
 from tformer_jax.data.tokenizers.base import Tokenizer
-from tformer_jax.data.tokenizers.imported import load_tokenizer
+from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer, normalizer
-from tformer_jax.data.tokenizers.pair import Tokenizers
+from tformer_jax.data.tokenizers.pair import Tokenizers, load_file
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
@@ -30,6 +30,8 @@ SETTINGS = (
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
     """Trains tokenizers on at most `cfg.tokenizer_examples` examples, or loads `cfg.tokenizer_file`.
+
+    With `cfg.objective`, the special tokens that it needs are appended to the vocabulary.
 
     Tokenizers of generated corpora are cached in the user's cache folder.
 
@@ -59,7 +61,7 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     def trained(kind: str, sides: Sequence[str]) -> Tokenizer:
         if kind == "file":
             assert cfg.tokenizer_file is not None
-            return load_tokenizer(Path(root or "") / cfg.tokenizer_file)
+            return load_file(Path(root or "") / cfg.tokenizer_file)
         examples = _subsample(train, cfg.tokenizer_examples)
         return _train(cfg, kind, (normalizers[side](example[side]) for example in examples for side in sides))
 
@@ -70,6 +72,8 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     if cfg.normalize:
         pairs = zip(found, languages, strict=True)
         found = [NormalizedTokenizer(tokenizer, cfg.normalize, language) for tokenizer, language in pairs]
+    if cfg.objective:
+        found = [ExtendedTokenizer.of(tokenizer, ADDED[cfg.objective]) for tokenizer in found]
     return Tokenizers(found[0], found[-1])
 
 

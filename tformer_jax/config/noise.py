@@ -1,0 +1,75 @@
+"""Settings of the corruption of texts for pre-training objectives."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+from tformer_jax.config.fields import Section, setting
+
+SENTINELS = 100
+"""Number of sentinel tokens of span corruption, as in T5."""
+USED_BY = {
+    "density": ("masked_tokens", "span_corruption", "denoising"),
+    "mean_span": ("span_corruption", "denoising"),
+    "whole_words": ("masked_tokens",),
+    "permute_sentences": ("denoising",),
+}
+"""Settings, and the values of `data.objective` that use them."""
+
+
+class SpanSizes(NamedTuple):
+    """Sizes of one example of span corruption."""
+
+    tokens: int
+    """Tokens of text."""
+    noise: int
+    """Tokens that are replaced by sentinels."""
+    spans: int
+
+    @property
+    def source(self) -> int:
+        """Tokens of the source, with one token for its end."""
+        return self.tokens - self.noise + self.spans + 1
+
+    @property
+    def target(self) -> int:
+        """Tokens of the target, with one token for its end."""
+        return self.noise + self.spans + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseConfig(Section):
+    """Which tokens `data.objective` corrupts."""
+
+    path: ClassVar[str] = "data.noise"
+
+    density: float = setting(0.15, "fraction of the tokens that are corrupted (BERT, T5: 0.15, BART: 0.3)", high=0.49)
+    mean_span: float = setting(3.0, "mean length of corrupted spans, in tokens (T5, BART: 3)", low=1.0)
+    whole_words: bool = setting(False, "masked_tokens: mask all tokens of a word, or none")
+    permute_sentences: bool = setting(False, "denoising: shuffle the sentences of the source (BART)")
+
+    def check(self) -> None:
+        if self.density <= 0:
+            raise self.error("density", "must exceed 0")
+
+    def count(self, tokens: int) -> int:
+        """Returns the number of corrupted tokens of a text of `tokens` tokens, at least one."""
+        return max(round(tokens * self.density), 1)
+
+    def span_sizes(self, tokens: int) -> SpanSizes:
+        """Returns the sizes of an example of `tokens` tokens (T5's `random_spans_noise_mask`).
+
+        Spans are separated by at least one token that stays; `tokens` is at least 2.
+        """
+        noise = min(self.count(tokens), tokens - 1)
+        spans = max(round(noise / self.mean_span), 1)
+        return SpanSizes(tokens, noise, min(spans, tokens - noise))
+
+    def longest_spans(self, length: int) -> SpanSizes:
+        """Returns the sizes of the longest text whose source has at most `length` tokens (T5's `random_spans_helper`).
+
+        `length` is at least 3.
+        """
+        tokens = 2
+        while self.span_sizes(tokens + 1).source <= length:
+            tokens += 1
+        return self.span_sizes(tokens)

@@ -1,0 +1,67 @@
+"""Denoising of "BART: Denoising Sequence-to-Sequence Pre-training" (2020), section 2.2."""
+
+import dataclasses
+
+import numpy as np
+
+from tformer_jax.config import DataConfig, NoiseConfig
+from tformer_jax.data.columns import Tokens
+from tformer_jax.data.objectives.vocabulary import Vocabulary
+from tformer_jax.special_tokens import BOS, EOS
+
+
+@dataclasses.dataclass(frozen=True)
+class Denoising:
+    """Text infilling, with sentence permutation if `noise.permute_sentences`; the target is the whole text.
+
+    Infilling replaces spans, whose lengths have a Poisson distribution, by one mask token each; a span of length 0
+    inserts one. Spans are separated by at least one token that stays.
+    """
+
+    noise: NoiseConfig
+    tokens: int
+    vocabulary: Vocabulary
+
+    @classmethod
+    def of(cls, cfg: DataConfig, vocabulary: Vocabulary) -> "Denoising":
+        """Builds the objective of texts that fill a target of `cfg.window` tokens."""
+        return cls(cfg.noise, cfg.window - 1, vocabulary)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Length of a row by batch key."""
+        return dict.fromkeys(("source", "target_in", "target_out"), self.tokens + 1)
+
+    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
+        """Returns `source`, `target_in` and `target_out`."""
+        permuted = self._permuted(ids, rng) if self.noise.permute_sentences else ids
+        return {
+            "source": np.append(self._infilled(permuted, rng), np.int32(EOS)),
+            "target_in": np.append(np.int32(BOS), ids),
+            "target_out": np.append(ids, np.int32(EOS)),
+        }
+
+    def _infilled(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Replaces spans by mask tokens: int32 [at most n]."""
+        spans = span_lengths(min(self.noise.count(len(ids)), len(ids) - 1), self.noise.mean_span, rng)
+        kept = len(ids) - spans.sum()
+        places = np.sort(rng.choice(kept + 1, len(spans), replace=False))
+        starts = places + np.cumsum(spans) - spans
+        inside = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
+        return np.insert(np.delete(ids, np.repeat(starts, spans) + inside), places, self.vocabulary.mask)
+
+    def _permuted(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Shuffles the sentences."""
+        sentences = np.split(ids, np.flatnonzero(self.vocabulary.ends_sentence[ids[:-1]]) + 1)
+        return np.concatenate([sentences[index] for index in rng.permutation(len(sentences))])
+
+
+def span_lengths(total: int, mean: float, rng: np.random.Generator) -> np.ndarray:
+    """Draws Poisson lengths until they add up to `total`; the last is cut: int [at most `total`].
+
+    Lengths of 0 are left out if there would be more than `total` lengths.
+    """
+    lengths: list[int] = []
+    while sum(lengths) < total:
+        lengths.append(min(int(rng.poisson(mean)), total - sum(lengths)))
+    return np.array(lengths if len(lengths) <= total else [length for length in lengths if length])

@@ -1,0 +1,66 @@
+"""What objectives need to know of each token of a vocabulary."""
+
+import functools
+
+import numpy as np
+
+from tformer_jax.data.tokenizers import FIRST, ExtendedTokenizer
+from tformer_jax.data.tokenizers.extended import MASK, SENTINEL_TOKENS
+
+SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
+
+
+class Vocabulary:
+    """Tables of the tokens of a tokenizer that has the special tokens of an objective."""
+
+    def __init__(self, tokenizer: ExtendedTokenizer):
+        self._tokenizer = tokenizer
+
+    @property
+    def mask(self) -> int:
+        """The mask token."""
+        return self._tokenizer.id_of(MASK)
+
+    @property
+    def sentinels(self) -> np.ndarray:
+        """The sentinel tokens, in the order of the spans that they stand for: int32 [SENTINELS]."""
+        return np.array([self._tokenizer.id_of(name) for name in SENTINEL_TOKENS], np.int32)
+
+    @functools.cached_property
+    def ordinary(self) -> np.ndarray:
+        """Whether each token is not special: bool [V]."""
+        ordinary = np.zeros(self._tokenizer.vocab_size, bool)
+        ordinary[FIRST : self._tokenizer.tokenizer.vocab_size] = True
+        return ordinary
+
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """The text of each token after a word, such as " the" and "ing"; "" for special tokens."""
+        ids = np.flatnonzero(self.ordinary).tolist()
+        word = next((i for i in ids if self._tokenizer.decode([i])[-1:].isalnum()), ids[0])
+        before = len(self._tokenizer.decode([word]))
+        texts = [""] * len(self.ordinary)
+        for i in ids:
+            texts[i] = self._tokenizer.decode([word, i])[before:]
+        return texts
+
+    @functools.cached_property
+    def begins_within_word(self) -> np.ndarray:
+        """Whether the text of each token begins with a character of a word: bool [V]."""
+        return np.array([_is_of_word(text[:1]) for text in self.texts])
+
+    @functools.cached_property
+    def ends_within_word(self) -> np.ndarray:
+        """Whether the text of each token ends with a character of a word: bool [V]."""
+        return np.array([_is_of_word(text[-1:]) for text in self.texts])
+
+    @functools.cached_property
+    def ends_sentence(self) -> np.ndarray:
+        """Whether each token ends a sentence, as special tokens do: bool [V]."""
+        ends = [text.rstrip(" ").endswith(SENTENCE_ENDS) for text in self.texts]
+        return np.array(ends) | ~self.ordinary
+
+
+def _is_of_word(character: str) -> bool:
+    """Returns whether a character is a letter, digit or underscore, or a part of an incomplete UTF-8 sequence."""
+    return character.isalnum() or character in ("_", "\ufffd")

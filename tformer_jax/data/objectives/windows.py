@@ -1,0 +1,71 @@
+"""Batches of corrupted windows of token streams."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from tformer_jax.config import ConfigError
+from tformer_jax.data.bucketing import LABELS
+from tformer_jax.data.columns import Tokens
+from tformer_jax.data.corpora import Joined
+from tformer_jax.data.objectives.objective import Objective
+from tformer_jax.data.rows import WHOLE_BATCH, Shards
+from tformer_jax.special_tokens import IGNORED, PAD
+
+
+class CorruptedWindows:
+    """The windows of streams by their number; each is corrupted anew in each epoch.
+
+    What is corrupted is a function of the seed, the window and the epoch alone.
+
+    Raises:
+        ConfigError: a stream is shorter than one window.
+    """
+
+    def __init__(self, streams: Sequence[np.ndarray], objective: Objective, seed: int):
+        shortest = min(map(len, streams))
+        if shortest < objective.tokens:
+            raise ConfigError(f"data.window: needs {objective.tokens} tokens; the training text has only {shortest}")
+        self._streams, self._objective, self._seed = streams, objective, seed
+        self._windows = Joined([range(len(stream) - objective.tokens + 1) for stream in streams])
+        self.sizes = self._windows.sizes
+        """Number of windows of each stream."""
+
+    def batch(self, draws: Sequence[int]) -> Tokens:
+        """Returns rows of an objective by numbers `epoch * sum(sizes) + window`: int32 [rows, length] by key."""
+        return stacked(map(self._row, draws), len(draws), self._objective.lengths)
+
+    def _row(self, draw: int) -> Tokens:
+        epoch, window = divmod(int(draw), len(self._windows))
+        part, offset = self._windows.locate(window)
+        ids = self._streams[part][offset : offset + self._objective.tokens].astype(np.int32)
+        return self._objective(ids, np.random.default_rng((self._seed, epoch, window)))
+
+
+def covering_corrupted(
+    stream: np.ndarray, objective: Objective, rows: int, shards: Shards = WHOLE_BATCH
+) -> Iterator[Tokens]:
+    """Yields the own rows of batches with each token of a stream in one corrupted window, the same in all runs.
+
+    A single token at the end is left out; missing rows are padding.
+    """
+    starts = range(0, len(stream) - 1, objective.tokens)
+    for first in range(0, len(starts), rows):
+        own = [start for start in shards.select(_padded(starts[first : first + rows], rows)) if start is not None]
+        texts = (stream[start : start + objective.tokens].astype(np.int32) for start in own)
+        examples = (objective(ids, np.random.default_rng(start)) for start, ids in zip(own, texts, strict=True))
+        yield stacked(examples, rows // shards.count * len(shards.own), objective.lengths)
+
+
+def _padded(starts: Sequence[int], rows: int) -> list[int | None]:
+    return [*starts, *[None] * (rows - len(starts))]
+
+
+def stacked(examples: Iterable[Tokens], rows: int, lengths: dict[str, int]) -> Tokens:
+    """Stacks examples into int32 [rows, length] by key, padded at the end."""
+    fills = {key: IGNORED if key in LABELS else PAD for key in lengths}
+    batch = {key: np.full((rows, length), fills[key], np.int32) for key, length in lengths.items()}
+    for row, example in enumerate(examples):
+        for key, ids in example.items():
+            batch[key][row, : len(ids)] = ids
+    return batch

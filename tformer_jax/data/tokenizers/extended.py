@@ -1,0 +1,52 @@
+"""Tokenizers with further special tokens, which pre-training objectives need."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tformer_jax.config.noise import SENTINELS
+from tformer_jax.data.tokenizers.base import Tokenizer
+
+MASK = "<mask>"
+SENTINEL_TOKENS = tuple(f"<extra_id_{number}>" for number in range(SENTINELS))
+"""Names of T5's sentinels."""
+ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoising": (MASK,)}
+"""Special tokens that each `data.objective` needs."""
+
+
+class ExtendedTokenizer:
+    """Appends special tokens to the vocabulary of `tokenizer`; texts never have them."""
+
+    kind = "extended"
+
+    def __init__(self, tokenizer: Tokenizer, added: Sequence[str]):
+        self.tokenizer, self.added = tokenizer, tuple(added)
+        self.vocab_size = tokenizer.vocab_size + len(self.added)
+        self.fallback_bytes = tokenizer.fallback_bytes
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes a text."""
+        return self.tokenizer.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text as `encode` does."""
+        return self.tokenizer.encode_batch(texts)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes as `tokenizer` does, without the added tokens."""
+        return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the kind, the names of the added tokens, and the JSON of the inner tokenizer."""
+        return {"kind": self.kind, "added": list(self.added), "tokenizer": self.tokenizer.to_json()}
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, needed: Sequence[str]) -> "ExtendedTokenizer":
+        """Returns the tokenizer with those of the `needed` special tokens appended that it does not have."""
+        if isinstance(tokenizer, ExtendedTokenizer):
+            missing = (name for name in needed if name not in tokenizer.added)
+            return cls(tokenizer.tokenizer, (*tokenizer.added, *missing))
+        return cls(tokenizer, needed)
+
+    def id_of(self, name: str) -> int:
+        """Returns the id of an added token."""
+        return self.tokenizer.vocab_size + self.added.index(name)
