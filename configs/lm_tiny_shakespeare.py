@@ -1,6 +1,7 @@
 """Character-level language model of Tiny Shakespeare.
 
 python scripts/train.py --config configs/lm_tiny_shakespeare.py:cpu --data DIR
+python scripts/train.py --config configs/lm_tiny_shakespeare.py:modern --data DIR    (same budget, a later architecture)
 """
 
 from ml_collections import ConfigDict
@@ -16,18 +17,36 @@ from tformer_jax.config import (
     to_config_dict,
 )
 
-VARIANTS = {
+SIZES = {
     # layers, heads, width, context, batch size, steps, dropout: nanoGPT's two published settings
     "cpu": (4, 4, 128, 64, 12, 2000, 0.0),
     "gpu": (6, 6, 384, 256, 64, 5000, 0.2),
+    "modern": (4, 4, 128, 64, 12, 2000, 0.0),
+    "modern_gpu": (6, 6, 384, 256, 64, 2500, 0.3),
 }
+GPT2 = {
+    "position": "learned",
+    "activation": "gelu",
+    "norm_bias": False,
+    "initializer": "normal",
+}
+MODERN = {
+    "position": "rotary",
+    "qk_norm": True,
+    "ffn": "gated",
+    "activation": "silu",
+    "norm": "rmsnorm",
+    "initializer": "fan_in",
+}
+"""Llama's layers with QK-norm; a gated FFN of two thirds of the width has no more parameters."""
 
 
 def get_config(variant: str = "cpu") -> ConfigDict:
-    """Returns the config of a GPT-2-style decoder of size `variant`."""
-    if variant not in VARIANTS:
-        raise ConfigError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(VARIANTS)}")
-    layers, heads, dim, context, batch_size, steps, dropout = VARIANTS[variant]
+    """Returns the config of a GPT-2-style decoder of size `variant`, or of a modern one with Muon."""
+    if variant not in SIZES:
+        raise ConfigError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(SIZES)}")
+    layers, heads, dim, context, batch_size, steps, dropout = SIZES[variant]
+    modern = variant.startswith("modern")
     return to_config_dict(
         Config(
             name=f"lm_tiny_shakespeare_{variant}",
@@ -36,17 +55,14 @@ def get_config(variant: str = "cpu") -> ConfigDict:
                 decoder_layers=layers,
                 num_heads=heads,
                 dim=dim,
-                ffn_dim=4 * dim,
+                ffn_dim=8 * dim // 3 if modern else 4 * dim,
                 max_length=context,
-                position="learned",
-                activation="gelu",
                 attention_bias=(),
                 ffn_bias=False,
-                norm_bias=False,
                 scale_embeddings=False,
-                initializer="normal",
                 dropout=dropout,
-                attention_dropout=dropout,
+                attention_dropout=0.0 if modern else dropout,
+                **(MODERN if modern else GPT2),
             ),
             data=DataConfig(
                 source="text",
@@ -57,7 +73,14 @@ def get_config(variant: str = "cpu") -> ConfigDict:
                 window=context,
             ),
             optim=OptimConfig(
-                schedule="cosine", learning_rate=2e-3, warmup_steps=100, beta2=0.99, eps=1e-8, weight_decay=0.1
+                optimizer="muon" if modern else "adamw",
+                schedule="cosine",
+                learning_rate=1e-2 if modern else 2e-3,
+                final_fraction=0.0 if modern else 0.1,
+                warmup_steps=100,
+                beta2=0.99,
+                eps=1e-8,
+                weight_decay=0.1,
             ),
             train=TrainConfig(steps=steps, eval_every=500, checkpoint_every=500),
             eval=EvalConfig(batch_size=128),

@@ -1,8 +1,8 @@
 """Fills the tables of the READMEs from recorded JSON: `python -m tests.readme_tables`.
 
-Sources: `configs/results/*.json` (`scripts/train.py --record`), `configs/results/benchmarks/{train,decode,growth}.json`
-(`scripts/benchmark.py --record`) and `tests/equivalences.json` (`python -m tests.equivalences`). A test compares the
-READMEs with them.
+Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
+`configs/results/benchmarks/{train,decode,growth}.json` (`scripts/benchmark.py --record`) and `tests/equivalences.json`
+(`python -m tests.equivalences`). A test compares the READMEs with them.
 """
 
 import json
@@ -18,15 +18,33 @@ STRATEGIES = {1: "greedy", 4: "beam 4"}
 
 
 def results_table() -> str:
-    """One row per recorded result."""
-    rows = []
-    for path in sorted((ROOT / "configs" / "results").glob("*.json")):
-        result = _read(path)
-        config = re.search(r"--config configs/(\S+)", result["command"])[1]
-        metrics = ", ".join(f"{METRICS[name]} {value:.4g}" for name, value in result["test"].items() if name in METRICS)
-        tokens, minutes = f"{result['tokens'] / 1e6:.1f} M", f"{result['seconds'] / 60:.1f} min"
-        rows.append((f"`{config}`", f"{result['steps']:,}", tokens, minutes, metrics))
+    """One row per recorded result: of a run, of a sweep over seeds, or of an evaluation of a run."""
+    rows = [_result_row(_read(path)) for path in sorted((ROOT / "configs" / "results").glob("*.json"))]
     return _table(("command", "steps", "tokens", "time", "held-out result"), rows)
+
+
+def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
+    if "split" in result:  # of evaluate.py
+        flags = result["command"].partition("evaluate.py ")[2].partition(" --record")[0]
+        return f"`evaluate.py {flags}`", "", "", f"{result['seconds'] / 60:.1f} min", _metrics(result["metrics"])
+    config = re.search(r"--config configs/(\S+)", result["command"])[1]
+    runs, spread, title = [result], {}, f"`{config}`"
+    metrics = result.get("test")
+    if metrics is None:  # of sweep.py
+        (group,) = result["groups"]
+        runs, metrics, spread = result["runs"], group["mean"], group["deviation"]
+        title += f", {group['seeds']} seeds"
+    tokens, seconds = (sum(run[name] for run in runs) / len(runs) for name in ("tokens", "seconds"))
+    cells = f"{runs[0]['steps']:,}", f"{tokens / 1e6:.1f} M", f"{seconds / 60:.1f} min"
+    return title, *cells, _metrics(metrics, spread)
+
+
+def _metrics(values: dict[str, float], spread: dict[str, float] | None = None) -> str:
+    return ", ".join(
+        f"{METRICS[name]} {value:.4g}" + (f" ± {spread[name]:.2g}" if spread else "")
+        for name, value in values.items()
+        if name in METRICS
+    )
 
 
 def train_table() -> str:

@@ -12,11 +12,12 @@ from tformer_jax.models import registry
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 VARIANTS = {
     "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
-    "translate_multi30k": ["", ":vaswani2017_base", ":t5_v1_1_small"],
+    "translate_multi30k": ["", ":fr-en", ":published", ":vaswani2017_base", ":t5_v1_1_small"],
     "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
     "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],
     "pretrain_stdlib": ["", ":span_corruption", ":denoising", ":bert_base_mlm", ":t5_small", ":bart_base"],
-    "lm_tiny_shakespeare": ["", ":cpu", ":gpu"],
+    "lm_tiny_shakespeare": ["", ":cpu", ":gpu", ":modern", ":modern_gpu"],
+    "tutorials": [":gpt", ":basic_attention", ":classifier", ":rmsnorm", ":transformer", ":pre_norm"],
 }
 CASES = [f"{path}{variant}" for path in sorted(FOLDER.glob("*.py")) for variant in VARIANTS.get(path.stem, [""])]
 
@@ -33,7 +34,7 @@ def test_builds(location):
     assert jax.tree.leaves(params)
 
 
-@pytest.mark.parametrize("location", ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu"])
+@pytest.mark.parametrize("location", ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "tutorials.py:bert"])
 def test_unknown_variants_are_named(location):
     with pytest.raises(ConfigError, match=f"variant '{location.partition(':')[2]}' of configs/"):
         read_config(str(FOLDER / location))

@@ -1,0 +1,94 @@
+"""The architectures of five tutorials, small enough for minutes on two CPU cores, on real data.
+
+python scripts/train.py --config configs/tutorials.py:gpt --data DIR
+
+gpt             GPT: learned positions, one projection for query, key and value, GELU      Tiny Shakespeare
+basic_attention self-attention without parameters: softmax(x x^T) x                        rt-polarity
+classifier      post-norm blocks, learned positions, mean over the tokens                  rt-polarity
+rmsnorm         post-norm RMSNorm, two encoder and three decoder layers, no biases         Tatoeba, English to Chinese
+transformer     the 2017 Transformer: post-norm, sinusoids, one embedding                  Multi30k, English to German
+pre_norm        pre-norm encoder-decoder, one embedding for source and target              Multi30k, English to German
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tformer_jax import presets
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+
+SHAKESPEARE = DataConfig(
+    source="text",
+    train="tiny_shakespeare/input.txt",
+    tokenizer="characters",
+    batching="windows",
+    batch_size=12,
+    window=64,
+)
+REVIEWS = DataConfig(
+    source="tsv",
+    train="rt_polarity/train.tsv",
+    validation="rt_polarity/dev.tsv",
+    bucket_lengths=(24, 40, 96),
+    batch_tokens=2048,
+)
+TATOEBA = DataConfig(
+    source="tsv",
+    source_language="en",
+    target_language="zh",
+    train="tatoeba_en_zh/train.tsv",
+    validation="tatoeba_en_zh/dev.tsv",
+    target_tokenizer="characters",
+    vocab_size=4000,
+    shared_vocab=False,
+    bucket_lengths=(12, 20, 64),
+    batch_tokens=2048,
+)
+CAPTIONS = DataConfig(
+    source="parallel_lines",
+    source_language="en",
+    target_language="de",
+    train="multi30k/train.{lang}.gz",
+    validation="multi30k/val.{lang}.gz",
+    test="multi30k/test_2016_flickr.{lang}.gz",
+    vocab_size=6000,
+    bucket_lengths=(16, 24, 48),
+    batch_tokens=2048,
+)
+TRANSLATOR = {"dim": 256, "num_heads": 4, "head_dim": None, "ffn_dim": 1024, "max_length": 64}
+ENCODER = {"encoder_layers": 2, "num_heads": 4, "ffn_dim": 256, "max_length": 96, "dropout": 0.5}
+THREE_LAYERS = TRANSLATOR | {"encoder_layers": 3, "decoder_layers": 3}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any], DataConfig, int]] = {
+    # preset, changes of it, data, steps
+    "gpt": ("gpt_tutorial", {"dim": 128, "decoder_layers": 4, "num_heads": 4, "ffn_dim": 512}, SHAKESPEARE, 2000),
+    "basic_attention": ("sequence_classifier", ENCODER | {"attention": "basic", "num_heads": 1}, REVIEWS, 600),
+    "classifier": ("sequence_classifier", ENCODER, REVIEWS, 600),
+    "rmsnorm": ("rmsnorm_post_translator", TRANSLATOR | {"dropout": 0.3}, TATOEBA, 700),
+    "transformer": ("vaswani2017_base", THREE_LAYERS | {"dropout": 0.2}, CAPTIONS, 700),
+    "pre_norm": ("pre_norm_translator", THREE_LAYERS, CAPTIONS, 700),
+}
+
+
+def get_config(variant: str = "gpt") -> ConfigDict:
+    """Returns the config of the architecture `variant`."""
+    if variant not in VARIANTS:
+        raise ConfigError(f"variant {variant!r} of configs/tutorials.py: write one of {', '.join(VARIANTS)}")
+    preset, changes, data, steps = VARIANTS[variant]
+    model = presets.for_data(preset) | changes
+    if model.get("attention") == "basic":
+        del model["attention_bias"]
+    return to_config_dict(
+        Config(
+            name=f"tutorials_{variant}",
+            model=ModelConfig(**model),
+            data=data,
+            optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=200, final_fraction=0.02),
+            train=TrainConfig(
+                steps=steps,
+                label_smoothing=0.1 if model.get("family", "seq2seq") == "seq2seq" else 0.0,
+                eval_every=10_000,
+                checkpoint_every=500,
+            ),
+        )
+    )
