@@ -212,6 +212,14 @@ def test_unknown_labels(tmp_path):
         load_corpus(config("tsv", "a.tsv", "classifier", validation="b.tsv"), tmp_path)
 
 
+def test_a_part_of_a_file_sorted_by_label_is_not_held_out(tmp_path):
+    mixed = b"x\t1\ny\t2\n" * 150
+    write(tmp_path, **{"a.tsv": mixed, "b.tsv": mixed + b"y\t3\n" * 40})
+    assert len(load_corpus(config("tsv", "a.tsv", "classifier"), tmp_path).validation) == 30
+    with pytest.raises(DataError, match="the last 34 examples of data.train, .*, all have the label 'y': shuffle"):
+        load_corpus(config("tsv", "b.tsv", "classifier"), tmp_path)
+
+
 def test_no_folder_says_where_the_data_comes_from():
     with pytest.raises(DataError, match=r"reads multi30k/train.en.gz \(it comes from task 1 of .*\) .*--data DIR"):
         load_corpus(config("parallel_lines", "multi30k/train.{lang}.gz"), None)

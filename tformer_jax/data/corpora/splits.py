@@ -1,5 +1,6 @@
 """Splits of a corpus in files, streamed line by line or loaded into memory."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,8 @@ from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.lines import BadLines
 
 NAMES = ("train", "validation", "test")
+ENOUGH = 20
+"""Held-out examples that do not have the same label by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,12 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     train = streams["train"]
     train_split, validation = (train, streams["validation"]) if data.validation else _hold_out(cfg, train)
     splits = Splits(train_split, validation, streams.get("test", validation), bad=bad)
-    return dataclasses.replace(splits, labels=_labels(splits)) if cfg.model.family == "classifier" else splits
+    if cfg.model.family != "classifier":
+        return splits
+    labels = _labels(splits)
+    if not data.validation and len(labels) > 1:
+        _check_not_sorted(splits.validation)
+    return dataclasses.replace(splits, labels=labels)
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:
@@ -107,3 +115,13 @@ def _labels(splits: Splits) -> tuple[str, ...]:
                 f"which has {', '.join(labels)}"
             )
     return labels
+
+
+def _check_not_sorted(held_out: Iterable[Example]) -> None:
+    """Raises `DataError` if all of at least `ENOUGH` held-out examples have the same label."""
+    found = collections.Counter(example["label"] for example in held_out)
+    if len(found) == 1 and found.total() >= ENOUGH:
+        raise DataError(
+            f"the last {found.total():,} examples of data.train, held out for validation, all have the label "
+            f"{next(iter(found))!r}: shuffle the examples, or name validation data in data.validation"
+        )
