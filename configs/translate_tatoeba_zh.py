@@ -2,9 +2,9 @@
 
 python scripts/train.py --config configs/translate_tatoeba_zh.py --data DIR
 
-The corpus mixes simplified and traditional characters: 47 % of the Chinese sentences have characters that only traditional
-script uses, and no English sentence says which script is expected. This config converts all sentences, references
-included, to simplified characters (`data.normalize`), so that outputs are compared in one script.
+The corpus mixes simplified and traditional characters: 47 % of the Chinese sentences have characters that only
+traditional script uses, and no English sentence says which script is expected. This config converts all sentences,
+references included, to simplified characters (`data.normalize`), so that outputs are compared in one script.
 """
 
 from ml_collections import ConfigDict
@@ -60,14 +60,7 @@ def get_config() -> ConfigDict:
             optim=OptimConfig(
                 optimizer="muon", schedule="cosine", learning_rate=5e-3, warmup_steps=100, final_fraction=0.0
             ),
-            train=TrainConfig(
-                steps=1200,
-                label_smoothing=0.1,
-                eval_every=400,
-                checkpoint_every=40,
-                keep_checkpoints=5,
-                weights="average_last",
-            ),
+            train=TrainConfig(steps=1200, label_smoothing=0.1, eval_every=600, checkpoint_every=300),
             decode=DecodeConfig(strategy="beam", beams=5),
             eval=EvalConfig(references="normalized", examples=200),
         )
