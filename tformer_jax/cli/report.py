@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tformer_jax.cli.common import integer, run_path
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import write_text
 from tformer_jax.report import html, run
 
 NAME = "report.html"
@@ -57,8 +58,17 @@ def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> li
         ConfigError: a folder is not a run folder, or `path` cannot be written.
     """
     runs = run.load_all(folders)
+    write_page(html.render(runs, refresh=refresh), path)
+    return runs
+
+
+def write_page(text: str, path: Path) -> None:
+    """Writes a page to `path` atomically.
+
+    Raises:
+        ConfigError: `path` cannot be written.
+    """
     try:
-        html.write(runs, path, refresh=refresh)
+        write_text(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}); name another with --output") from error
-    return runs

@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "evaluate a run on a split of its data",
     "serve": "serve a run over HTTP",
     "attention": "show what a model attends to",
+    "explain": "explain Transformers with pictures",
     "report": "show runs in one HTML file",
     "compare": "compare two runs",
     "sweep": "train a config for each combination of settings",

@@ -8,14 +8,19 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import write_text
 from tformer_jax.report import charts, sections
 from tformer_jax.report.comparison import compare
 from tformer_jax.report.run import Run
+
+SCRIPTS = {
+    "report": ("page.js", "report.js"),
+    "attention": ("page.js", "heat.js", "attention.js"),
+    "explain": ("page.js", "heat.js", "explain.js"),
+}
+"""Scripts of each page, in order."""
 
 
 def check_installed(what: str) -> None:
@@ -23,11 +28,6 @@ def check_installed(what: str) -> None:
     missing = [name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f'{what} needs {" and ".join(missing)}: pip install -e ".[report]"')
-
-
-def write(runs: Sequence[Run], path: Path, *, refresh: int | None = None) -> None:
-    """Writes a report atomically; see `render`."""
-    write_text(path, render(runs, refresh=refresh))
 
 
 def render(runs: Sequence[Run], *, refresh: int | None = None) -> str:
@@ -73,7 +73,7 @@ def render_page(template: str, data: Any, *, refresh: int | None = None, **value
             written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC"),
             refresh=refresh,
             style=_asset("report.css"),
-            script=_asset("page.js") + _asset(f"{template}.js"),
+            script="".join(map(_asset, SCRIPTS[template])),
             plotly=_plotly(),
             data=_json(data),
             **values,

@@ -1,6 +1,5 @@
 const { attentions, norms } = JSON.parse(at("data").textContent);
 const redraws = new Map();
-const LABELS = 48;
 
 /** Resolves to the weights and the mask of an attention. */
 async function unpackedWeights(one) {
@@ -19,30 +18,6 @@ function matrix(one, { weights, mask }, layer, head) {
     const weight = weights[first + t * S + s];
     return visible || weight ? weight / 65535 : null;
   }));
-}
-
-/** An axis with the texts of tokens as labels, at most LABELS of them. */
-function tokenAxis(tokens) {
-  const every = Math.ceil(tokens.length / LABELS);
-  const places = tokens.map((_, place) => place).filter((place) => place % every === 0);
-  const font = { color: color("text"), size: 11 };
-  return {
-    tickmode: "array", tickvals: places, ticktext: places.map((place) => escaped(tokens[place])), tickfont: font,
-    automargin: true, showgrid: false, zeroline: false, showline: false,
-  };
-}
-
-function heat(z, more) {
-  const colorbar = { thickness: 8, outlinewidth: 0, len: 1, tickfont: { color: color("muted"), size: 11 } };
-  const colorscale = [[0, color("surface")], [1, color("accent")]];
-  const zmax = z.flat().reduce((most, value) => Math.max(most, value ?? 0), 0);
-  return { type: "heatmap", z, zmin: 0, zmax, colorscale, colorbar, xgap: 1, ygap: 1, hoverongaps: false, ...more };
-}
-
-function layout(more) {
-  const font = { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("text") };
-  const hoverlabel = { bgcolor: color("surface"), bordercolor: color("rule"), font: { color: color("text") } };
-  return { ...STYLE, plot_bgcolor: color("rule"), font, hoverlabel, margin: { l: 8, r: 8, t: 8, b: 8 }, dragmode: false, ...more };
 }
 
 function pairs(one) {

@@ -83,3 +83,22 @@ function showPlace() {
   for (const section of document.querySelectorAll("main > section")) watch.observe(section);
 }
 
+/** Calls `resize` when printing begins (true) or ends; on paper, the page is light and all its details are open. */
+function followPrinting(resize) {
+  const change = (begins) => {
+    if (begins === (root.dataset.printing === "yes")) return;
+    root.dataset.printing = begins ? "yes" : "no";
+    if (begins) root.dataset.screenTheme = root.dataset.theme ?? "";
+    const theme = begins ? "light" : root.dataset.screenTheme;
+    if (theme) root.dataset.theme = theme;
+    else delete root.dataset.theme;
+    for (const fold of document.querySelectorAll("details")) {
+      if (begins) fold.dataset.open = fold.open ? "yes" : "no";
+      fold.open = begins || fold.dataset.open === "yes";
+    }
+    resize(begins);
+  };
+  matchMedia("print").addEventListener("change", (event) => change(event.matches));
+  addEventListener("beforeprint", () => change(true));
+  addEventListener("afterprint", () => change(false));
+}

@@ -150,17 +150,7 @@ function follow(chart) {
   });
 }
 
-function forPrint(begins) {
-  if (begins === (root.dataset.printing === "yes")) return;
-  root.dataset.printing = begins ? "yes" : "no";
-  if (begins) root.dataset.screenTheme = root.dataset.theme ?? "";
-  const theme = begins ? "light" : root.dataset.screenTheme;
-  if (theme) root.dataset.theme = theme;
-  else delete root.dataset.theme;
-  for (const fold of document.querySelectorAll("details")) {
-    if (begins) fold.dataset.open = fold.open ? "yes" : "no";
-    fold.open = begins || fold.dataset.open === "yes";
-  }
+function sizeForPrint(begins) {
   const size = begins ? { width: 330, height: 220 } : { width: null, height: null, autosize: true };
   for (const chart of charts) show(chart).then(() => Plotly.relayout(at(`chart-${chart.key}`), size));
 }
@@ -186,9 +176,7 @@ function listen() {
     drawAll();
   });
   at("log").addEventListener("change", (event) => { view.log = event.target.checked; drawAll(); });
-  matchMedia("print").addEventListener("change", (event) => forPrint(event.matches));
-  addEventListener("beforeprint", () => forPrint(true));
-  addEventListener("afterprint", () => forPrint(false));
+  followPrinting(sizeForPrint);
   for (const button of document.querySelectorAll("[data-file]")) button.addEventListener("click", () => save(button));
 }
 

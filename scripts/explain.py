@@ -1,0 +1,10 @@
+"""Explains Transformers with pictures: python scripts/explain.py --text "some text" """
+
+if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.common import run_main
+    from tformer_jax.cli.explain import main
+
+    run_main(main)

@@ -1,0 +1,190 @@
+"""The pages that explain mechanisms: their numbers, shapes and sources, and the tests that they name."""
+
+import ast
+import inspect
+import itertools
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from tests import oracles
+from tformer_jax.cli import explain
+from tformer_jax.config import ConfigError
+from tformer_jax.nn.norms import layer_norm
+from tformer_jax.report.explain import page
+from tformer_jax.report.explain.mathml import formula, fraction
+from tformer_jax.report.explain.search import SMOOTHING
+from tformer_jax.report.explain.topic import CFG, Example, Heat
+
+TESTS = Path(__file__).resolve().parents[1]
+EXAMPLE = Example.of("the cat saw the <b>", "le chat vit")
+
+
+@pytest.fixture(scope="module")
+def topics():
+    return {name: topic for group in page.build(EXAMPLE).values() for name, topic in group.items()}
+
+
+def picture(topic, title: str):
+    (found,) = (one for one in topic.pictures if one.title.startswith(title))
+    return found
+
+
+def test_every_topic_has_all_its_parts(topics):
+    assert set(topics) == set(page.TOPICS)
+    for name, topic in topics.items():
+        assert topic.formulas and topic.shapes and topic.functions and topic.pictures and topic.mistakes, name
+        for one in topic.formulas:
+            ElementTree.fromstring(one)
+        sizes: dict[str, set[int]] = {}
+        for shape in topic.shapes:
+            letters = shape.letters.split()
+            assert len(letters) == len(shape.sizes), (name, shape)
+            for letter, size in zip(letters, shape.sizes, strict=True):
+                sizes.setdefault(letter, set()).add(size)
+        assert all(len(found) == 1 for found in sizes.values()), (name, sizes)
+
+
+def test_sources_are_those_of_the_functions(topics):
+    shown = dict(topics["norms"].sources())
+    assert shown["tformer_jax.nn.norms.layer_norm"] == inspect.getsource(layer_norm.__wrapped__).strip()
+    assert all("def " in source for topic in topics.values() for _, source in topic.sources())
+
+
+def test_the_named_tests_exist(topics):
+    names = {mistake.test for topic in topics.values() for mistake in topic.mistakes}
+    for name in names:
+        path, test = name.split("::")
+        tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+        assert test in {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}, name
+
+
+def test_attention_equals_numpy(topics):
+    x = np.float64(EXAMPLE.x[0])
+    for title, scale in (("Weights of the sentence", CFG.dim**-0.5), ("The same without", 1.0)):
+        weights = picture(topics["dot-product"], title).values
+        np.testing.assert_allclose(weights, oracles.softmax(scale * x @ x.T), atol=1e-5)
+    causal = topics["masks"].pictures[0].values
+    np.testing.assert_array_equal(~np.isnan(causal), np.tri(len(x), dtype=bool))
+    alone = picture(topics["masks"], "A query without keys").values
+    seen = np.tri(len(x), dtype=bool) & (np.arange(len(x)) > 0)
+    scores = np.where(seen, np.exp(x @ x.T / np.sqrt(CFG.dim)), 0)
+    np.testing.assert_allclose(alone, scores / np.maximum(scores.sum(1, keepdims=True), 1e-300), atol=1e-5)
+
+
+def test_positions_equal_numpy(topics):
+    T = len(EXAMPLE.source)
+    encodings = picture(topics["sinusoids"], "Encoding").values
+    np.testing.assert_allclose(encodings, [oracles.sinusoid(p, CFG.dim) for p in range(T)], atol=1e-6)
+    shifted = picture(topics["sinusoids"], "PE(p + 3)").values
+    np.testing.assert_allclose(shifted, [oracles.sinusoid(p + 3, CFG.dim) for p in range(T)], atol=1e-5)
+    bias = oracles.alibi_bias(CFG.num_heads, T, T)
+    weights = oracles.softmax(np.where(np.tri(T, dtype=bool), bias[0], -np.inf))
+    found = picture(topics["alibi"], "Weights of head 0").values
+    np.testing.assert_allclose(np.nan_to_num(found), weights, atol=1e-6)
+    table = picture(topics["t5-buckets"], "Buckets of the sentence").values
+    expected = [[oracles.relative_bucket(s - t, 16, 32, True) for s in range(T)] for t in range(T)]
+    np.testing.assert_array_equal(table, expected)
+    scores = picture(topics["rope"], "Scores of one word").values
+    for offset in range(T):
+        assert np.ptp(np.diagonal(scores, offset)) < 1e-5
+
+
+def test_layers_equal_numpy(topics):
+    (x, normal, rms) = (picture(topics["norms"], name).values for name in ("input", "LayerNorm", "RMSNorm"))
+    ones = np.ones(CFG.dim)
+    np.testing.assert_allclose(normal, oracles.layer_norm(np.float64(x), ones, 0 * ones, 1e-5), atol=1e-5)
+    np.testing.assert_allclose(rms, oracles.rms_norm(np.float64(x), ones, 1e-5), atol=1e-5)
+    weights = picture(topics["experts"], "Weights of the chosen").values
+    np.testing.assert_allclose(np.nansum(weights, axis=1), 1, atol=1e-6)
+    assert (~np.isnan(weights)).sum(axis=1).tolist() == [2] * len(EXAMPLE.source)
+
+
+def test_the_loss_equals_its_formula(topics):
+    right, _, mistaken = picture(topics["teacher-forcing"], "Loss by").curves
+    V = 4 + len(set(EXAMPLE.target))
+    np.testing.assert_allclose(right.y, np.log1p((V - 1) * np.exp(-np.float64(right.x))), atol=1e-5)
+    assert mistaken.name == "probabilities, by mistake"
+    assert min(mistaken.y) > np.log(1 + (V - 1) / np.e)
+    read = picture(topics["teacher-forcing"], "What each position")
+    assert read.rows == ["0 → le", "1 → chat", "2 → vit", "3 → </s>"]
+    assert read.texts[3] == ["<s>", "le", "chat", "vit"]
+
+
+def test_scores_of_beams_equal_the_counts_of_words(topics):
+    words = ["<s>", *EXAMPLE.source, "</s>"]
+    V = 3 + len(set(EXAMPLE.source))  # <unk> is excluded
+
+    def log_p(word: str, following: str) -> float:
+        pairs = list(itertools.pairwise(words))
+        count = pairs.count((word, following))
+        return np.log((count + SMOOTHING) / (sum(first == word for first, _ in pairs) + V * SMOOTHING))
+
+    scores = picture(topics["beams"], "Scores")
+    for row, (total, _, mean) in zip(scores.rows, scores.values, strict=True):
+        output = row.split()
+        expected = sum(log_p(*pair) for pair in zip(["<s>", *output], output, strict=False))
+        np.testing.assert_allclose([total, mean], [expected, expected / len(output)], rtol=1e-5)
+    assert scores.values[:, 2].tolist() == sorted(scores.values[:, 2], reverse=True)
+
+
+def test_slots_hold_the_words(topics):
+    dense, ring = topics["kv-cache"].pictures[:2]
+    assert dense.texts[-1] == list(EXAMPLE.source)
+    assert ring.texts[-1] == ["<", "b", ">", "the"]
+    pool = topics["paged-cache"].pictures[0]
+    assert pool.texts[0] == list(EXAMPLE.source[:4])
+
+
+def test_the_page_is_complete_and_needs_no_network(topics):
+    text = page.render({"All": topics}, EXAMPLE, "python scripts/explain.py --text 'x'")
+    assert not re.search(r'(?:src|href)="(?!#|data:)', text)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    places = [int(number) for number in re.findall(r'data-picture="(\d+)"', text)]
+    assert places == list(range(len(data["pictures"])))
+    assert data["pictures"][0]["y"] == list(EXAMPLE.source)
+    assert "<dd>the cat saw the &lt; b &gt;</dd>" in text
+
+
+def test_tokens_of_a_text():
+    assert Example.of("It's 3.5 km, 你好!").source == ("It", "'", "s", "3", ".", "5", "km", ",", "你", "好", "!")
+    assert Example.of("a b c").target == ("c", "b", "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--text", "one"], "--text has 1 tokens .*: write 2 to 32"),
+        (["--text", "a b", "--target", "x " * 33], "--target has 33 tokens .*: write 2 to 32"),
+        (["ropes"], "unknown topic 'ropes': write some of dot-product, heads, "),
+    ],
+)
+def test_mistakes_on_the_command_line(arguments, sentence, tmp_path):
+    with pytest.raises(ConfigError, match=sentence):
+        explain.main([*arguments, "--output", str(tmp_path / "page.html")])
+
+
+def test_the_command_writes_the_chosen_topics(tmp_path, capsys):
+    path = tmp_path / "page.html"
+    explain.main(["alibi", "--text", "two words", "--output", str(path)])
+    assert capsys.readouterr().out == f"{path}\n"
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r'<article id="([^"]*)"', text) == ["alibi"]
+    assert "python scripts/explain.py alibi --text &#39;two words&#39;" in text
+
+
+def test_a_formula_by_hand():
+    assert formula("a_i", fraction("1", "x^2")) == (
+        '<math display="block"><mrow><msub><mi>a</mi><mrow><mi>i</mi></mrow></msub><mfrac><mrow><mn>1</mn></mrow>'
+        "<mrow><msup><mi>x</mi><mrow><mn>2</mn></mrow></msup></mrow></mfrac></mrow></math>"
+    )
+
+
+def test_numbers_that_are_hidden_are_left_out():
+    heat = Heat("", np.array([[1.0, np.nan]]), ["r"], ["a", "b"])
+    assert heat.data()["z"] == [[1.0, None]]
+    assert heat.table() == (["", "a", "b"], [["r", "1", ""]])

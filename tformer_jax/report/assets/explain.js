@@ -1,0 +1,62 @@
+const { pictures } = JSON.parse(at("data").textContent);
+const drawn = new Set();
+
+function drawHeat(place, { z, x, y, texts }) {
+  const height = Math.min(150 + 22 * y.length, 900);
+  place.style.height = `${height}px`;
+  const named = y.map((row, r) => x.map((column, c) => `${escaped(row)} → ${escaped(column)}${texts ? `: ${escaped(texts[r][c])}` : ""}`));
+  const cells = texts ? { text: texts.map((row) => row.map(escaped)), texttemplate: "%{text}", showscale: false } : {};
+  if (texts) cells.zmax = 2 * Math.max(...z.flat());  // pale, for the texts
+  const trace = heat(z, { hovertext: named, hovertemplate: `%{hovertext}${texts ? "" : "<br>%{z:.4~g}"}<extra></extra>`, ...cells });
+  const xaxis = { ...tokenAxis(x), side: "top", tickangle: -50, tickvals: x.map((_, at) => at), fixedrange: true };
+  const yaxis = { ...tokenAxis(y), autorange: "reversed", fixedrange: true };
+  return Plotly.react(place, [trace], layout({ height, xaxis, yaxis }), CONFIG);
+}
+
+function drawLines(place, { curves, x, y, log, square }) {
+  const height = square ? 420 : 340;
+  place.style.height = `${height}px`;
+  const traces = curves.map((curve, number) => ({
+    type: "scatter", mode: curve.texts ? "lines+markers+text" : "lines", name: escaped(curve.name), x: curve.x, y: curve.y,
+    text: curve.texts?.map(escaped), textposition: "top center", textfont: { size: 11 },
+    line: { color: color(`run-${number % 8}`), width: 1.6, dash: ["solid", "dash", "dot", "dashdot"][number % 4] },
+    hovertemplate: `%{y:.5~g} at %{x:.5~g}<extra>${escaped(curve.name)}</extra>`,
+  }));
+  const axis = { gridcolor: color("grid"), zerolinecolor: color("rule"), linecolor: color("rule"), tickfont: { color: color("muted") }, automargin: true };
+  const title = (text) => ({ text: escaped(text), font: { size: 12, color: color("muted") }, standoff: 6 });
+  const type = (name) => (log.includes(name) ? { type: "log", dtick: 1 } : {});
+  const xaxis = { ...axis, title: title(x), ...type("x") };
+  const yaxis = { ...axis, title: title(y), ...type("y"), ...(square ? { scaleanchor: "x" } : {}) };
+  const legend = { orientation: "h", y: -0.25, font: { size: 11 } };
+  const more = { height, xaxis, yaxis, plot_bgcolor: "transparent", showlegend: curves.length > 1, legend };
+  return Plotly.react(place, traces, layout(more), CONFIG);
+}
+
+function draw(place) {
+  const picture = pictures[Number(place.dataset.picture)];
+  return picture.kind === "heat" ? drawHeat(place, picture) : drawLines(place, picture);
+}
+
+async function show(place) {
+  await library;
+  await draw(place);
+  drawn.add(place);
+}
+
+async function resize(begins) {
+  const size = begins ? { width: 330 } : { width: null, autosize: true };
+  for (const place of document.querySelectorAll(".picture")) show(place).then(() => Plotly.relayout(place, size));
+}
+
+async function begin() {
+  followTheme(() => { for (const place of drawn) draw(place); });
+  followPrinting(resize);
+  showPlace();
+  const places = [...document.querySelectorAll(".picture")];
+  const first = places.filter(isInView);
+  whenNear(places.filter((place) => !first.includes(place)), show);
+  await Promise.all(first.map(show));
+  root.dataset.drawn = performance.now();
+}
+
+begin();

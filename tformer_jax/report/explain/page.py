@@ -1,0 +1,78 @@
+"""Renders topics as one HTML file."""
+
+from collections.abc import Callable, Sequence
+
+from tformer_jax.config import ConfigError
+from tformer_jax.report.explain import attention, caches, layers, positions, search, sequences
+from tformer_jax.report.explain.topic import Example, Topic
+from tformer_jax.report.html import render_page
+
+GROUPS: dict[str, dict[str, Callable[[Example], Topic]]] = {
+    "Attention": {"dot-product": attention.dot_product, "heads": attention.heads, "masks": attention.masks},
+    "Positions": {
+        "sinusoids": positions.sinusoids,
+        "rope": positions.rope,
+        "alibi": positions.alibi,
+        "t5-buckets": positions.buckets,
+    },
+    "Layers": {
+        "norms": layers.norms,
+        "placement": layers.placement,
+        "ffn": layers.ffn,
+        "experts": layers.experts,
+    },
+    "Sequences": {
+        "encoder-decoder": sequences.encoder_decoder,
+        "teacher-forcing": sequences.teacher_forcing,
+    },
+    "Decoding": {"kv-cache": caches.kv_cache, "paged-cache": caches.paged_cache, "beams": search.beams},
+}
+"""The topics by group and name."""
+LETTERS = {
+    "B": "batch",
+    "T": "query length",
+    "S": "key length",
+    "D": "width",
+    "N": "query heads",
+    "K": "key/value heads",
+    "G": "N / K",
+    "H": "head size",
+    "F": "FFN width",
+    "V": "vocabulary",
+    "L": "layers",
+    "E": "experts",
+    "k": "experts of a token, or beams",
+    "P": "pages of a row",
+}
+TOPICS = {name: build for topics in GROUPS.values() for name, build in topics.items()}
+
+
+def build(example: Example, names: Sequence[str] = ()) -> dict[str, dict[str, Topic]]:
+    """Computes topics, by group and name; without names, all.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    for name in names:
+        if name not in TOPICS:
+            raise ConfigError(f"unknown topic {name!r}: write some of {', '.join(TOPICS)}")
+    wanted = names or TOPICS
+    found = {
+        group: {name: topic(example) for name, topic in topics.items() if name in wanted}
+        for group, topics in GROUPS.items()
+    }
+    return {group: topics for group, topics in found.items() if topics}
+
+
+def render(groups: dict[str, dict[str, Topic]], example: Example, command: str) -> str:
+    """Returns the page of topics; `command` is shown as the way to make it for another text."""
+    pictures = [picture.data() for topics in groups.values() for topic in topics.values() for picture in topic.pictures]
+    return render_page(
+        "explain",
+        {"pictures": pictures},
+        title="How Transformers work",
+        groups=groups,
+        example=example,
+        command=command,
+        letters=LETTERS,
+    )

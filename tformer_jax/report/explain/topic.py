@@ -1,0 +1,191 @@
+"""What a page explains: formulas, shapes, functions, pictures and mistakes, as plain values."""
+
+import dataclasses
+import functools
+import inspect
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.report.explain.mathml import Math
+
+FEWEST, MOST = 2, 32
+"""Numbers of tokens that a text may have."""
+DIGITS = 5
+"""Significant digits of the numbers in a picture."""
+_CJK = "\u3040-\u30ff\u3400-\u9fff"
+_TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """The sentence of the pictures and its translation, in tokens: words, punctuation and Chinese characters."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str, target: str | None = None) -> "Example":
+        """Splits the texts into tokens; without a target, it is the text backwards.
+
+        Raises:
+            ConfigError: a text has fewer than `FEWEST` or more than `MOST` tokens.
+        """
+        source = tuple(_TOKEN.findall(text))
+        found = {"--text": source, "--target": source[::-1] if target is None else tuple(_TOKEN.findall(target))}
+        for flag, tokens in found.items():
+            if not FEWEST <= len(tokens) <= MOST:
+                count = f"{len(tokens)} tokens (words, punctuation, Chinese characters)"
+                raise ConfigError(f"{flag} has {count}: write {FEWEST} to {MOST}")
+        return cls(*found.values())
+
+    @property
+    def x(self) -> np.ndarray:
+        """Embeddings of the source, float32 [1, T, `CFG.dim`]."""
+        return vectors(self.source, CFG.dim)[None]
+
+
+CFG = ModelConfig(
+    family="seq2seq", dim=16, num_heads=4, num_kv_heads=2, ffn_dim=32, encoder_layers=1, decoder_layers=1, dropout=0.0
+)
+"""The model of the pictures: D = 16, N = 4, K = 2, H = 4, F = 32."""
+
+
+def vectors(tokens: Sequence[str], size: int) -> np.ndarray:
+    """Draws a vector from N(0, 1) for each distinct token: float32 [T, size]. The case of letters is ignored."""
+    rows = [np.random.default_rng(zlib.crc32(token.lower().encode())).normal(size=size) for token in tokens]
+    return np.array(rows, np.float32)
+
+
+def random_params(module: nn.Module, *arguments: Any, scale: float = 0.5, **options: Any) -> dict[str, Any]:
+    """Draws all parameters of a module from N(0, scale^2), from a fixed seed."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(functools.partial(module.init, **options), jax.random.key(0), *arguments)["params"]
+    return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """An array of a topic."""
+
+    name: str
+    letters: str
+    """Its axes in the legend's letters, such as "B T N H"."""
+    sizes: tuple[int, ...]
+    """Its axes in the pictures."""
+    meaning: str
+
+    @classmethod
+    def of(cls, name: str, letters: str, array: Any, meaning: str = "") -> "Shape":
+        """Describes an array."""
+        return cls(name, letters, tuple(array.shape), meaning)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heat:
+    """A heat map."""
+
+    title: str
+    values: np.ndarray
+    """float [rows, columns]; NaN is drawn in gray."""
+    rows: Sequence[str]
+    columns: Sequence[str]
+    caption: str = ""
+    texts: Sequence[Sequence[str]] | None = None
+    """Text of each cell, instead of its value."""
+    kind = "heat"
+
+    def data(self) -> dict[str, Any]:
+        """Returns what the page's script needs, ready for JSON."""
+        values = [numbers(row) for row in self.values]
+        return {"kind": self.kind, "z": values, "y": self.rows, "x": self.columns, "texts": self.texts}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the headings and rows of the table below the picture."""
+        texts = self.texts or [[f"{value:.4g}" if value == value else "" for value in row] for row in self.values]
+        return ["", *self.columns], [[name, *row] for name, row in zip(self.rows, texts, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A line, or points, of a chart."""
+
+    name: str
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    texts: Sequence[str] | None = None
+    """Text of each point; the points are then drawn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A line chart."""
+
+    title: str
+    curves: Sequence[Curve]
+    x: str
+    """What the horizontal axis shows."""
+    y: str
+    caption: str = ""
+    log: str = ""
+    """Axes with a logarithmic scale: "", "x", "y" or "xy"."""
+    square: bool = False
+    """Whether both axes have one unit of length."""
+    kind = "lines"
+
+    def data(self) -> dict[str, Any]:
+        """Returns what the page's script needs, ready for JSON."""
+        curves = [
+            {"name": one.name, "x": numbers(one.x), "y": numbers(one.y), "texts": one.texts} for one in self.curves
+        ]
+        return {"kind": self.kind, "curves": curves, "x": self.x, "y": self.y, "log": self.log, "square": self.square}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the headings and rows of the table below the picture."""
+        rows = [
+            [one.name, *(f"{value:.4g}" for value in point), *([one.texts[number]] if one.texts else [""])]
+            for one in self.curves
+            for number, point in enumerate(zip(one.x, one.y, strict=True))
+        ]
+        return ["line", self.x, self.y, ""], rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A mistake that is often made, and the test that catches it."""
+
+    text: str
+    test: str
+    """Such as "nn/test_masks.py::test_rules_are_combined", below tests/."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topic:
+    """One mechanism."""
+
+    title: str
+    text: str
+    formulas: Sequence[Math]
+    shapes: Sequence[Shape]
+    functions: Sequence[Any]
+    """Functions and classes that compute it."""
+    pictures: Sequence[Heat | Lines]
+    mistakes: Sequence[Mistake]
+
+    def sources(self) -> list[tuple[str, str]]:
+        """Returns the qualified name and the source of each function."""
+        plain = [inspect.unwrap(one) for one in self.functions]
+        return [(f"{one.__module__}.{one.__qualname__}", inspect.cleandoc(inspect.getsource(one))) for one in plain]
+
+
+def numbers(values: Any) -> list[float | None]:
+    """Rounds to `DIGITS` significant digits; NaN becomes None."""
+    exact = np.asarray(values, np.float64).tolist()
+    return [float(f"{value:.{DIGITS}g}") if value == value else None for value in exact]
