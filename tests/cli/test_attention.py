@@ -15,6 +15,7 @@ from tests.helpers import tiny
 from tests.test_api import DATA, run_of
 from tformer_jax.cli import attention, watching
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.report import attention as page_of_attention
 from tformer_jax.report.attention import MEAN, ROLLOUT, visible
 
 
@@ -55,6 +56,28 @@ def test_the_page_has_the_weights_the_masks_and_the_predictions(run, tmp_path, c
     assert [text for text in texts if text] == [
         unescape(cell) for cell, text in zip(cells, texts, strict=False) if text
     ]
+
+
+def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkeypatch):
+    """The maps of "abc" and "b<" have 4 x 4, 3 x 3 and 3 x 4 weights; a layer has 4 heads, their mean, a rollout."""
+    path, arguments = tmp_path / "page.html", ["--run", "runs/x", "abc\tb<", "--output", str(tmp_path / "page.html")]
+    monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 6)
+    attention.main(arguments)
+    assert "All heads by layer" in path.read_text(encoding="utf-8")
+    monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 6 - 1)
+    attention.main(arguments)
+    page = path.read_text(encoding="utf-8")
+    found = {one["name"]: one["heads"] for one in json.loads(part(page, "data"))["attentions"]}
+    assert found == {"encoder": [MEAN, ROLLOUT], "decoder": [MEAN, ROLLOUT], "cross": [MEAN]}
+    assert "only the means of the heads are shown" in page
+    (watched,) = run.watch([("abc", "b<")])
+    stored = np.frombuffer(unpacked(page, "weights-decoder"), "<u2").reshape(2, 3, 3) / 65535
+    np.testing.assert_allclose(stored[0], watched.weights["decoder"][0].mean(0), atol=1e-5)
+    with pytest.raises(ConfigError, match="--head 2: the page of 4 tokens has only means of heads"):
+        attention.main([*arguments, "--head", "2"])
+    monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 2 - 1)
+    with pytest.raises(ConfigError, match="the text has 4 tokens, too many for a page: shorten it, or write arrays"):
+        attention.main(arguments)
 
 
 def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers import build, tiny
+from tests import oracles
+from tests.helpers import apply, build, tiny
 from tformer_jax.eval import likelihood
 from tformer_jax.eval.likelihood import Likelihood
 
@@ -24,7 +25,7 @@ class Counted:
 
 
 def one_by_one(model, params, batches) -> tuple[float, float]:
-    loss, hits, count = sum(np.float64(likelihood._sums(model, params, batch)) for batch in batches)
+    loss, hits, count = sum(np.float64(likelihood._sums(model, params, batch)).sum(axis=0) for batch in batches)
     return loss / count, 100 * hits / count
 
 
@@ -32,7 +33,20 @@ def one_by_one(model, params, batches) -> tuple[float, float]:
 def test_sums_do_not_depend_on_the_number_of_pending_batches(count):
     model, params = build(tiny("decoder_lm"))
     split = Counted(count)
-    assert Likelihood(model, split)(params) == one_by_one(model, params, split.batches)
+    *found, losses = Likelihood(model, split)(params)
+    assert found == pytest.approx(one_by_one(model, params, split.batches))
+    assert losses.labels == [4] * 2 * count
+    logits = apply(model, params, split.batches[-1]["tokens"])
+    log_p = np.log(oracles.softmax(np.float64(logits)))
+    expected = -np.take_along_axis(log_p, split.batches[-1]["targets"][..., None], axis=-1)[..., 0].sum(axis=1)
+    np.testing.assert_allclose(losses.nll[-2:], expected, rtol=1e-5)
+
+
+def test_rows_without_labels_are_dropped_and_many_are_joined(monkeypatch):
+    monkeypatch.setattr(likelihood, "MOST_PARTS", 2)
+    nll, labels = np.array([1.0, 0.0, 2.0, 4.0, 8.0]), np.array([1.0, 0.0, 1.0, 2.0, 2.0])
+    assert likelihood.in_parts(nll, labels) == likelihood.Losses([3.0, 12.0], [2, 4])
+    assert likelihood.in_parts(nll[:2], labels[:2]) == likelihood.Losses([1.0], [1])
 
 
 @pytest.mark.parametrize(("room", "made"), [(2**20, 1), (100, 2)])
@@ -43,5 +57,7 @@ def test_batches_of_a_small_split_are_cached(monkeypatch, room, made):
     evaluate = Likelihood(model, split)
     first = evaluate(params)
     halved = jax.tree.map(lambda leaf: leaf / 2, params)
-    assert evaluate(halved) == one_by_one(model, halved, split.batches) != first
+    second = evaluate(halved)
+    assert second[:2] == pytest.approx(one_by_one(model, halved, split.batches))
+    assert second[0] != first[0]
     assert split.made == made

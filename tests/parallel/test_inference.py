@@ -83,9 +83,12 @@ def test_the_likelihood_of_uneven_batches():
         targets = draw.integers(4, 11, (rows, 8)).astype(np.int32)
         tokens[-1, 5:], targets[-1, 5:] = PAD, IGNORED
         batches.append({"tokens": tokens, "targets": targets})
-    alone = Likelihood(model, lambda: batches)(params)
+    *alone, losses = Likelihood(model, lambda: batches)(params)
     for sizes in MESHES.values():
-        np.testing.assert_allclose(Likelihood(model, lambda: batches)(on(sizes, model, params)), alone, rtol=1e-5)
+        *found, parts = Likelihood(model, lambda: batches)(on(sizes, model, params))
+        np.testing.assert_allclose(found, alone, rtol=1e-5)
+        np.testing.assert_allclose(parts.nll, losses.nll, rtol=1e-5)
+        assert parts.labels == losses.labels
 
 
 def test_scores_and_labels():

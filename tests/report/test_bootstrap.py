@@ -1,5 +1,7 @@
 """Intervals and paired tests: equal to sacreBLEU's own classes, and to resamples counted by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import sacrebleu
@@ -7,7 +9,7 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.significance import PairedTest
 
 from tests.report.folders import SIGNATURES, write_run
-from tformer_jax.report.bootstrap import bleu_of, estimates, share
+from tformer_jax.report.bootstrap import bleu_of, estimates, ratio, share
 from tformer_jax.report.run import load_all
 
 
@@ -76,9 +78,25 @@ def test_a_system_does_not_differ_from_itself(outputs):
     assert {second.p_value for _, second in found.values()} == {1 / 101}, "sacreBLEU's p of no difference at all"
 
 
+def test_the_resamples_of_a_loss_by_hand():
+    labels, worse, better = np.array([4, 1, 3]), np.array([8.0, 1.0, 9.0]), np.array([4.0, 0.5, 6.0])
+    first, second = ratio([worse, better], labels, resamples=100)
+    drawn = np.random.default_rng(12345).choice(3, size=(100, 3), replace=True)
+    sampled = np.sort([sum(worse[at] for at in row) / sum(labels[at] for at in row) for row in drawn])
+    assert (first.score, second.score) == (18 / 8, 10.5 / 8)
+    assert (first.mean, 2 * first.half) == pytest.approx((sampled.mean(), sampled[97] - sampled[2]))
+    gaps = [sum(worse[at] - better[at] for at in row) / sum(labels[at] for at in row) for row in drawn]
+    assert second.p_value == (sum(gap - np.mean(gaps) > 7.5 / 8 for gap in gaps) + 1) / 101
+
+
 def test_which_metrics_a_family_has(outputs):
     assert list(estimates(outputs[:1], "classifier", resamples=10)) == ["accuracy"]
     assert estimates(outputs[:1], "decoder_lm", resamples=10) == {}
+    parts = dataclasses.replace(outputs[0], nll=np.ones(3), labels=np.array([1, 2, 1]))
+    assert list(estimates([parts, parts], "decoder_lm", resamples=10)) == ["loss"]
+    assert estimates([parts], "classifier", resamples=10)["loss"][0].score == 0.75
+    other = dataclasses.replace(parts, labels=np.array([2, 1, 1]))
+    assert estimates([parts, other], "decoder_lm", resamples=10) == {}
 
 
 def test_the_tokenizer_is_that_of_the_signature():

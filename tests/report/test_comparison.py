@@ -1,6 +1,7 @@
 """The comparison of two runs against hand arithmetic, and as text."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,20 @@ def test_as_text(tmp_path, capsys):
         assert any(text.lower() in line.lower() for line in lines), text
     assert sum(line.startswith("lost most") for line in lines) == 1
     assert "Comparison" in path.read_text()
+
+
+def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):
+    folders = [write_run(tmp_path / name, family="decoder_lm", level=level) for name, level in (("a", 0), ("b", 0.15))]
+    path = tmp_path / "both.html"
+    command.main([*map(str, folders), "--report", str(path)])
+    text = capsys.readouterr().out
+    assert "test: 60 parts of the split; 95 % intervals" in text
+    (cells,) = (re.findall(r"[+-]?\d+\.\d+", line) for line in text.splitlines() if line.startswith("Loss"))
+    a, low, high, b, _, _, gap, p = map(float, cells)
+    losses = [json.loads((folder / "outputs" / "test.json").read_text())["losses"] for folder in folders]
+    assert [a, b] == pytest.approx([sum(one["nll"]) / sum(one["labels"]) for one in losses], abs=1e-4)
+    assert low < a < high
+    assert gap == pytest.approx(b - a, abs=2e-4)
+    assert p < 0.02, "the parts vary alike, so that a small difference is certain"
+    assert "Test: 60 parts of the split" in path.read_text()
+    assert f"{low:.4f} to {high:.4f}" in path.read_text()

@@ -9,7 +9,8 @@ from tformer_jax.report.outputs import Outputs, choose, histogram, marked
 
 def outputs(pairs, scores=None) -> Outputs:
     references, texts = map(list, zip(*pairs, strict=True))
-    return Outputs(1, {}, ["s"] * len(pairs), references, texts, scores or [None] * len(pairs))
+    scores = scores or [None] * len(pairs)
+    return Outputs(1, {}, ["s"] * len(pairs), references, texts, scores, np.zeros(0), np.zeros(0))
 
 
 PAIRS = [

@@ -196,11 +196,30 @@ def test_runs_are_named_by_what_differs(tmp_path):
         load_all([folders[0], folders[0]])
 
 
+def test_long_texts_are_cut_and_large_files_too(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", examples=4, tested=False)
+    path = run / "outputs" / "validation.json"
+    found = json.loads(path.read_text())
+    found["outputs"][0] |= {"source": "s" * 5000, "reference": "r" * 5000, "output": "r" * 1500}
+    path.write_text(json.dumps(found))
+    (one,) = load_all([run])
+    outputs = [shown for group in sections.shown_outputs(one).values() for shown in group]
+    first = next(shown for shown in outputs if shown.number == 1)
+    assert (len(first.source), sum(len(text) for _, text in first.reference)) == (2001, 2001)
+    assert "s" * 2001 not in shown(run).text
+    monkeypatch.setattr(sections, "MOST_CHARACTERS", 11_499)
+    assert not [label for _, label, _, _ in sections.downloads([one]) if "outputs" in label]
+    monkeypatch.setattr(sections, "MOST_CHARACTERS", 11_500)
+    (label,) = (label for _, label, _, _ in sections.downloads([one]) if "outputs" in label)
+    assert label == "Validation outputs (the first 1 of 4)"
+
+
 def test_numbers_are_readable():
     counts = {950: "950", 12_345: "12.3 k", 999_600: "1 M", 4_353_393: "4.35 M", 1.2e9: "1.2 G"}
     assert {number: sections.compact(number) for number in counts} == counts
     assert [sections.duration(number) for number in (65, 3725, 90_061)] == ["1:05", "1:02:05", "1 d 1:01:01"]
-    assert sections.signed(-0.25, 2) == "−0.25"
+    assert sections.difference(-0.25, "bleu") == "−0.25"
+    assert sections.difference(0.25, "loss") == "+0.2500"
     assert (sections.metric(None, "loss"), sections.metric(1.5, "bleu")) == ("–", "1.50")
 
 

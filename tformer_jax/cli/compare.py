@@ -13,7 +13,7 @@ from tformer_jax.cli.common import run_path
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
-from tformer_jax.report.sections import ABSENT, compact, duration, metric, shown_value, signed
+from tformer_jax.report.sections import ABSENT, compact, difference, duration, interval, metric, shown_value
 
 AXES = {"step": "steps", "tokens": "tokens", "seconds": "time"}
 
@@ -75,13 +75,12 @@ def shown(found: Comparison, sentences: int) -> list[Table | str]:
 
 def _metrics(found: Comparison) -> Table:
     table = _table(
-        f"{found.split}: {found.examples:,} examples, {found.equal:,} outputs equal; 95 % intervals",
+        f"{found.split}: {found.counted}; 95 % intervals",
         ["metric", "A", "", "B", "", "B - A", "p"],
     )
     for name, (a, b) in found.metrics.items():
-        ends = [f"{one.low:.2f} to {one.high:.2f}" for one in (a, b)]
-        cells = [f"{a.score:.2f}", ends[0], f"{b.score:.2f}", ends[1]]
-        table.add_row(TITLES[name][0], *cells, signed(b.score - a.score, 2), f"{b.p_value:.3f}")
+        cells = [text for one in (a, b) for text in (metric(one.score, name), interval(one, name))]
+        table.add_row(TITLES[name][0], *cells, difference(b.score - a.score, name), f"{b.p_value:.3f}")
     return table
 
 
@@ -91,8 +90,8 @@ def _losses(found: Comparison) -> Table:
     for row in found.losses:
         cells = [AXES[row.axis], duration(row.at) if row.axis == "seconds" else compact(row.at)]
         for a, b in (row.train, row.validation):
-            difference = ABSENT if a is None or b is None else signed(b - a, 4)
-            cells += [metric(a, "loss"), metric(b, "loss"), difference]
+            change = ABSENT if a is None or b is None else difference(b - a, "loss")
+            cells += [metric(a, "loss"), metric(b, "loss"), change]
         table.add_row(*cells)
     return table
 

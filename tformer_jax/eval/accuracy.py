@@ -32,11 +32,11 @@ class ClassificationEvaluator:
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels."""
-        loss, accuracy = self._likelihood(params)
+        loss, accuracy, losses = self._likelihood(params)
         texts = [example["text"] for example in self._examples]
         predictions = self._classify(params, texts, long_texts=LongTexts("cut"))
         outputs = [
             Sample(example["text"], example["label"], label, probability)
             for example, (label, probability) in zip(self._examples, predictions, strict=True)
         ]
-        return Evaluation({"loss": loss, "accuracy": accuracy}, outputs)
+        return Evaluation({"loss": loss, "accuracy": accuracy}, outputs, losses=losses)

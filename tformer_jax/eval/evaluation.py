@@ -16,12 +16,22 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
+class Losses:
+    """Losses of the parts of a split, in order: texts, or windows of a language model, or several successive ones."""
+
+    nll: list[float]
+    """Sum over the labels of each part, in nats."""
+    labels: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Metrics by name, with the outputs that were made and sacreBLEU's signatures of the metrics that have one."""
+    """Metrics by name, with what they were computed from, and sacreBLEU's signatures of the metrics that have one."""
 
     metrics: dict[str, float]
     outputs: list[Sample] = dataclasses.field(default_factory=list)
     signatures: dict[str, str] = dataclasses.field(default_factory=dict)
+    losses: Losses | None = None
 
 
 class Evaluator(Protocol):

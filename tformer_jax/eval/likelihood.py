@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.eval.evaluation import Losses
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy
@@ -22,6 +23,8 @@ Batches = Callable[[], Iterable[Batch]]
 
 MAX_PENDING_BATCHES = 4
 """Maximum number of batches dispatched to the device ahead of their results; bounds memory."""
+MOST_PARTS = 4096
+"""Maximum number of parts of a split whose losses are kept."""
 CACHED_BYTES = 2**28
 """Maximum size of a split, in bytes, whose batches are cached for the next evaluation."""
 
@@ -34,19 +37,20 @@ class Likelihood:
         self._model, self._batches, self._own = model, batches, own
         self._cached: list[Batch] | None = None
 
-    def __call__(self, params: Any) -> tuple[float, float]:
-        """Returns the mean loss in nats per label, and the percentage of labels predicted correctly."""
-        totals, mesh = np.zeros(3), mesh_of(params)
+    def __call__(self, params: Any) -> tuple[float, float, Losses]:
+        """Returns the mean loss in nats per label, the percentage of labels predicted correctly, and the losses."""
+        rows: list[np.ndarray] = []
+        mesh = mesh_of(params)
         pending: collections.deque[jax.Array] = collections.deque()
         with everywhere(mesh):
             for batch in self._all_batches():
                 pending.append(_sums(self._model, params, shard_batch(mesh, batch, self._own)))
                 if len(pending) > MAX_PENDING_BATCHES:
-                    totals += np.asarray(pending.popleft())
-            for sums in pending:
-                totals += np.asarray(sums)
-        loss, hits, count = totals.tolist()
-        return loss / count, 100 * hits / count
+                    rows.append(np.asarray(pending.popleft()))
+            rows += map(np.asarray, pending)
+        sums = np.concatenate(rows).astype(np.float64)
+        loss, hits, count = sums.sum(axis=0).tolist()
+        return loss / count, 100 * hits / count, in_parts(sums[:, 0], sums[:, 2])
 
     def _all_batches(self) -> Iterator[Batch]:
         """Yields the batches, caching them if they are at most `CACHED_BYTES`."""
@@ -63,10 +67,18 @@ class Likelihood:
         self._cached = cached if size <= CACHED_BYTES else None
 
 
+def in_parts(nll: np.ndarray, labels: np.ndarray) -> Losses:
+    """Joins the rows that have labels to at most `MOST_PARTS` parts of successive rows; nll and labels are [rows]."""
+    real = labels > 0
+    starts = np.unique(np.linspace(0, real.sum(), min(real.sum(), MOST_PARTS), endpoint=False, dtype=np.int64))
+    nll, labels = (np.add.reduceat(sums[real], starts) for sums in (nll, labels))
+    return Losses(nll.tolist(), labels.astype(np.int64).tolist())
+
+
 @functools.partial(jax.jit, static_argnames="model")
 def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the summed loss and the numbers of correct predictions and of labels: float32 [3], exact to 2^24."""
+    """Returns the summed loss and the numbers of correct predictions and of labels of each row: float32 [B, 3]."""
     logits, labels, _ = registry.forward(model, params, batch)
-    sums = masked_cross_entropy(logits, labels)
-    hits = ((most_probable(logits) == labels) & (labels != IGNORED)).sum()
-    return replicate(jnp.stack([sums.loss, hits, sums.labels]).astype(jnp.float32))
+    sums = jax.vmap(masked_cross_entropy)(logits, labels)
+    hits = (most_probable(logits) == labels) & (labels != IGNORED)
+    return replicate(jnp.stack([sums.loss, hits.reshape(len(hits), -1).sum(axis=1), sums.labels], axis=1))

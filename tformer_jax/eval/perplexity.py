@@ -16,7 +16,7 @@ class PerplexityEvaluator:
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per token, `perplexity` = exp(loss) and `token_accuracy` in percent."""
-        loss, accuracy = self._likelihood(params)
+        loss, accuracy, losses = self._likelihood(params)
         with np.errstate(over="ignore"):
             perplexity = float(np.exp(loss))
-        return Evaluation({"loss": loss, "perplexity": perplexity, "token_accuracy": accuracy})
+        return Evaluation({"loss": loss, "perplexity": perplexity, "token_accuracy": accuracy}, losses=losses)

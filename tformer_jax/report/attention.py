@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.config import ConfigError
 from tformer_jax.inference.watch import SUBLAYERS, Watched, rollout
 from tformer_jax.report.html import packed, render_page
 
@@ -14,6 +15,8 @@ SIDES = {"encoder": ("encoder", "encoder"), "decoder": ("decoder", "decoder"), "
 MEAN, ROLLOUT = "mean of heads", "rollout"
 STEPS = 2**16 - 1
 """A weight w is stored as the 16-bit integer `round(w * STEPS)`."""
+MOST_WEIGHTS = 2**22
+"""Maximum number of weights in a page, which is then about 8 MB; the heads of a longer text are left out."""
 
 
 def render(
@@ -35,10 +38,14 @@ def render(
         tokens: texts of the tokens of "encoder" and "decoder", as far as the model has them.
         label: returns the text of a token or class that the model predicts.
         layer, head: what the page shows first; None: the last layer, the mean of its heads.
+
+    Raises:
+        ConfigError: the page of a text of this length would have more than `MOST_WEIGHTS` weights, or no head `head`.
     """
+    with_heads = _has_heads(found, head)
     shown = {stack: [visible(text) for text in pieces] for stack, pieces in tokens.items()}
     kinds = [kind for kind in SIDES if kind in found.weights]
-    attentions = [_attention(kind, np.asarray(found.weights[kind]), shown, layer, head) for kind in kinds]
+    attentions = [_attention(kind, np.asarray(found.weights[kind]), shown, layer, head, with_heads) for kind in kinds]
     masks = [packed(np.packbits(found.masks[kind]).tobytes()) for kind in kinds]
     data = [{key: one[key] for key in ("name", "queries", "keys", "layers", "heads")} for one in attentions]
     norms = [_norms(stack, found, shown) for stack in shown]
@@ -52,6 +59,7 @@ def render(
         norms=norms,
         lens=_lens(found, label),
         read=shown.get("decoder", ["text"]),
+        with_heads=with_heads,
     )
 
 
@@ -60,10 +68,26 @@ def visible(text: str) -> str:
     return text.replace(" ", "▁").replace("\n", "⏎").replace("\t", "⇥") or "∅"
 
 
-def _attention(kind: str, weights: np.ndarray, tokens: dict[str, list[str]], layer, head) -> dict[str, Any]:
+def _has_heads(found: Watched, head: int | None) -> bool:
+    """Returns whether the weights of all heads fit the page; see `render` for what is raised."""
+    shapes = [weights.shape for weights in found.weights.values()]
+    tokens = max((max(T, S) for _, _, T, S in shapes), default=0)
+    if sum(2 * L * T * S for L, _, T, S in shapes) > MOST_WEIGHTS:
+        raise ConfigError(
+            f"the text has {tokens} tokens, too many for a page: shorten it, or write arrays (--batch FILE --npz FILE)"
+        )
+    fits = sum(L * (N + 2) * T * S for L, N, T, S in shapes) <= MOST_WEIGHTS
+    if not fits and head is not None:
+        raise ConfigError(f"--head {head}: the page of {tokens} tokens has only means of heads; shorten the text")
+    return fits
+
+
+def _attention(
+    kind: str, weights: np.ndarray, tokens: dict[str, list[str]], layer: int | None, head: int | None, with_heads: bool
+) -> dict[str, Any]:
     """Returns one attention: all heads of each layer, their mean, and for self-attention its rollout."""
-    L, N = weights.shape[:2]
-    views = [weights, weights.mean(axis=1, keepdims=True)]
+    L, N = weights.shape[0], weights.shape[1] if with_heads else 0
+    views = [weights[:, :N], weights.mean(axis=1, keepdims=True)]
     heads = [*map(str, range(N)), MEAN]
     if kind != "cross":
         views.append(rollout(weights)[:, None])

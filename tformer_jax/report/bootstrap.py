@@ -18,7 +18,7 @@ SEED = 12345
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A metric of one system, in percent, with its 95 % interval `mean - half`, `mean + half`."""
+    """A metric of one system, with its 95 % interval `mean - half`, `mean + half`."""
 
     score: float
     mean: float
@@ -38,15 +38,19 @@ class Estimate:
 
 
 def estimates(systems: Sequence[Outputs], family: str, resamples: int = RESAMPLES) -> dict[str, list[Estimate]]:
-    """Returns BLEU, chrF and exact match of translations, or the accuracy of labels, for each system.
+    """Returns the loss, and BLEU, chrF and exact match of translations, or the accuracy of labels, for each system.
 
-    The first system is the baseline of the paired bootstrap test (Koehn, 2004). All metrics and systems share the
-    resamples. All systems must have the same references.
+    The first system is the baseline of the paired bootstrap test (Koehn, 2004). All systems share the resamples, and
+    must have the same references. The loss needs losses of the same parts in all systems.
     """
+    found: dict[str, list[Estimate]] = {}
+    labels = systems[0].labels
+    if len(labels) and all(np.array_equal(system.labels, labels) for system in systems):
+        found["loss"] = ratio([system.nll for system in systems], labels, resamples)
     if family == "decoder_lm" or not systems[0].texts:
-        return {}
+        return found
     name = "accuracy" if family == "classifier" else "exact_match"
-    found = {name: share([system.hits for system in systems], resamples)}
+    found[name] = share([system.hits for system in systems], resamples)
     if family == "classifier":
         return found
     metrics: dict[str, Any] = {"chrf": sacrebleu.CHRF()}
@@ -73,22 +77,32 @@ def bleu_of(signatures: dict[str, str]) -> sacrebleu.BLEU | None:
 
 
 def share(systems: Sequence[np.ndarray], resamples: int = RESAMPLES) -> list[Estimate]:
-    """Returns the percentage of true values of each system, tested against the first as sacreBLEU tests BLEU.
+    """Returns the percentage of true values of each system; see `ratio`.
 
     Args:
         systems: bool [examples] each, for the same examples.
     """
-    size = len(systems[0])
+    return ratio([100.0 * hits for hits in systems], np.ones(len(systems[0])), resamples)
+
+
+def ratio(systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int = RESAMPLES) -> list[Estimate]:
+    """Returns `sum(values) / sum(counts)` of each system, tested against the first as sacreBLEU tests BLEU.
+
+    Args:
+        systems: values, float [examples] each, for the same examples.
+        counts: number [examples].
+    """
+    size = len(counts)
     drawn = np.random.default_rng(SEED).choice(size, size=(resamples, size), replace=True)
-    scores = [100 * hits[drawn].mean(1) for hits in systems]
+    total, totals = counts.sum(), counts[drawn].sum(1)
+    scores = [values[drawn].sum(1) / totals for values in systems]
     result = []
-    for number, (hits, sampled) in enumerate(zip(systems, scores, strict=True)):
-        p_value = None
+    for number, (values, sampled) in enumerate(zip(systems, scores, strict=True)):
+        score, p_value = values.sum() / total, None
         if number:
             differences = np.abs(sampled - scores[0])
-            real = abs(100 * hits.mean() - 100 * systems[0].mean())
-            above = (differences - differences.mean() > real).sum()
+            above = (differences - differences.mean() > abs(score - systems[0].sum() / total)).sum()
             p_value = float(above + 1) / (resamples + 1)
         mean, half = estimate_ci(sampled)
-        result.append(Estimate(float(100 * hits.mean()), float(mean), float(half), p_value))
+        result.append(Estimate(float(score), float(mean), float(half), p_value))
     return result

@@ -56,9 +56,17 @@ class Comparison:
     """Settings that differ, by their full names."""
     gained: list[Change]
     lost: list[Change]
-    equal: int
-    """Number of examples with equal outputs."""
+    equal: int | None
+    """Number of examples with equal outputs; None if only losses are compared."""
     examples: int
+    """Number of examples, or of parts of the split whose losses are compared."""
+
+    @property
+    def counted(self) -> str:
+        """Returns what was compared, in words."""
+        if self.equal is None:
+            return f"{self.examples:,} parts of the split"
+        return f"{self.examples:,} examples, {self.equal:,} outputs equal"
 
 
 def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
@@ -70,13 +78,15 @@ def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
     split = shared_split(a, b)
     metrics: dict[str, list[Estimate]] = {}
     changes: list[Change] = []
-    equal = examples = 0
+    examples, equal = 0, None
     if split:
         pair = a.outputs[split], b.outputs[split]
         metrics = estimates(pair, a.family, resamples)
         changes = list(_changes(a, b, split))
-        equal = sum(mine == theirs for mine, theirs in zip(pair[0].texts, pair[1].texts, strict=True))
-        examples = len(pair[0].texts)
+        examples = len(pair[0].labels)
+        if a.family != "decoder_lm" and pair[0].texts:
+            equal = sum(mine == theirs for mine, theirs in zip(pair[0].texts, pair[1].texts, strict=True))
+            examples = len(pair[0].texts)
     names = differing([a.config, b.config])
     return Comparison(
         a,
@@ -96,7 +106,7 @@ def shared_split(a: Run, b: Run) -> str | None:
     """Returns "test", or else "validation", if both runs have outputs of the same examples of it."""
     for split in ("test", "validation"):
         mine, theirs = a.outputs.get(split), b.outputs.get(split)
-        if not mine or not theirs or not mine.texts or a.family != b.family:
+        if not mine or not theirs or a.family != b.family or not (mine.texts or len(mine.labels)):
             continue
         if (mine.sources, mine.references) == (theirs.sources, theirs.references):
             return split

@@ -94,7 +94,9 @@ def _environment() -> Any:
     )
     environment.filters |= {
         "metric": sections.metric,
-        "signed": sections.signed,
+        "interval": sections.interval,
+        "difference": sections.difference,
+        "shortened": sections.shortened,
         "setting": sections.shown_value,
         "compact": sections.compact,
         "duration": sections.duration,

@@ -28,13 +28,20 @@ class Outputs:
     texts: list[str]
     scores: list[float | None]
     """Beam scores or probabilities of labels, if the run recorded them."""
+    nll: np.ndarray
+    """float64 [parts]: losses of the parts of the split, as `eval.evaluation.Losses` has them; empty if unrecorded."""
+    labels: np.ndarray
+    """int64 [parts]: numbers of labels."""
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Outputs":
         """Builds the outputs from the contents of `outputs/SPLIT.json`."""
         rows = found.get("outputs", [])
-        columns = ([row.get(name) for row in rows] for name in ("source", "reference", "output", "score"))
-        return cls(found.get("step", 0), found.get("signatures", {}), *columns)
+        names = "source", "reference", "output", "score"
+        sources, references, texts, scores = ([row.get(name) for row in rows] for name in names)
+        losses = found.get("losses", {"nll": [], "labels": []})
+        nll, labels = np.array(losses["nll"], np.float64), np.array(losses["labels"], np.int64)
+        return cls(found.get("step", 0), found.get("signatures", {}), sources, references, texts, scores, nll, labels)
 
     @functools.cached_property
     def hits(self) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from tformer_jax.report.run import Run, differing
 from tformer_jax.report.series import to_csv
 
 ABSENT = "–"
+LONGEST = 2000
+"""Number of characters of a text that is shown; the CSV files have longer ones."""
+MOST_CHARACTERS = 2**22
+"""Maximum number of characters in the CSV file of the outputs of a split."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 GROUPS = {
     "worst": "Worst",
@@ -136,8 +141,8 @@ def shown_outputs(run: Run) -> dict[str, list[Shown]]:
         result[GROUPS[group]] = [
             Shown(
                 at + 1,
-                outputs.sources[at],
-                *_sides(run, outputs.references[at], outputs.texts[at]),
+                shortened(outputs.sources[at]),
+                *_sides(run, shortened(outputs.references[at]), shortened(outputs.texts[at])),
                 bool(outputs.hits[at]),
                 float(quality[at]) if quality is not None and run.family == "seq2seq" else None,
                 outputs.scores[at],
@@ -211,19 +216,42 @@ def downloads(runs: Sequence[Run]) -> list[tuple[int, str, str, str]]:
             columns = (outputs.sources, outputs.references, outputs.texts, outputs.scores)
             names = ("source", "reference", "output", "score")
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-            files.append((f"{split} outputs".capitalize(), f"{split}_outputs.csv", rows))
+            kept = _fitting(rows)
+            label = f"{split} outputs".capitalize()
+            label += f" (the first {len(kept):,} of {len(rows):,})" if len(kept) < len(rows) else ""
+            files.append((label, f"{split}_outputs.csv", kept))
         found += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
     return found
 
 
+def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the first rows that together have at most `MOST_CHARACTERS` characters."""
+    sizes = itertools.accumulate(sum(len(value) for value in row.values() if isinstance(value, str)) for row in rows)
+    return [row for row, size in zip(rows, sizes, strict=True) if size <= MOST_CHARACTERS]
+
+
+def shortened(text: str) -> str:
+    """Returns the first `LONGEST` characters of a text, with an ellipsis if it is longer."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
 def metric(value: float | None, name: str) -> str:
     """Formats a metric: percentages and perplexities with two decimals, losses with four."""
-    return ABSENT if value is None else f"{value:.{4 if name == 'loss' else 2}f}"
+    return ABSENT if value is None else f"{value:.{_decimals(name)}f}"
 
 
-def signed(value: float, decimals: int) -> str:
-    """Formats a difference with its sign, and a proper minus."""
-    return f"{value:+.{decimals}f}".replace("-", "−")
+def interval(estimate: Estimate, name: str) -> str:
+    """Formats the interval of a metric, such as `29.31 to 30.02`."""
+    return f"{metric(estimate.low, name)} to {metric(estimate.high, name)}"
+
+
+def difference(value: float, name: str) -> str:
+    """Formats a difference of a metric with its sign, and a proper minus."""
+    return f"{value:+.{_decimals(name)}f}".replace("-", "−")
+
+
+def _decimals(name: str) -> int:
+    return 4 if name == "loss" else 2
 
 
 def shown_value(value: Any) -> str:

@@ -10,6 +10,7 @@ import jax
 from rich.console import Console
 
 from tformer_jax.data.pending import jsonable
+from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import placement, rules
@@ -267,15 +268,17 @@ class Trainer:
         self._check_losses(self.meter.fetch_all())
         metrics: dict[str, float] = {}
         outputs: list[Sample] = []
+        losses: Losses | None = None
         with self.watchdog.paused():
             for evaluator in evaluators:
                 found = evaluator(params)
                 metrics |= found.metrics
                 outputs += found.outputs
+                losses = losses or found.losses
                 self.signatures |= found.signatures
         self.writer.write(self.step, split, metrics)
         if self.experiment.group.first:
-            self._save_outputs(split, outputs)
+            self._save_outputs(split, outputs, losses)
         self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
         self.meter.restart()
         return metrics
@@ -294,11 +297,13 @@ class Trainer:
         with self.watchdog.paused():
             self.checkpointer.save(self.step, self.state, host, score=score)
 
-    def _save_outputs(self, split: str, outputs: list[Sample]) -> None:
-        """Writes the outputs of an evaluation to the run folder, replacing those of an earlier one."""
+    def _save_outputs(self, split: str, outputs: list[Sample], losses: Losses | None) -> None:
+        """Writes the outputs and losses of an evaluation to the run folder, replacing those of an earlier one."""
         folder = self.experiment.folder / "outputs"
         folder.mkdir(exist_ok=True)
         found = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
+        if losses is not None:
+            found["losses"] = vars(losses)
         run_folder.write_json(folder / f"{split}.json", found)
 
     def _model_facts(self) -> dict[str, Any]:
