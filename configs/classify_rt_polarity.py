@@ -1,6 +1,8 @@
 """Sentiment classification of movie-review sentences (Pang and Lee, 2005).
 
 python scripts/train.py --config configs/classify_rt_polarity.py --data DIR
+
+The settings were chosen by the accuracy on 850 random training examples; dev.tsv was only used for the recorded result.
 """
 
 from ml_collections import ConfigDict
@@ -9,7 +11,7 @@ from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, Opti
 
 
 def get_config() -> ConfigDict:
-    """Returns the config of a post-norm encoder with learned positions and mean pooling."""
+    """Returns the config of a post-norm encoder over words, with learned positions and mean pooling."""
     return to_config_dict(
         Config(
             name="classify_rt_polarity",
@@ -24,18 +26,21 @@ def get_config() -> ConfigDict:
                 position="learned",
                 scale_embeddings=False,
                 dropout=0.5,
+                token_dropout=0.3,
             ),
             data=DataConfig(
                 source="tsv",
                 train="rt_polarity/train.tsv",
                 validation="rt_polarity/dev.tsv",
-                tokenizer="bpe",
-                vocab_size=8000,
-                bucket_lengths=(24, 40, 96),
+                tokenizer="words",
+                vocab_size=20_000,
+                bucket_lengths=(24, 48, 96),
                 batch_tokens=2048,
             ),
-            optim=OptimConfig(schedule="cosine", learning_rate=5e-4, warmup_steps=100, weight_decay=0.1),
-            train=TrainConfig(steps=800, eval_every=200, checkpoint_every=400),
+            optim=OptimConfig(
+                optimizer="muon", schedule="cosine", learning_rate=2e-3, warmup_steps=100, weight_decay=0.1
+            ),
+            train=TrainConfig(steps=400, label_smoothing=0.1, eval_every=200, checkpoint_every=200),
             eval=EvalConfig(examples=0),
         )
     )

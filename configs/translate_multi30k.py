@@ -43,19 +43,27 @@ SMALL = Config(
     name="translate_multi30k",
     model=ModelConfig(
         family="seq2seq",
-        dim=256,
+        dim=192,
         encoder_layers=3,
         decoder_layers=3,
         num_heads=4,
+        ffn="gated",
         ffn_dim=512,
+        activation="silu",
         max_length=64,
+        norm="rmsnorm",
+        position="rotary",
+        qk_norm=True,
+        attention_bias=(),
+        ffn_bias=False,
         tie_embeddings="all",
-        dropout=0.1,
+        dropout=0.2,
     ),
     data=DATA,
-    optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
-    train=TrainConfig(steps=1200, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
-    eval=EvalConfig(examples=500),
+    optim=OptimConfig(optimizer="muon", schedule="cosine", learning_rate=5e-3, warmup_steps=100, final_fraction=0.0),
+    train=TrainConfig(steps=1500, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
+    decode=DecodeConfig(strategy="beam", beams=5),
+    eval=EvalConfig(examples=200),
 )
 PUBLISHED = Config(
     name="translate_multi30k_published",
@@ -93,7 +101,7 @@ PUBLISHED = Config(
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the config of a language pair, of the published setting, or of the preset `variant`."""
+    """Returns the config of a language pair with Llama's layers, of the published setting, or of the preset `variant`."""
     if variant == "published":
         return to_config_dict(PUBLISHED)
     name = f"{SMALL.name}_{variant.replace('-', '_')}" if variant else SMALL.name
