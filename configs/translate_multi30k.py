@@ -101,7 +101,7 @@ PUBLISHED = Config(
 
 
 def get_config(variant: str = "") -> ConfigDict:
-    """Returns the config of a language pair with Llama's layers, of the published setting, or of the preset `variant`."""
+    """Returns the config of a language pair, of the published setting, or of the preset `variant`."""
     if variant == "published":
         return to_config_dict(PUBLISHED)
     name = f"{SMALL.name}_{variant.replace('-', '_')}" if variant else SMALL.name
