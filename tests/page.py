@@ -114,6 +114,17 @@ def everything_has_a_label(page: Any, translates: bool) -> None:
     assert all(field.evaluate("(field) => field.labels.length") == 1 for field in fields.all())
 
 
+def attention_is_shown(page: Any, translates: bool) -> None:
+    type_and_start(page, "abc")
+    ended(page, "Done.")
+    page.get_by_role("button", name="Attention").press("Enter")
+    page.frame_locator("iframe").get_by_text("abc to cba").wait_for()
+    assert page.evaluate("document.querySelector('iframe').contentDocument") is None, "it is another origin"
+    type_and_start(page, "abc")
+    ended(page, "Done.")
+    assert page.locator("iframe").count() == 0
+
+
 def a_lost_server_is_said(page: Any, translates: bool) -> None:
     page.context.set_offline(True)
     type_and_start(page, "abc")
@@ -130,6 +141,7 @@ CHECKS: tuple[Callable[[Any, bool], None], ...] = (
     text_is_shown_as_text,
     the_keyboard_is_enough,
     everything_has_a_label,
+    attention_is_shown,
     a_lost_server_is_said,
 )
 

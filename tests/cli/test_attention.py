@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+import sys
 import types
 from html import unescape
 
@@ -13,7 +14,7 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import tiny
 from tests.test_api import DATA, run_of
-from tformer_jax.cli import attention, watching
+from tformer_jax.cli import attention, serve, watching
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.report import attention as page_of_attention
 from tformer_jax.report.attention import MEAN, ROLLOUT, visible
@@ -78,6 +79,15 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
     monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 2 - 1)
     with pytest.raises(ConfigError, match="the text has 4 tokens, too many for a page: shorten it, or write arrays"):
         attention.main(arguments)
+
+
+@pytest.mark.parametrize(("family", "example"), [("seq2seq", ("abc", "cba")), ("decoder_lm", "abccba")])
+def test_the_server_renders_a_text_with_its_output(family, example, monkeypatch):
+    run = types.SimpleNamespace(config=Config(model=tiny(family), data=DATA[family]))
+    monkeypatch.setattr(watching, "render", lambda one, found: (one, found))
+    assert serve.attention_of(run)("abc", "cba") == (run, example)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert serve.attention_of(run) is None
 
 
 def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):

@@ -146,8 +146,13 @@ def served(engine: FakeEngine, family: str) -> Served:
     def embed(rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         return [np.array([len(row), 0.5], np.float32) for row in rows]
 
-    tokenizers = Tokenizers(BYTES, BYTES)
-    return Served("fake", family, engine.decode, tokenizers, LONGEST + 1, False, score=score, embed=embed)
+    def attention(text: str, output: str) -> str:
+        if not output:
+            raise ConfigError("the text is empty: write at least one character")
+        return f"<!doctype html><title>Attention</title><p>{text} to {output}</p>"
+
+    parts = "fake", family, engine.decode, Tokenizers(BYTES, BYTES), LONGEST + 1, False
+    return Served(*parts, score=score, embed=embed, attention=None if family == "classifier" else attention)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -145,7 +145,10 @@ def test_models_and_health(lm):
     (model,) = lm.client.get("/v1/models").json()["data"]
     assert (model["id"], model["object"]) == ("fake", "model")
     health = lm.client.get("/health")
-    assert (health.status_code, health.json()) == (200, {"status": "ok", "model": "fake", "family": "decoder_lm"})
+    assert (health.status_code, health.json()) == (
+        200,
+        {"status": "ok", "model": "fake", "family": "decoder_lm", "attention": True},
+    )
 
 
 def test_metrics_count_requests():
@@ -192,3 +195,23 @@ def test_the_page_loads_nothing_from_other_hosts(lm):
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http://" not in page.text and "https://" not in page.text
+
+
+def test_a_page_of_attention(translator):
+    found = translator.post("/attention", text="abc", output="cba")
+    assert (found.status_code, "<p>abc to cba</p>" in found.text) == (200, True)
+    assert found.headers["content-type"].startswith("text/html")
+    assert found.headers["content-security-policy"] == "sandbox allow-scripts"
+    refused = translator.post("/attention", text="abc", output="")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        400,
+        "the text is empty: write at least one character",
+    )
+
+
+def test_no_attention_without_its_packages():
+    with live("classifier") as encoder:
+        assert encoder.client.get("/health").json()["attention"] is False
+        refused = encoder.post("/attention", text="a", output="b")
+        assert refused.status_code == 404
+        assert "shows no attention" in refused.json()["error"]["message"]

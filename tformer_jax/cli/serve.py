@@ -6,12 +6,13 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import tformer_jax as tj
 from tformer_jax.cli import common
 from tformer_jax.config import ConfigError
+from tformer_jax.report import html
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
@@ -31,7 +32,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     with server.listen(options.host, options.port) as bound:
         run = tj.load(options.run, mesh=options.mesh)
         engine = None if run.config.model.family in ("classifier", "masked_lm") else engine_of(run, options)
-        serve(engine, Served.of(run.config, run.model, run.params, run.tokenizers), bound, options)
+        attention = None if engine is None else attention_of(run)
+        parts = run.config, run.model, run.params, run.tokenizers
+        serve(engine, Served.of(*parts, attention=attention), bound, options)
+
+
+def attention_of(run: "tj.Run") -> Callable[[str, str], str] | None:
+    """Returns the function that renders the attention of a text and its output; None without the extra `report`."""
+    try:
+        html.check_installed("the page of attention")
+    except ConfigError:
+        return None
+    from tformer_jax.cli import watching
+
+    translates = run.config.model.family == "seq2seq"
+    return lambda text, output: watching.render(run, (text, output) if translates else text + output)
 
 
 def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":

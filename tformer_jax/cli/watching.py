@@ -26,7 +26,7 @@ def show(options: argparse.Namespace, page: Path) -> None:
     if options.npz:
         write(options.npz, lambda path: write_arrays(path, run, run.watch(examples)))
     if options.batch is None:
-        text = render(run, examples[0], options)
+        text = render(run, examples[0], layer=options.layer, head=options.head)
         write(page, lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -40,17 +40,17 @@ def complete(run: tj.Run, texts: Sequence[str]) -> list[Any]:
     return [(source, target[0] if target else next(translations)) for source, *target in pairs]
 
 
-def render(run: tj.Run, example: Any, options: argparse.Namespace) -> str:
-    """Returns the page of one example.
+def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | None = None) -> str:
+    """Returns the page of one example, which shows this layer and head first; see `report.attention.render`.
 
     Raises:
         ConfigError: the text is empty, or the model has no such layer or head.
     """
     (found,) = run.watch([example])
     family = run.config.model.family
-    for name, axis in (("layer", 0), ("head", 1)):
+    for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):
         count = max((weights.shape[axis] for weights in found.weights.values()), default=0)
-        if (wanted := getattr(options, name)) is not None and wanted >= count:
+        if wanted is not None and wanted >= count:
             raise ConfigError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
     texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in found.tokens.items()}
     if not all(texts.values()):
@@ -63,7 +63,7 @@ def render(run: tj.Run, example: Any, options: argparse.Namespace) -> str:
             return run.labels[number] if run.labels else str(number)
         return token_texts(run.tokenizers.target, [number])[0]
 
-    return attention.render(run.path.name, parts, found, tokens, label, layer=options.layer, head=options.head)
+    return attention.render(run.path.name, parts, found, tokens, label, layer=layer, head=head)
 
 
 def write_arrays(path: Path, run: tj.Run, results: Iterable[Watched]) -> None:

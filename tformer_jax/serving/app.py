@@ -1,5 +1,6 @@
 """ASGI application: the routes of the server."""
 
+import asyncio
 import contextlib
 import dataclasses
 import importlib.resources
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -17,7 +19,7 @@ from starlette.types import ASGIApp
 
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.engine import Request
-from tformer_jax.serving.bodies import Body, Completion, Detokenization, Embedding, Tokenization, Translation
+from tformer_jax.serving.bodies import Attention, Body, Completion, Detokenization, Embedding, Tokenization, Translation
 from tformer_jax.serving.generation import CLIENT_CLOSED, Generation
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.middleware import CountRequests, LoopbackOnly, RequireKey
@@ -31,6 +33,7 @@ from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS
 BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
+ATTENTION_HEADERS = {"Content-Security-Policy": "sandbox allow-scripts", "Cache-Control": "no-store"}
 ROUTES = {
     "seq2seq": "/translate",
     "decoder_lm": "/v1/completions",
@@ -62,6 +65,7 @@ class Handlers:
     def __init__(self, thread: Worker, served: Served, limits: Limits) -> None:
         self.thread, self.served, self.limits = thread, served, limits
         self.metrics = Metrics()
+        self._rendering = asyncio.Lock()
         self._created = int(time.time())
         self._page = (importlib.resources.files(__package__) / "page.html").read_text(encoding="utf-8")
 
@@ -72,6 +76,7 @@ class Handlers:
             Route("/health", self.health),
             Route("/metrics", self.show_metrics),
             Route("/translate", self.translate, methods=["POST"]),
+            Route("/attention", self.attention, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
@@ -89,6 +94,7 @@ class Handlers:
     async def health(self, _: HttpRequest) -> Response:
         """Returns 200 while requests are accepted; otherwise 503, with the reason."""
         found: dict[str, Any] = {"status": "ok", "model": self.served.name, "family": self.served.family}
+        found["attention"] = self.served.attention is not None
         if self.thread.failure is not None:
             found |= {"status": "unhealthy", "reason": self.thread.failure}
         elif self.thread.stopping:
@@ -114,6 +120,14 @@ class Handlers:
         body = await self._read(request, Translation)
         return self._generate(body.requests(self.served), TranslationReply(), "text", body.stream)
 
+    async def attention(self, request: HttpRequest) -> Response:
+        """Returns a page with what the model attends to in a text and its output; one request at a time computes it."""
+        if (render := self.served.attention) is None:
+            raise Refusal('this server shows no attention: pip install -e ".[report]" and start it again', 404)
+        body = await self._read(request, Attention)
+        async with self._rendering:
+            return HTMLResponse(await run_in_threadpool(render, body.text, body.output), headers=ATTENTION_HEADERS)
+
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""
         self._require("complete prompts", "seq2seq", "decoder_lm")
@@ -125,7 +139,7 @@ class Handlers:
 
     async def embed(self, request: HttpRequest) -> Response:
         """Computes embeddings of one or several texts."""
-        self._require("compute embeddings", "classifier", "masked_lm")
+        self._require("compute embeddings", "classifier")
         body = await self._read(request, Embedding)
         self._check_model(body.model)
         rows = self.served.encode("input", body.texts("input"), self.served.max_length)

@@ -231,6 +231,14 @@ class Embedding(Body):
 
 
 @dataclasses.dataclass(frozen=True)
+class Attention(Body):
+    """Fields of `POST /attention`."""
+
+    text: str = setting("", "the source or prompt")
+    output: str = setting("", "the output made of it")
+
+
+@dataclasses.dataclass(frozen=True)
 class Tokenization(Body):
     """Fields of `POST /tokenize`, those of vLLM's API."""
 

@@ -35,9 +35,18 @@ class Served:
     """Scores rows, with the given number of most probable tokens at each position."""
     embed: Callable[[Sequence[Sequence[int]]], list[np.ndarray]]
     """Computes the embeddings of rows of token ids, float32 [D]."""
+    attention: Callable[[str, str], str] | None = None
+    """Renders the page of the attention of a source or prompt and its output; None: not available."""
 
     @classmethod
-    def of(cls, cfg: Config, model: nn.Module, params: Any, tokenizers: Tokenizers) -> "Served":
+    def of(
+        cls,
+        cfg: Config,
+        model: nn.Module,
+        params: Any,
+        tokenizers: Tokenizers,
+        attention: Callable[[str, str], str] | None = None,
+    ) -> "Served":
         """Serves a trained model."""
         batch_size = cfg.eval.batch_size
         return cls(
@@ -49,6 +58,7 @@ class Served:
             cfg.model.prefix_lm,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
             embed=lambda rows: list(embeddings(model, params, rows, batch_size)),
+            attention=attention,
         )
 
     @property
