@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from tformer_jax.special_tokens import BOS, PAD
+from tformer_jax.special_tokens import BOS, PAD, PAD_TOKEN
 
 
 def f64(tree):
@@ -249,7 +249,7 @@ def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectio
 
 def embed(tokens, table, extra, cfg):
     """Embeds tokens [B, T] -> [B, T, D]; `extra` holds positions, types and a norm, if the config has them."""
-    x = table["embedding"][tokens] * (math.sqrt(cfg.dim) if cfg.scale_embeddings else 1)
+    x = table["embedding"][np.where(tokens == PAD, 0, tokens)] * (math.sqrt(cfg.dim) if cfg.scale_embeddings else 1)
     for t in range(tokens.shape[1]):
         if cfg.position == "sinusoidal":
             x[:, t] += sinusoid(t, cfg.dim)
@@ -316,7 +316,7 @@ def masked_lm(p, cfg, tokens, real):
 def sampled(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """Returns the probabilities that tokens are sampled with, [V] -> [V], computed by sorting."""
     row = np.float64(logits) / temperature
-    row[[PAD, BOS]] = -np.inf
+    row[[PAD_TOKEN, BOS]] = -np.inf
     if top_k:
         row[np.argsort(row)[:-top_k]] = -np.inf
     order = np.argsort(-row)

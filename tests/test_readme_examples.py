@@ -114,6 +114,10 @@ def checkout(tmp_path_factory) -> Path:
     made_corpora(folder / "corpora")
     for run, config in RUNS.items():
         shell(folder, f"python scripts/train.py --config {config} --run {run} {SHORT}")
+    sizes = {"dim": 8, "num_heads": 2, "ffn_dim": 8, "encoder_layers": 1, "max_length": 32}
+    cfg = presets.build("bert_base", **sizes, vocab_size=6, num_classes=2)
+    hf.save(folder / "checkpoints" / "bert", "bert", cfg, build(cfg)[1])
+    (folder / "checkpoints" / "bert" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nfilm\n")
     return folder
 
 

@@ -22,6 +22,7 @@ from tformer_jax.config.paths import as_path
 from tformer_jax.data.corpora.corpus import KEYS
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
+from tformer_jax.inference.embed import Embedder
 from tformer_jax.inference.encoding import encode_one
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.score import Scored, Scorer
@@ -31,7 +32,6 @@ from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
-from tformer_jax.special_tokens import BOS, EOS
 from tformer_jax.train.trained import load_trained
 
 METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "classify"}
@@ -114,7 +114,7 @@ class Run:
 
         Returns:
             float32 [T, V] per example: row t predicts token t + 1 of a text (token t for a masked_lm), or token t of a
-            target and its EOS; [classes] for a classifier.
+            target and its end; [classes] for a classifier.
         """
         rows = [self._inputs(number, _parts(example)) for number, example in enumerate(examples)]
         key = registry.FAMILIES[self.config.model.family].inputs[-1]
@@ -169,13 +169,23 @@ class Run:
         """Returns the classifier, which can stream any number of texts."""
         self.require("classify", "classifier")
         if self.labels is None:
-            raise ConfigError(f"{self.path} has no labels.json: train the model again")
+            raise ConfigError(f"{self.path} has no labels.json: its classification head is not trained")
         return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)
 
     def scorer(self) -> Scorer:
         """Returns the scorer, which can stream any number of texts or pairs."""
         self.require("score", "seq2seq", "decoder_lm")
         return Scorer(self.config, self.model, self.tokenizers)
+
+    def embedder(self, *, pooling: str = "mean", normalize: bool = False) -> Embedder:
+        """The embedder of texts of any number; see `Embedder`."""
+        return Embedder(self.config, self.model, self.tokenizers, pooling=pooling, normalize=normalize)
+
+    def embed(self, texts: Sequence[str], *, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
+        """Embeddings of texts, float32 [texts, D]; arguments as of `Embedder`."""
+        _check_texts(texts)
+        found = list(self.embedder(pooling=pooling, normalize=normalize).stream(self.params, texts))
+        return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)
 
     def require(self, use: str, *families: str) -> None:
         """Raises `ConfigError` if the model is not of one of the families that `use` needs."""
@@ -201,13 +211,18 @@ class Run:
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         family, max_length = self.config.model.family, self.config.model.max_length
         if family != "seq2seq":
-            return {"tokens": encode_one(self.tokenizers.target, example[0], max_length, f"text {number + 1}")}
+            tokenizer, limit = self.tokenizers.target, max_length - self.tokenizers.target.special.added
+            return {"tokens": tokenizer.special.whole(encode_one(tokenizer, example[0], limit, f"text {number + 1}"))}
         names = [f"{key} {number + 1}" for key in KEYS[family]]
         if len(example) != len(names):
             raise ConfigError(f"example {number + 1} is not a pair: write (source, target)")
-        source = encode_one(self.tokenizers.source, example[0], max_length - 1, names[0])
-        target = encode_one(self.tokenizers.target, example[1], max_length - 1, names[1])
-        return {"source": [*source, EOS], "target_in": [BOS, *target]}
+        source, target = (
+            tokenizer.special.side(encode_one(tokenizer, text, max_length - tokenizer.special.added_to_side, name))
+            for tokenizer, text, name in zip(
+                (self.tokenizers.source, self.tokenizers.target), example, names, strict=True
+            )
+        )
+        return {"source": source, "target_in": [self.tokenizers.target.special.start, *target[:-1]]}
 
 
 def _check_texts(texts: Sequence[str]) -> None:

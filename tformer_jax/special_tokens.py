@@ -1,7 +1,81 @@
-"""Token ids and labels with a fixed meaning in all tokenizers, models and losses."""
+"""Token ids with a fixed meaning: padding and ignored labels, and the special tokens of this package's tokenizers."""
 
-PAD, BOS, EOS, UNK = range(4)
-SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+import dataclasses
+import functools
+from collections.abc import Sequence
 
+PAD = -1
+"""Fills rows of batches; not a token of any vocabulary. Its embedding is that of token 0, and it is always masked."""
 IGNORED = -1
 """Label of positions excluded from losses and metrics."""
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+PAD_TOKEN, BOS, EOS, UNK = range(4)
+"""Their ids in this package's tokenizers; `PAD_TOKEN` occurs only in exported checkpoints."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """Special tokens of a vocabulary, and where models read and write them.
+
+    The defaults are those of this package's tokenizers; a tokenizer of a published checkpoint has its own.
+    """
+
+    names: tuple[tuple[int, str], ...] = tuple(enumerate(SPECIAL_TOKENS))
+    """Ids and names; decoded text omits them."""
+    start: int = BOS
+    """First input of the decoder of a translation."""
+    ends: tuple[int, ...] = (EOS,)
+    """Tokens that end an output. The first one ends sources, targets and documents."""
+    bos: int | None = BOS
+    """Token that begins texts, where `before` has one; None: there is none."""
+    pad: int | None = PAD_TOKEN
+    """Token that other libraries fill rows with; None: there is none."""
+    unknown: int | None = UNK
+    """Token of texts outside the vocabulary; None: there are none."""
+    never: tuple[int, ...] = (PAD_TOKEN, BOS)
+    """Tokens that are never generated."""
+    forced: tuple[int, ...] = ()
+    """First tokens of each output."""
+    before: tuple[int, ...] = ()
+    """Tokens before each text."""
+    after: tuple[int, ...] = ()
+    """Tokens after each text; a source or target ends in `ends[0]` if there are none."""
+    context: int | None = None
+    """Token after which the continuation of a text is decoded; None: as at the start of a text."""
+
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """Tokens after a source or target."""
+        return self.after or self.ends[:1]
+
+    @property
+    def added(self) -> int:
+        """Number of tokens that `whole` adds."""
+        return len(self.before) + len(self.after)
+
+    @property
+    def added_to_side(self) -> int:
+        """Number of tokens that `side` adds."""
+        return len(self.before) + len(self.closing)
+
+    def whole(self, ids: Sequence[int]) -> list[int]:
+        """Returns a prompt, or a text to classify, as models read it."""
+        return [*self.before, *ids, *self.after]
+
+    def side(self, ids: Sequence[int]) -> list[int]:
+        """Returns a source or target as models read it; the decoder reads `start` before a target."""
+        return [*self.before, *ids, *self.closing]
+
+    def name(self, token: int) -> str | None:
+        """Returns the name of a special token; None for other tokens."""
+        return self.name_of.get(token)
+
+    @functools.cached_property
+    def name_of(self) -> dict[int, str]:
+        """The names by id."""
+        return dict(self.names)
+
+
+OWN = SpecialTokens()
+"""Special tokens of this package's tokenizers."""

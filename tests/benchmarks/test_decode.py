@@ -14,7 +14,7 @@ from tformer_jax.benchmarks import decode, decode_systems
 from tformer_jax.cli import benchmark
 from tformer_jax.config import ConfigError
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 from tformer_jax.train.errors import RunError
 
 SIZES = {"layers": 1, "dim": 16, "heads": 2, "ffn_dim": 16, "vocab": 64, "batch": 3, "source": 5, "length": 6}
@@ -147,6 +147,6 @@ def test_outputs_are_full_and_varied(beams):
     rows = decode.workloads(chosen)[0].rows
     output = ours.tokens(ours.prepare(rows, beams)())
     assert output.shape == (8, 16)
-    assert not np.isin(output, [PAD, BOS, EOS, 499]).any()
+    assert not np.isin(output, [PAD, PAD_TOKEN, BOS, EOS, 499]).any()
     assert np.mean([len(set(row)) for row in output.tolist()]) > 4
     assert len({tuple(row) for row in output.tolist()}) == 8

@@ -9,7 +9,7 @@ from tests.helpers import build, tiny
 from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import chains
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 
 LENGTH = 7
 SOURCES = [[9, 8, 7, EOS], [6, 5, EOS], [4, 10, 9, 8, EOS]]
@@ -41,7 +41,7 @@ def greedy_by_full_passes(logits_of, prefix: list[int], length: int = LENGTH) ->
     output: list[int] = []
     while len(output) < length and EOS not in output:
         logits = logits_of(np.array([prefix + output]))[0, -1]
-        logits[[PAD, BOS]] = -np.inf
+        logits[[PAD_TOKEN, BOS]] = -np.inf
         output.append(int(logits.argmax()))
     return output + [PAD] * (LENGTH - len(output))
 
@@ -62,7 +62,7 @@ def next_logits(model, params, source: list[int]):
 
     def logits_of(prefix):
         real = np.ones(prefix.shape, bool)
-        return oracles.seq2seq(oracles.f64(params), model.cfg, source_row, prefix, source_row > PAD, real)
+        return oracles.seq2seq(oracles.f64(params), model.cfg, source_row, prefix, source_row != PAD, real)
 
     return logits_of
 
@@ -113,9 +113,9 @@ def test_a_longer_prompt_leaves_fewer_new_tokens():
 def test_finished_rows_take_no_steps(monkeypatch):
     calls = []
 
-    def counted(logits, settings, keys):
+    def counted(*arguments):
         jax.debug.callback(lambda: calls.append(1))
-        return choose(logits, settings, keys)
+        return choose(*arguments)
 
     choose = chains.choose
     monkeypatch.setattr(chains, "choose", counted)

@@ -5,8 +5,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from tformer_jax import config
 from tformer_jax.cli.train import read_config
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.models import registry
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
@@ -18,6 +19,7 @@ VARIANTS = {
     "pretrain_stdlib": ["", ":span_corruption", ":denoising", ":bert_base_mlm", ":t5_small", ":bart_base"],
     "lm_tiny_shakespeare": ["", ":cpu", ":gpu", ":modern", ":modern_gpu"],
     "tutorials": [":gpt", ":basic_attention", ":classifier", ":rmsnorm", ":transformer", ":pre_norm"],
+    "finetune_rt_polarity": [],  # needs a run
 }
 CASES = [f"{path}{variant}" for path in sorted(FOLDER.glob("*.py")) for variant in VARIANTS.get(path.stem, [""])]
 
@@ -36,8 +38,21 @@ def test_builds(location):
 
 @pytest.mark.parametrize("location", ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "tutorials.py:bert"])
 def test_unknown_variants_are_named(location):
-    with pytest.raises(ConfigError, match=f"variant '{location.partition(':')[2]}' of configs/"):
+    with pytest.raises(ConfigError, match=f"^variant '{location.partition(':')[2]}' of configs/"):
         read_config(str(FOLDER / location))
+
+
+def test_fine_tuning_keeps_the_architecture_of_a_run(tmp_path):
+    location = f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}"
+    with pytest.raises(ConfigError, match="^[^ ]*config.json does not exist: [^ ]* is not a run folder$"):
+        read_config(location)
+    sizes = {"dim": 8, "num_heads": 2, "token_types": 2, "num_classes": 2}
+    encoder = ModelConfig(family="classifier", pooling="first", pooler=True, **sizes)
+    config.save(Config(model=encoder, data=DataConfig(source="jsonl", train="a.jsonl")), tmp_path / "config.json")
+    found = read_config(location)
+    changed = {name for name, value in vars(encoder).items() if getattr(found.model, name) != value}
+    assert changed == {"num_classes", "pooling", "pooler"}
+    assert (found.train.start_from, found.data.tokenizer_file) == (str(tmp_path), str(tmp_path))
 
 
 def test_every_config_shows_its_command():

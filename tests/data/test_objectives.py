@@ -1,6 +1,7 @@
 """Pre-training objectives: examples by hand, sizes of T5, shares over many examples, and texts restored exactly."""
 
 import collections
+import dataclasses
 import itertools
 import math
 
@@ -22,7 +23,7 @@ from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, from_json
 from tformer_jax.data.tokenizers.extended import ADDED
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
+from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD, SpecialTokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .!"
 KINDS = {"masked_tokens": MaskedTokens, "span_corruption": SpanCorruption, "denoising": Denoising}
@@ -335,6 +336,36 @@ class TestTokenizer:
         assert tokenizer.encode("ab") == inner.encode("ab") == [4, 5]
         assert tokenizer.encode_batch(["b", ""]) == [[5], []]
         assert tokenizer.decode([4, 6, 5, 7, EOS, 4]) == "ab"
+
+    def test_special_tokens_of_a_published_vocabulary_are_used(self):
+        """Nothing is appended, so that published embeddings fit; they surround sources and targets."""
+
+        class Published(CharacterTokenizer):
+            special = SpecialTokens(((4, "[MASK]"), (5, "[SEP]")), start=7, ends=(5,), before=(6,), after=(5,))
+
+        inner = Published("mebcdf")
+        tokenizer = ExtendedTokenizer.of(inner, ADDED["denoising"])
+        assert (tokenizer.vocab_size, tokenizer.id_of("<mask>")) == (inner.vocab_size, 4)
+        vocabulary = Vocabulary(tokenizer)
+        assert np.flatnonzero(~vocabulary.ordinary).tolist() == [4, 5]
+        cfg = DataConfig(objective="denoising", window=8, batching="windows")
+        objective = Denoising.of(cfg, vocabulary)
+        ids = np.array([8, 9] * 3, np.int32)
+        assert objective.tokens == len(ids)
+        found = objective(ids, np.random.default_rng(0))
+        assert found["target_out"].tolist() == [6, *ids, 5]
+        assert found["target_in"].tolist() == [7, 6, *ids]
+        assert (found["source"][0], found["source"][-1]) == (6, 5) and 4 in found["source"]
+        assert max(map(len, found.values())) <= objective.lengths["source"] == 8
+        spans = ExtendedTokenizer.of(inner, ADDED["span_corruption"])
+        assert (spans.vocab_size, spans.special.name(spans.id_of("<extra_id_1>"))) == (
+            inner.vocab_size + 100,
+            "<extra_id_1>",
+        )
+        framed = SpanCorruption.of(dataclasses.replace(cfg, objective="span_corruption"), Vocabulary(spans))
+        found = framed(np.full(framed.tokens, 8, np.int32), np.random.default_rng(0))
+        assert {key: len(row) for key, row in found.items()} == framed.lengths
+        assert len(found["source"]) <= 8
 
     @pytest.mark.parametrize(
         ("objective", "size"), [(None, 7), ("masked_tokens", 7), ("denoising", 7), ("span_corruption", 107)]

@@ -17,6 +17,7 @@ from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.special_tokens import PAD
 
 WORDS = [f"word{number} zwölf {'x' * (number % 7)}" for number in range(90)]
 KINDS = {
@@ -169,7 +170,7 @@ def test_bpe_dropout_reads_the_texts(corpus_folder, tmp_path):
     row = batch["source"][0]
     text = tokenizers.source.decode(row)
     assert text in WORDS
-    assert (row != 0).sum() == len(text.encode()) + 1, "with every merge left out, a token is a byte"
+    assert (row != PAD).sum() == len(text.encode()) + 1, "with every merge left out, a token is a byte"
 
 
 def test_the_summary_counts(corpus_folder, tmp_path, capsys):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from tformer_jax.special_tokens import BOS, EOS, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "der Hund saß auf dem Baum", "naïve 数字 123 456"]
 CORPUS = Corpus(
@@ -37,7 +37,7 @@ def test_training_text_has_a_round_trip(tokenizers):
 
 def test_decoding_stops_at_eos_and_drops_special_tokens(tokenizers):
     ids = tokenizers.target.encode("the cat")
-    assert tokenizers.target.decode([BOS, *ids, PAD, UNK, EOS, *ids]) == "the cat"
+    assert tokenizers.target.decode([BOS, *ids, PAD_TOKEN, UNK, EOS, *ids]) == "the cat"
     assert tokenizers.target.decode([]) == ""
 
 

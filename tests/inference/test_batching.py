@@ -16,7 +16,7 @@ def batches(lengths, *, size: int, max_length: int):
 
     def run(tokens, indices):
         seen.append((tokens.shape, (tokens != PAD).sum(1).tolist()))
-        return [(int(index), int(row.sum())) for index, row in zip(indices, tokens, strict=True)]
+        return [(int(index), int(row[row != PAD].sum())) for index, row in zip(indices, tokens, strict=True)]
 
     found = list(in_batches([[5] * n for n in lengths], run, size=size, max_length=max_length))
     assert found == [(index, 5 * n) for index, n in enumerate(lengths)]
@@ -62,8 +62,8 @@ def test_no_rows():
 
 def test_padding_on_either_side():
     rows = [[7], [7, 8, 9], []]
-    np.testing.assert_array_equal(pad_rows(rows, 4, 3), [[7, 0, 0], [7, 8, 9], [0, 0, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(pad_rows(rows, 3, 4, pad_left=True), [[0, 0, 0, 7], [0, 7, 8, 9], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(pad_rows(rows, 4, 3), [[7, PAD, PAD], [7, 8, 9], [PAD] * 3, [PAD] * 3])
+    np.testing.assert_array_equal(pad_rows(rows, 3, 4, pad_left=True), [[PAD, PAD, PAD, 7], [PAD, 7, 8, 9], [PAD] * 4])
 
 
 def squares(items, *, size=3, skip=0):

@@ -13,7 +13,7 @@ from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import beam
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 
 SOURCES = np.array([[5, 4, 5, EOS], [4, EOS, PAD, PAD], [3, 3, 4, EOS]], np.int32)
 VOCAB, LENGTH = 6, 4
@@ -35,7 +35,7 @@ def penalty(length: int, kind: str, alpha: float) -> float:
 
 def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], float]:
     """Returns the log-probability of every output of at most LENGTH tokens, by float64 full passes."""
-    allowed = [token for token in range(VOCAB) if token not in (PAD, BOS)]
+    allowed = [token for token in range(VOCAB) if token not in (PAD_TOKEN, BOS)]
     others = [token for token in allowed if token != EOS]
     outputs = [
         (*begin, last)

@@ -17,10 +17,10 @@ from tests.helpers import normal
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.special_tokens import BOS, PAD
+from tformer_jax.special_tokens import BOS, PAD_TOKEN
 
 LOGITS = normal(3, 12, seed=4)
-NEVER = np.isin(np.arange(12), (PAD, BOS))
+NEVER = np.isin(np.arange(12), (PAD_TOKEN, BOS))
 CHI_SQUARE = (0.0, 10.8, 13.8, 16.3, 18.5, 20.5, 22.5, 24.3, 26.1, 27.9)
 """Critical values of chi-squared for p = 0.001, by degrees of freedom."""
 
@@ -102,9 +102,9 @@ def test_top_k_never_sorts_all_values():
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample"])
 def test_pad_and_bos_are_never_chosen(strategy):
-    logits = jnp.zeros((200, 5)).at[:, jnp.array([PAD, BOS])].set(50.0)
+    logits = jnp.zeros((200, 5)).at[:, jnp.array([PAD_TOKEN, BOS])].set(50.0)
     chosen = sampling.choose(logits, RowSettings.of(DecodeConfig(strategy=strategy), 200), keys(200))
-    assert not np.isin(chosen, (PAD, BOS)).any()
+    assert not np.isin(chosen, (PAD_TOKEN, BOS)).any()
 
 
 def test_temperature_divides_the_logits():

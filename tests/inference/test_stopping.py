@@ -240,7 +240,7 @@ def test_the_cost_of_a_token_does_not_grow(kind):
     lengths = []
 
     class Counting:
-        fallback_bytes = tokenizer.fallback_bytes
+        special, fallback_bytes = tokenizer.special, tokenizer.fallback_bytes
 
         def decode(self, ids):
             lengths.append(len(ids))

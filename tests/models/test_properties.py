@@ -53,7 +53,7 @@ def test_more_padding_changes_nothing(family):
     model, params = build(tiny(family))
 
     def logits(extra: int):
-        padded = [np.pad(tokens, ((0, 0), (0, extra))) for tokens in (SOURCE, TOKENS)]
+        padded = [np.pad(tokens, ((0, 0), (0, extra)), constant_values=PAD) for tokens in (SOURCE, TOKENS)]
         if family == "seq2seq":
             source, target = padded
             return apply(

@@ -9,6 +9,7 @@ from tests import oracles
 from tests.helpers import assert_close, init_module, normal, tiny
 from tformer_jax import axes
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
+from tformer_jax.special_tokens import PAD
 
 V, D = 11, 8
 TOKENS = np.array([[1, 5, 5], [10, 0, 2]])
@@ -85,9 +86,9 @@ def test_logits_are_not_rounded_to_the_computation_dtype():
 def test_ids_outside_the_vocabulary_give_nan():
     module = TokenEmbedding(tiny("decoder_lm"), V)
     params = init_module(module, TOKENS)
-    vectors = module.apply({"params": params}, np.array([[-100, -1, 0, V - 1, V]]))
-    np.testing.assert_array_equal(np.isnan(vectors).all(-1), [[True, True, False, False, True]])
-    np.testing.assert_array_equal(np.isnan(vectors).any(-1), [[True, True, False, False, True]])
+    vectors = module.apply({"params": params}, np.array([[-100, -2, PAD, 0, V - 1, V]]))
+    np.testing.assert_array_equal(np.isnan(vectors).all(-1), [[True, True, False, False, False, True]])
+    np.testing.assert_array_equal(np.isnan(vectors).any(-1), [[True, True, False, False, False, True]])
 
 
 def test_the_standard_deviation_of_embeddings_can_be_set():

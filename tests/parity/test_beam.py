@@ -11,7 +11,7 @@ from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 
 LENGTH = 9
 DRAW = np.random.default_rng(0)
@@ -44,13 +44,13 @@ def models(request, tmp_path_factory):
 def test_hypotheses_and_scores(models, beams, alpha, early):
     name, theirs, ours, params = models
     expected = theirs.generate(
-        input_ids=torch.tensor(SOURCE, dtype=torch.long),
+        input_ids=torch.tensor(SOURCE, dtype=torch.long).clamp(min=0),
         attention_mask=torch.tensor(REAL, dtype=torch.long),
         decoder_start_token_id=BOS,
-        pad_token_id=PAD,
+        pad_token_id=PAD_TOKEN,
         eos_token_id=EOS,
         forced_eos_token_id=None,
-        bad_words_ids=[[PAD], [BOS]],
+        bad_words_ids=[[PAD_TOKEN], [BOS]],
         num_beams=beams,
         num_return_sequences=beams,
         length_penalty=alpha,
@@ -65,7 +65,7 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
     found = jax.device_get(jitted_loop.best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
     wanted = expected.sequences.numpy()[:, 1:].reshape(len(SOURCE), beams, -1)
     ended = np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0
-    wanted = np.where(ended, PAD, wanted)  # theirs repeats EOS where PAD is 0
+    wanted = np.where(ended | (wanted == PAD_TOKEN), PAD, wanted)  # theirs repeats EOS, then has PAD_TOKEN
     lengths = (wanted != PAD).sum(axis=-1)
     assert alpha > 1 or len(np.unique(lengths)) > 1  # a strong penalty makes all outputs as long as possible
     np.testing.assert_array_equal(found.tokens[..., : wanted.shape[-1]], wanted)

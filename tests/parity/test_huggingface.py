@@ -15,7 +15,7 @@ from transformers.models.bert import modeling_bert
 
 from tests.helpers import assert_close, normal, tiny
 from tformer_jax.config import ConfigError
-from tformer_jax.interop import hf, mapping
+from tformer_jax.interop import files, hf, mapping
 from tformer_jax.models import registry
 
 V, B = 19, 2
@@ -130,7 +130,7 @@ def their_gradients(model: torch.nn.Module, folder) -> dict[str, np.ndarray]:
             if parameter.requires_grad:
                 parameter.copy_(parameter.grad)
     model.save_pretrained(folder)
-    return {name: np.asarray(array) for name, array in hf._read_arrays(folder).items()}
+    return {name: np.asarray(array) for name, array in files.read_arrays(folder).items()}
 
 
 @pytest.mark.parametrize("name", MODELS)

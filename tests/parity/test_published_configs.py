@@ -10,7 +10,7 @@ from tests.helpers import build, tiny, with_settings
 from tests.parity import test_huggingface as parity
 from tformer_jax import presets
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.interop import exact, hf
+from tformer_jax.interop import exact, files, hf
 
 CLASSES = {
     "gpt2": transformers.GPT2Config,
@@ -137,7 +137,7 @@ def test_older_names_and_those_of_a_base_model(name, tmp_path):
     cfg, params = hf.load(tmp_path)
     prefix = hf.ARCHITECTURES[json.loads((tmp_path / "config.json").read_text())["model_type"]].prefix
     older = {}
-    for key, array in hf._read_arrays(tmp_path).items():
+    for key, array in files.read_arrays(tmp_path).items():
         key = key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         older[key.removeprefix(prefix)] = np.asarray(array)
     rewritten(tmp_path, **older, **({"cls.predictions.bias": np.ones(3)} if name == "bert" else {}))
@@ -148,7 +148,7 @@ def test_older_names_and_those_of_a_base_model(name, tmp_path):
 
 def test_a_checkpoint_without_a_classification_head(tmp_path):
     parity.their_model("bert").save_pretrained(tmp_path)
-    body = {name: a for name, a in hf._read_arrays(tmp_path).items() if not name.startswith("classifier.")}
+    body = {name: a for name, a in files.read_arrays(tmp_path).items() if not name.startswith("classifier.")}
     rewritten(tmp_path, **{name: np.asarray(array) for name, array in body.items()})
     with pytest.raises(ConfigError, match="no classification head; give num_classes=... to start a random one"):
         hf.load(tmp_path)
@@ -159,7 +159,7 @@ def test_a_checkpoint_without_a_classification_head(tmp_path):
 
 def test_an_untied_checkpoint_without_its_head_is_refused(tmp_path):
     parity.their_model("llama").save_pretrained(tmp_path)
-    body = {name: np.asarray(a) for name, a in hf._read_arrays(tmp_path).items() if name != "lm_head.weight"}
+    body = {name: np.asarray(a) for name, a in files.read_arrays(tmp_path).items() if name != "lm_head.weight"}
     rewritten(tmp_path, **body)
     with pytest.raises(ConfigError, match="tie_word_embeddings=False, but it has no lm_head.weight"):
         hf.load(tmp_path)

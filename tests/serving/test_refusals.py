@@ -33,7 +33,7 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({"prompt": "a" * 2001}, "takes at most 2000", "prompt"),
         ({"prompt": ["a", [5] * 2001]}, "text 2: the prompt has 2001 tokens", "prompt"),
         ({"prompt": "a" * 2003, "max_tokens": 0}, "takes at most 2002", "prompt"),
-        ({"prompt": [5, 0]}, "prompt: token id 0 is not in 1, ..., 259", "prompt"),
+        ({"prompt": [5, -1]}, "prompt: token id -1 is not in 0, ..., 259", "prompt"),
         ({"prompt": [[5], [260]]}, "prompt: token id 260 is not in", "prompt"),
         ({"prompt": ["a"] * 9}, "prompt: at most 8 texts at once", "prompt"),
         ({"prompt": "a", "max_token": 5}, "unknown field; did you mean 'max_tokens'?", "max_token"),

@@ -21,7 +21,7 @@ from tformer_jax.benchmarks.decode_systems import PEERS, Rows, System
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
 from tformer_jax.train import provenance
 from tformer_jax.train.errors import RunError
 
@@ -144,9 +144,9 @@ def random_model(options: argparse.Namespace) -> tuple[ModelConfig, Any]:
         name = jax.tree_util.keystr(path)
         leaf = leaf * next((gain for part, gain in GAINS.items() if part in name), 1.0)
         if "embedding" in name:
-            return leaf.at[np.array([PAD, BOS])].set(0)
+            return leaf.at[np.array([PAD_TOKEN, BOS])].set(0)
         if "head" in name:
-            return leaf.at[np.array([PAD, BOS, EOS, UNK, -1])].set(BANNED_BIAS)
+            return leaf.at[np.array([PAD_TOKEN, BOS, EOS, UNK, -1])].set(BANNED_BIAS)
         return leaf - leaf.mean(axis=0) if "contract" in name else leaf
 
     @jax.jit

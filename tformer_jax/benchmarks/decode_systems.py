@@ -22,7 +22,7 @@ from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.inference.sampling import row_keys
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS, UNK
+from tformer_jax.special_tokens import EOS, OWN, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
 Rows = Sequence[Sequence[int]]
 
@@ -88,6 +88,7 @@ class JittedLoop:
 class NumberTokenizer:
     """A tokenizer whose texts are token ids in decimal."""
 
+    special = OWN
     vocab_size = 2**31 - 1
     fallback_bytes: frozenset[int] = frozenset()
 
@@ -130,7 +131,7 @@ class HuggingFace:
 
         def run() -> list[tuple[list[int], Any]]:
             return [
-                (indices, generate(input_ids=source, attention_mask=(source != PAD).long()))
+                (indices, generate(input_ids=source.clamp(min=0), attention_mask=(source != PAD).long()))
                 for indices, source in batches
             ]
 
@@ -191,7 +192,7 @@ def _convert(folder: Path, output: Path) -> list[str]:
 
     model = _marian(folder)
     numbers = range(len(SPECIAL_TOKENS), model.config.vocab_size - 1)
-    names = ["<nothing>", *SPECIAL_TOKENS[1:], *map(str, numbers), SPECIAL_TOKENS[PAD]]
+    names = ["<nothing>", *SPECIAL_TOKENS[1:], *map(str, numbers), SPECIAL_TOKENS[PAD_TOKEN]]
     with torch.no_grad():
         spec = MarianMTLoader()(model, _Vocabulary(names))
     spec.validate()

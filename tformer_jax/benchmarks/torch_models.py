@@ -138,7 +138,7 @@ class Input(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps tokens int [B, T] to [B, T, D]."""
-        x = self.embedding(tokens) * self.factor
+        x = self.embedding(tokens.clamp(min=0)) * self.factor  # of PAD, any vector
         table = self.fixed if self.positions is None else self.positions.weight
         return self.dropout(x if table is None else x + table[: tokens.shape[1]])
 

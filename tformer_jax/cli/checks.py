@@ -202,8 +202,9 @@ def data(cfg: Config, root: Path | None) -> Iterator[str]:
         names = [name.format(lang=language) for name in names for language in languages]
     elif cfg.data.source not in files.KINDS:
         names = []
-    if cfg.data.tokenizer == "file" and cfg.data.tokenizer_file:
-        names.append(cfg.data.tokenizer_file)
+    tokenizer = cfg.data.tokenizer_file if cfg.data.tokenizer == "file" else None
+    if tokenizer and not (Path(root or "") / tokenizer).is_dir():
+        names.append(tokenizer)
     try:
         for name in names:
             files.locate(root, name)

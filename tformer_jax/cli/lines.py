@@ -112,7 +112,7 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
     long = LongLines(source, work.long_texts)
     with opened as output, LinesProgress(source, done=output.done, shown=shown) as progress:
         before = output.done
-        for index, (line, result) in enumerate(_results(source, work, as_json, before), start=before):
+        for index, (line, result) in enumerate(results_of(source, work, as_json, before), start=before):
             action = long.action(index)
             output.write([_record(work, line, result, action)] if as_json else _lines(work, line, result, action))
             progress.advance()
@@ -143,8 +143,14 @@ class LongLines:
             print(f"too long for the model and {done}: {self._count:,} of the lines, first {first}", file=sys.stderr)
 
 
-def _results(source: Source, work: Work[Result], as_json: bool, skip: int) -> Iterator[tuple[Line, Result]]:
-    """Yields each line after the first `skip` ones with its result."""
+def results_of(
+    source: Source, work: Work[Result], as_json: bool = False, skip: int = 0
+) -> Iterator[tuple[Line, Result]]:
+    """Yields each line after the first `skip` ones with its result.
+
+    Raises:
+        ConfigError: raised by the input or the results.
+    """
     waiting: collections.deque[Line] = collections.deque()
     found = source.lines(work.fields, (*work.names, TOO_LONG) if as_json else ())
     try:

@@ -101,7 +101,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     except (AttributeError, KeyError) as error:
         raise ConfigError(f"{path}: {_unknown_setting(error)}") from error
     except (flags.Error, ValueError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        raise ConfigError(_reason(error)) from error
     if unexpected:
         raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     return config.from_config_dict(values.config)
@@ -119,6 +119,15 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"--record {path}: cannot create {path.parent} ({error.strerror})") from error
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(f"--record {path}: cannot be written; name a file in a writable folder")
+
+
+def _reason(error: BaseException) -> str:
+    """Returns the `ConfigError` of the config file, which ml_collections and absl wrap, or else the error itself."""
+    found, inner = None, error.__context__
+    while inner is not None:
+        found = inner if isinstance(inner, ConfigError) else found
+        inner = inner.__context__
+    return " ".join(str(found or error).split())
 
 
 def _available_configs(path: Path) -> str:

@@ -49,6 +49,8 @@ ACTIVATIONS: Kinds = {
     "silu": "tformer_jax.nn.activations:silu",
     "sigmoid": "tformer_jax.nn.activations:sigmoid",
 }
+POOLINGS = ("mean", "first", "last")
+"""Poolings over the tokens of a text."""
 
 
 def load(kinds: Kinds, name: str) -> Any:

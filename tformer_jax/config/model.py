@@ -182,7 +182,7 @@ class ModelConfig(Section):
     output_bias: bool = setting(False, "bias on the logits")
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D)")
     output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", low=1e-6)
-    pooling: str = setting("mean", "classifier: pooling over tokens", choices=("mean", "first", "last"))
+    pooling: str = setting("mean", "classifier: pooling over tokens", choices=kinds.POOLINGS)
     pooler: bool = setting(False, "classifier: tanh(W x + b) between pooling and logits")
     head_transform: bool = setting(False, "masked_lm: norm(activation(W x + b)) before the output head (BERT)")
 

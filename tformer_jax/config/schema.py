@@ -104,8 +104,8 @@ class DataConfig(Section):
     target_tokenizer: str | None = setting(None, "kind of the target's tokenizer; None: tokenizer", choices=TOKENIZERS)
     tokenizer_file: str | None = setting(
         None,
-        "file: tokenizer.json, SentencePiece .model, .tiktoken ranks, or a run's tokenizers/target.json, below "
-        "the data folder",
+        "file: tokenizer.json, SentencePiece .model, .tiktoken ranks, a run's tokenizers/target.json, or the folder of "
+        "a Hugging Face checkpoint or of a run, below the data folder",
     )
     vocab_size: int = setting(8000, "maximum size of a trained vocabulary, special tokens included", low=8)
     split_digits: bool = setting(False, "bpe and unigram: one token per digit")

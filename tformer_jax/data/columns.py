@@ -43,6 +43,15 @@ class Column(NamedTuple):
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - lengths), lengths)
 
+    def within(self, before: Sequence[int], after: Sequence[int] = ()) -> "Column":
+        """Puts each example between the tokens `before` and `after`."""
+        column = self
+        for token in reversed(before):
+            column = column.begun_by(token)
+        for token in after:
+            column = column.ended_by(token)
+        return column
+
     def followed_by(self, token: int) -> "Column":
         """Replaces each id by the next one of its example, and the last by `token`."""
         following = np.append(self.ids[1:], np.int32(token))

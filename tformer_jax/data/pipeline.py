@@ -81,15 +81,15 @@ def _evaluation_batches(
     cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, shards: Shards
 ) -> Iterator[Batch]:
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
-    reader = _reader(examples, tokenizers, labels)
+    reader, end = _reader(examples, tokenizers, labels), tokenizers.target.special.ends[0]
     if cfg.data.objective:
         objective = objective_of(cfg.data, tokenizers.target)
-        yield from covering_corrupted(token_stream(reader), objective, rows, shards)
+        yield from covering_corrupted(token_stream(reader, end), objective, rows, shards)
         return
     if cfg.data.batching == "windows":
-        yield from covering_windows(token_stream(reader), cfg.data.window, rows, shards)
+        yield from covering_windows(token_stream(reader, end), cfg.data.window, rows, shards)
         return
-    frame = dataclasses.replace(framer(cfg), carry=True)
+    frame = dataclasses.replace(framer(cfg, tokenizers), carry=True)
     read = RowReader(reader, frame, shards)
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
     pending = itertools.chain.from_iterable(map(_pending(reader, frame), blocks))
@@ -132,7 +132,7 @@ class _Read:
 
 
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-    reader, frame = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout), framer(cfg)
+    reader, frame = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout), framer(cfg, tokenizers)
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
     blocks = _shuffled(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     if isinstance(reader, Tokenized):
@@ -157,7 +157,8 @@ def _pending(reader: IndexedReader | Tokenized, frame: Framer) -> Callable[[Sequ
 
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
-    streams = [token_stream(_reader(part, tokenizers)) for part in parts]
+    end = tokenizers.target.special.ends[0]
+    streams = [token_stream(_reader(part, tokenizers), end) for part in parts]
     if cfg.data.objective:
         corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)
         draws = _draws(corrupted.sizes, cfg, cfg.data.batch_size).map(shards.select)

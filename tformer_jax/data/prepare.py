@@ -20,7 +20,6 @@ from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.transforms import tokenize
-from tformer_jax.special_tokens import EOS
 
 EXAMPLES_PER_CHUNK = 1024
 """Number of examples to tokenize at once."""
@@ -121,6 +120,7 @@ class _SplitWriter:
         if first is None:
             raise DataError(f"split {self._split} has no valid example")
         count = self._shards if len(first) == EXAMPLES_PER_CHUNK else 1
+        end = self._tokenizers.target.special.ends[0]
         names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
         summary = Summary(names)
         with contextlib.ExitStack() as files:
@@ -133,7 +133,7 @@ class _SplitWriter:
                 block = tokenize(chunk, self._tokenizers, self._labels)
                 for example, ids in zip(chunk, split_examples(block), strict=True):
                     if stream is not None:
-                        separator = [EOS] if summary.examples else []
+                        separator = [end] if summary.examples else []
                         stream.write(np.array([*separator, *ids["text"]], self._dtype).tobytes())
                     texts = [example[key] for key in self._keys]
                     record = encode_record(texts, [ids[key] for key in self._keys], self._dtype)
@@ -160,6 +160,7 @@ def _metadata(
         "labels": labels,
         "vocab_size": max(tokenizers.source.vocab_size, tokenizers.target.vocab_size),
         "tokenizers": digest,
+        "end": tokenizers.target.special.ends[0],
         "splits": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
         "data": to_dict(cfg.data),
         "seed": cfg.seed,

@@ -11,7 +11,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, is_bpe
-from tformer_jax.special_tokens import BOS, EOS
+from tformer_jax.special_tokens import OWN, SpecialTokens
 
 
 class IdReader(Protocol):
@@ -49,7 +49,10 @@ def tokenize(
     dropout: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> Block:
-    """Tokenizes examples, without special tokens; a label becomes its index in `labels`."""
+    """Tokenizes examples, without the special tokens around them; a label becomes its index in `labels`.
+
+    Documents begin with the special tokens before a text.
+    """
     block = {}
     for key in examples[0]:
         values = [example[key] for example in examples]
@@ -62,6 +65,8 @@ def tokenize(
             block[key] = Column.of(BpeDropout(tokenizer, dropout).encode_batch(values, rng))
         else:
             block[key] = Column.of(tokenizer.encode_batch(values))
+    if block.keys() == {"text"}:
+        block["text"] = block["text"].within(tokenizers.target.special.before)
     return block
 
 
@@ -73,6 +78,10 @@ class Framer:
     source_length: int
     carry: bool = False
     """Split a document that is too long into several examples instead of truncating it."""
+    source: SpecialTokens = OWN
+    """Special tokens of sources."""
+    target: SpecialTokens = OWN
+    """Special tokens of targets, texts and documents."""
     reported: bool = dataclasses.field(default=False, init=False)
 
     def __call__(self, ids: Block) -> Block:
@@ -82,17 +91,20 @@ class Framer:
         Each example yields one example, except documents: an empty one yields none, a long one several if `carry`.
         """
         if "label" in ids:
-            return {"tokens": self._truncate(ids["text"], self.length), "label": ids["label"]}
+            texts = self._truncate(ids["text"], self.length - self.target.added)
+            return {"tokens": texts.within(self.target.before, self.target.after), "label": ids["label"]}
         if "text" in ids:
-            tokens, targets = ids["text"], ids["text"].followed_by(EOS)
+            tokens, targets = ids["text"], ids["text"].followed_by(self.target.ends[0])
             if not self.carry:
                 tokens, targets = self._truncate(tokens, self.length), targets.cut(self.length)
             return {"tokens": tokens.in_pieces(self.length), "targets": targets.in_pieces(self.length)}
-        target = self._truncate(ids["target"], self.length - 1)
+        source = self._truncate(ids["source"], self.source_length - self.source.added_to_side)
+        target = self._truncate(ids["target"], self.length - self.target.added_to_side)
+        before, closing = self.target.before, self.target.closing
         return {
-            "source": self._truncate(ids["source"], self.source_length - 1).ended_by(EOS),
-            "target_in": target.begun_by(BOS),
-            "target_out": target.ended_by(EOS),
+            "source": source.within(self.source.before, self.source.closing),
+            "target_in": target.within((self.target.start, *before), closing[:-1]),
+            "target_out": target.within(before, closing),
         }
 
     def pieces(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -115,9 +127,11 @@ class Framer:
         return truncated
 
 
-def framer(cfg: Config) -> Framer:
+def framer(cfg: Config, tokenizers: Tokenizers) -> Framer:
     """Returns the framer for the row lengths in `cfg.data`."""
     data = cfg.data
     if data.batching == "buckets":
-        return Framer(data.bucket_lengths[-1], data.bucket_lengths[-1])
-    return Framer(data.window, data.source_window or data.window, carry=data.overlong == "carry")
+        lengths, carry = (data.bucket_lengths[-1], data.bucket_lengths[-1]), False
+    else:
+        lengths, carry = (data.window, data.source_window or data.window), data.overlong == "carry"
+    return Framer(*lengths, carry=carry, source=tokenizers.source.special, target=tokenizers.target.special)

@@ -14,14 +14,14 @@ DOCUMENTS_PER_BLOCK = 256
 """Number of documents to tokenize at once."""
 
 
-def token_stream(documents: IdReader) -> np.ndarray:
-    """Concatenates the tokens of all documents, separated by EOS: int [tokens]."""
+def token_stream(documents: IdReader, end: int = EOS) -> np.ndarray:
+    """Concatenates the tokens of all documents, separated by `end`: int [tokens]."""
     stream = getattr(documents, "stream", None)
     if stream is not None:
         return stream
     starts = range(0, len(documents), DOCUMENTS_PER_BLOCK)
     blocks = (documents.read(range(start, min(start + DOCUMENTS_PER_BLOCK, len(documents)))) for start in starts)
-    return np.concatenate([block["text"].ended_by(EOS).ids for block in blocks])[:-1]
+    return np.concatenate([block["text"].ended_by(end).ids for block in blocks])[:-1]
 
 
 class Windows:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
-from tformer_jax.inference.constraints import NO_RULES, Rules, constrain
+from tformer_jax.inference.constraints import Rules, constrain
 from tformer_jax.inference.rows import Report
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import Lineage
-from tformer_jax.special_tokens import EOS, PAD
+from tformer_jax.special_tokens import PAD
 
 WORST = -1e9
 """Score of a missing hypothesis."""
@@ -25,7 +25,7 @@ class Hypotheses(NamedTuple):
     """The k best outputs of each row, best first."""
 
     tokens: jax.Array
-    """int32 [B, k, length]: up to and including EOS, then PAD."""
+    """int32 [B, k, length]: up to and including the token that ends it, then PAD."""
     scores: jax.Array
     """float32 [B, k]: sums of log-probabilities, divided by the length penalty; `WORST` for missing hypotheses."""
 
@@ -34,12 +34,12 @@ class Hypotheses(NamedTuple):
 class Beams:
     """Beam search: extends the `cfg.beams` most probable hypotheses of each row until no output can improve.
 
-    A hypothesis that ends (in EOS, or at the maximum length) among the k best candidates of a step is finished, with
-    the score `sum of log p / penalty(tokens)`, EOS included; the k best others continue ("Sequence Transduction with
-    Recurrent Neural Networks", 2012; length penalties of GNMT, 2016, equation 14). Of 2 k candidates, at least k do
-    not end in EOS. `cfg.early_stopping` determines when a row is done: `first`, once it has k outputs; `heuristic`,
-    once its best running hypothesis, if it ended now, would not be better than the k-th output; `never`, once that
-    holds for every remaining length.
+    A hypothesis that ends (in one of e end tokens, or at the maximum length) among the k best candidates of a step is
+    finished, with the score `sum of log p / penalty(tokens)`, its end included; the k best others continue ("Sequence
+    Transduction with Recurrent Neural Networks", 2012; length penalties of GNMT, 2016, equation 14). Of (1 + e) k
+    candidates, at least k do not end. `cfg.early_stopping` determines when a row is done: `first`, once it has k
+    outputs; `heuristic`, once its best running hypothesis, if it ended now, would not be better than the k-th output;
+    `never`, once that holds for every remaining length.
 
     The beams of a row are k tokens of one call that attend only to their ancestors: no cache is copied, and shared
     tokens (the prompt, the encoder output) are stored once. `DecoderCache.compact` removes tokens without running
@@ -115,7 +115,7 @@ class Beams:
         now = jnp.arange(self.running.shape[2]) == self.generated[:, None, None]
         grown = jnp.where(now, tokens[..., None], _take(self.running, parents))
         generated = self.generated + ~self.done
-        ends = (tokens == EOS) | (generated >= self.max_new_tokens)[:, None]
+        ends = sampling.among(tokens, self.rules.ends) | (generated >= self.max_new_tokens)[:, None]
         continued, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
         continued = jnp.where(self._used(), continued, UNUSED)
         finished = self._finish(grown, sums, ends, generated)
@@ -163,23 +163,23 @@ class Beams:
         return jnp.arange(self.cfg.beams) < self.settings.beams[:, None]
 
     def _candidates(self, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the 2 k best continuations, best first: their sums, parent beams and tokens.
+        """Returns the n k best continuations, n = 1 + e, best first: their sums, parent beams and tokens.
 
-        A row of width w < k has 2 w of them; the others are `UNUSED`.
+        A row of width w < k has n w of them; the others are `UNUSED`.
         """
-        k = self.cfg.beams
+        k, n = self.cfg.beams, 1 + len(self.rules.ends)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        values, tokens = sampling.top_k(self._allowed(logits, total), min(2 * k, logits.shape[-1]))
+        values, tokens = sampling.top_k(self._allowed(logits, total), min(n * k, logits.shape[-1]))
         B, _, width = values.shape
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
-        best, found = sampling.top_k(sums, 2 * k)
-        best = jnp.where(jnp.arange(2 * k) < 2 * self.settings.beams[:, None], best, UNUSED)
+        best, found = sampling.top_k(sums, n * k)
+        best = jnp.where(jnp.arange(n * k) < n * self.settings.beams[:, None], best, UNUSED)
         return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
         """Applies the rules to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
-        logits = sampling.forbid(logits)
-        if self.rules == NO_RULES and not self.cfg.min_new_tokens:
+        logits = sampling.forbid(logits, self.rules.never)
+        if not self.rules.need_logits and not self.cfg.min_new_tokens:
             return logits
         B, k, V = logits.shape
         generated = jnp.repeat(self.generated, k)
@@ -191,7 +191,7 @@ class Beams:
     def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, generated: jax.Array) -> Hypotheses:
         """Returns the finished hypotheses, with those of the k best candidates that end in this step."""
         k = self.cfg.beams
-        counts = ends & (jnp.arange(2 * k) < self.settings.beams[:, None]) & ~self.done[:, None]
+        counts = ends & (jnp.arange(ends.shape[1]) < self.settings.beams[:, None]) & ~self.done[:, None]
         scores = jnp.where(counts, sums / length_penalty(generated, self.cfg)[:, None], WORST)
         best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         best = jnp.where(self._used(), best, WORST)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from tformer_jax.inference.constraints import Rules, constrain
 from tformer_jax.inference.rows import Report
-from tformer_jax.inference.sampling import RowSettings, choose, forbid
-from tformer_jax.special_tokens import EOS, PAD
+from tformer_jax.inference.sampling import RowSettings, among, choose, forbid
+from tformer_jax.special_tokens import PAD
 
 
 @flax.struct.dataclass
@@ -80,8 +80,10 @@ class Chains:
     def advance(self, logits: jax.Array) -> "Chains":
         """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
-        allowed = constrain(forbid(logits), self.history, self.counts, self.generated, self.settings, self.rules)
-        tokens = choose(allowed, self.settings, jax.vmap(jax.random.fold_in)(self.keys, self.generated))
+        allowed = forbid(logits, self.rules.never)
+        allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.rules)
+        keys = jax.vmap(jax.random.fold_in)(self.keys, self.generated)
+        tokens = choose(allowed, self.settings, keys, self.rules.never)
         active = ~self.done
         generated = self.generated + active
         columns = jnp.where(active, self.counts, self.history.shape[1])
@@ -91,7 +93,7 @@ class Chains:
             history=self.history.at[jnp.arange(len(tokens)), columns].set(tokens, mode="drop"),
             counts=self.counts + active,
             generated=generated,
-            done=self.done | (tokens == EOS) | (generated >= self.max_new_tokens),
+            done=self.done | among(tokens, self.rules.ends) | (generated >= self.max_new_tokens),
             scores=self._scores(logits, tokens),
         )
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.inference.sampling import RowSettings, forbid
-from tformer_jax.special_tokens import EOS, UNK
+from tformer_jax.inference.sampling import RowSettings, among, forbid
+from tformer_jax.special_tokens import OWN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,10 @@ class Rules:
     """Token sequences that must not occur in an output."""
     forced: tuple[int, ...] = ()
     """First tokens of each output."""
+    ends: tuple[int, ...] = OWN.ends
+    """Tokens that end an output."""
+    never: tuple[int, ...] = OWN.never
+    """Tokens that are never generated."""
 
     @classmethod
     def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Rules":
@@ -37,7 +41,14 @@ class Rules:
             no_repeat_ngram=cfg.no_repeat_ngram,
             forbidden=_forbidden(cfg, tokenizer),
             forced=_forced(cfg, tokenizer),
+            ends=tokenizer.special.ends,
+            never=tokenizer.special.never,
         )
+
+    @property
+    def need_logits(self) -> bool:
+        """Whether `constrain` changes logits of rows without a minimum length."""
+        return self.need_history or bool(self.forbidden or self.forced)
 
     @property
     def need_history(self) -> bool:
@@ -53,8 +64,8 @@ def constrain(
 ) -> jax.Array:
     """Sets the logits (or log-probabilities) of tokens that the rules exclude to -inf.
 
-    If all tokens of a row are excluded, the row ends: EOS gets 0. Forced tokens take precedence over all other rules:
-    the next forced token gets 0, all others -inf.
+    If all tokens of a row are excluded, the row ends: `rules.ends` get 0. Forced tokens take precedence over all other
+    rules: the next forced token gets 0, all others -inf.
 
     Args:
         logits: float32 [B, V].
@@ -71,10 +82,10 @@ def constrain(
         logits = exclude_repeated(logits, history, counts, rules.no_repeat_ngram)
     if rules.forbidden:
         logits = exclude_sequences(logits, history, counts, rules.forbidden)
-    ends = jnp.arange(logits.shape[-1]) == EOS
+    ends = among(jnp.arange(logits.shape[-1]), rules.ends)
     logits = jnp.where(ends & (generated < settings.min_tokens)[:, None], -jnp.inf, logits)
     if rules.no_repeat_ngram or rules.forbidden:
-        stuck = forbid(logits).max(axis=-1) == -jnp.inf
+        stuck = forbid(logits, rules.never).max(axis=-1) == -jnp.inf
         logits = jnp.where(ends & stuck[:, None], 0, logits)
     return force(logits, generated, rules.forced) if rules.forced else logits
 
@@ -145,7 +156,7 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
     """Encodes each text with and without a leading space; drops sequences that end in another sequence."""
     found: dict[tuple[int, ...], None] = {}
     for text in cfg.forbidden:
-        if set(tokenizer.encode(text)) <= {UNK}:
+        if set(tokenizer.encode(text)) <= {tokenizer.special.unknown}:
             raise cfg.error("forbidden", f"the vocabulary has no token of {text!r}; leave it out")
         found.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
     shorter = {ids[start:] for ids in found for start in range(1, len(ids))} & found.keys()
@@ -154,10 +165,11 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
 
 def _forced(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
     if not cfg.prefix:
-        return ()
+        return tokenizer.special.forced
     ids = tuple(tokenizer.encode(cfg.prefix))
-    if not ids or UNK in ids:
+    if not ids or tokenizer.special.unknown in ids:
         raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
+    ids = (*tokenizer.special.forced, *ids)
     if len(ids) > cfg.max_new_tokens:
         raise cfg.error("prefix", f"has {len(ids)} tokens, more than decode.max_new_tokens={cfg.max_new_tokens}")
     return ids

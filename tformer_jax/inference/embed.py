@@ -1,34 +1,92 @@
-"""Embeddings of texts: the mean of the outputs of an encoder."""
+"""Embeddings of texts: the last hidden states of a model, pooled over the tokens of each text."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.inference.batching import in_batches
-from tformer_jax.models.classifier import mean_pool
+from tformer_jax.config import Config
+from tformer_jax.config.kinds import POOLINGS
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
+from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.models.classifier import pool
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
 
 
-def embeddings(model: nn.Module, params: Any, rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[np.ndarray]:
-    """Yields the mean of the outputs of a model's encoder over the tokens of each row, float32 [D]."""
+class Embedder:
+    """Embeds texts with the encoder of a `Classifier`, `MaskedLM` or `Seq2Seq` model, or with a `DecoderLM` model.
+
+    The special tokens around a text count as its tokens.
+
+    Args:
+        pooling: the mean over the tokens, or the state of the first or last token.
+        normalize: divide each embedding by its Euclidean norm.
+    """
+
+    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, pooling: str, normalize: bool):
+        assert pooling in POOLINGS
+        self.cfg, self.model, self.pooling, self.normalize = cfg, model, pooling, normalize
+        self._pair = cfg.model.family == "seq2seq"
+        self._tokenizer = tokenizers.source if self._pair else tokenizers.target
+
+    def stream(
+        self, params: Any, texts: Iterable[str], *, skip: int = 0, long_texts: LongTexts | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields the embedding of each text, float32 [D], in order.
+
+        An embedding of no token is zero. Arguments and errors are as in `Translator.stream`.
+        """
+        fit, special = (long_texts or LongTexts()).fit, self._tokenizer.special
+        frame, added = (special.side, special.added_to_side) if self._pair else (special.whole, special.added)
+        limit = self.cfg.model.max_length - added
+
+        def encode(index: int, text: str) -> list[int]:
+            return frame(fit(index, self._tokenizer.encode(text), limit, "text") or [])
+
+        size = WINDOW * self.cfg.eval.batch_size
+        return in_chunks(texts, encode, functools.partial(self._embed, params), skip=skip, size=size)
+
+    def _embed(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[np.ndarray]:
+        size = self.cfg.eval.batch_size
+        return embed_rows(self.model, params, rows, size, pooling=self.pooling, normalize=self.normalize)
+
+
+def embed_rows(
+    model: nn.Module,
+    params: Any,
+    rows: Sequence[Sequence[int]],
+    batch_size: int,
+    *,
+    pooling: str = "mean",
+    normalize: bool = False,
+) -> Iterator[np.ndarray]:
+    """Yields the embedding of each row of token ids, float32 [D]; `pooling` and `normalize` as of `Embedder`."""
     mesh = mesh_of(params)
 
-    def run(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:
+    def run(tokens: np.ndarray, _: np.ndarray) -> Iterable[np.ndarray]:
         with everywhere(mesh):
-            return np.asarray(_mean_features(model, params, **shard_batch(mesh, {"tokens": tokens})))
+            batch = shard_batch(mesh, {"tokens": tokens})
+            return np.asarray(embeddings(model, params, **batch, pooling=pooling, normalize=normalize))
 
     return in_batches(rows, run, size=batch_size, max_length=model.cfg.max_length)
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _mean_features(model: nn.Module, params: Any, tokens: jax.Array) -> jax.Array:
-    """Returns the mean features, float32 [B, D], of tokens int [B, S] with PAD on the right."""
-    padding_mask = tokens != PAD
-    features: Any = model.apply({"params": params}, tokens, padding_mask, method="features")
-    return replicate(mean_pool(features, padding_mask))
+@functools.partial(jax.jit, static_argnames=("model", "pooling", "normalize"))
+def embeddings(model: nn.Module, params: Any, tokens: jax.Array, *, pooling: str, normalize: bool) -> jax.Array:
+    """Returns embeddings, float32 [B, D], of tokens int [B, S] with PAD on the right; those of empty rows are 0."""
+    real = tokens != PAD
+    if model.cfg.family in ("decoder_lm", "masked_lm"):
+        x: Any = model.apply({"params": params}, tokens, padding_mask=real, right_padded=True, method="features")
+    else:
+        x = model.apply({"params": params}, tokens, real, method="encode")
+    pooled = pool(x, real, pooling).astype(jnp.float32) * real.any(axis=1, keepdims=True)
+    if normalize:
+        pooled /= jnp.maximum(jnp.linalg.norm(pooled, axis=1, keepdims=True), 1e-12)
+    return replicate(pooled)

@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.special_tokens import BOS, PAD
+from tformer_jax.special_tokens import OWN
 
-NEVER_GENERATED = (PAD, BOS)
-"""Structural tokens, which no output contains."""
 BLOCK = 64
 """Block size of `top_k`."""
 MAX_UNBLOCKED = 512
@@ -36,7 +34,7 @@ class RowSettings:
     repetition: jax.Array
     """float32 [B]: strength of the repetition penalty; 1 disables it."""
     min_tokens: jax.Array
-    """int32 [B]: minimum number of tokens before EOS."""
+    """int32 [B]: minimum number of tokens before the end of an output."""
     beams: jax.Array
     """int32 [B]: beam width, at most the width that the step is compiled for."""
 
@@ -74,18 +72,19 @@ def row_keys(seed: int, indices: np.ndarray) -> jax.Array:
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), indices)
 
 
-def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
-    """Chooses the next token of each row; never PAD or BOS.
+def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array, never: tuple[int, ...] = OWN.never) -> jax.Array:
+    """Chooses the next token of each row.
 
     Args:
         logits: float32 [B, V].
         keys: [B] PRNG keys, one per row, so that a row's token does not depend on other rows; ignored by rows that
             are not sampled.
+        never: tokens that are never chosen.
 
     Returns:
         int32 [B].
     """
-    logits = forbid(logits)
+    logits = forbid(logits, never)
     best = most_probable(logits)
 
     def draw() -> jax.Array:
@@ -95,9 +94,14 @@ def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Arr
     return jax.lax.cond(settings.draw.any(), draw, lambda: best)
 
 
-def forbid(logits: jax.Array) -> jax.Array:
+def forbid(logits: jax.Array, never: Sequence[int] = OWN.never) -> jax.Array:
     """Sets the logits of tokens that are never generated to -inf: [..., V] -> [..., V]."""
-    return jnp.where(jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(NEVER_GENERATED)), -jnp.inf, logits)
+    return jnp.where(among(jnp.arange(logits.shape[-1]), never), -jnp.inf, logits)
+
+
+def among(tokens: jax.Array, ids: Sequence[int]) -> jax.Array:
+    """Returns whether each token is one of `ids`: int [...] -> bool [...]."""
+    return (tokens[..., None] == jnp.array(ids, jnp.int32)).any(axis=-1)
 
 
 def most_probable(logits: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
-from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
+from tformer_jax.special_tokens import BOS, IGNORED, PAD
 
 POSITIONS_AT_ONCE = 64
 """Number of positions per row whose logits are in memory at once."""
@@ -51,9 +51,9 @@ class Scored(NamedTuple):
 class Scorer:
     """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
 
-    All tokens of a target are scored, and the EOS after them. Of a text, all tokens except the first are scored:
-    training predicts each token from the tokens before it, and the first token has none. The EOS that may follow a
-    text is not scored, since a text may be part of a document.
+    All tokens of a target are scored, and its end. Of a text, all tokens that have a token before them are scored:
+    all except the first, unless the tokenizer begins texts with a special token. The end that may follow a text is not
+    scored, since a text may be part of a document.
     """
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
@@ -85,19 +85,24 @@ class Scorer:
     def _encode(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         family, max_length = self.cfg.model.family, self.cfg.model.max_length
         if family == "decoder_lm":
-            ids = long_texts.fit(index, self.tokenizers.target.encode(example[0]), max_length + 1, "text")
-            return text_row(ids or [])
-        source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), max_length - 1, "source")
+            before = self.tokenizers.target.special.before
+            text = self.tokenizers.target.encode(example[0])
+            ids = long_texts.fit(index, text, max_length + 1 - len(before), "text")
+            return text_row([*before, *ids] if ids else [], max(len(before), 1))
+        sides = self.tokenizers.source.special, self.tokenizers.target.special
+        limits = [max_length - side.added_to_side for side in sides]
+        source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), limits[0], "source")
         ids = self.tokenizers.target.encode(example[1])
-        target = long_texts.fit(index, ids, max_length - 1, "target")
+        target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
-            return pair_row([EOS], [])
-        return pair_row([*source, EOS], [*target, EOS] if len(target) == len(ids) else target)
+            return pair_row(sides[0].side([]), [])
+        read = sides[1].side(target) if len(target) == len(ids) else [*sides[1].before, *target]
+        return pair_row(sides[0].side(source), read, sides[1].start)
 
 
-def pair_row(source: list[int], target: list[int]) -> Row:
-    """Returns the row that scores `target`; both sequences end in EOS, as in training, unless they are truncated."""
-    return Row({"source": source, "target_in": [BOS, *target[:-1]]}, target)
+def pair_row(source: list[int], target: list[int], start: int = BOS) -> Row:
+    """Returns the row that scores all of `target`, given the special tokens around it and the decoder's first input."""
+    return Row({"source": source, "target_in": [start, *target[:-1]]}, target)
 
 
 def text_row(ids: list[int], given: int = 1) -> Row:

@@ -1,9 +1,8 @@
 """Incremental detokenization with stop texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tformer_jax.data.tokenizers import FIRST, Tokenizer
-from tformer_jax.special_tokens import EOS
+from tformer_jax.data.tokenizers import Decoder
 
 BROKEN = "\ufffd"
 """Replacement character, to which tokenizers decode invalid or incomplete UTF-8."""
@@ -18,10 +17,11 @@ class TextStream:
     last token before a character boundary is kept as context for the following ones, and earlier tokens are dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+    def __init__(self, tokenizer: Decoder, stop: Sequence[str] = ()):
         self.done = False
-        """Whether EOS or a stop text has been reached."""
+        """Whether an end token or a stop text has been reached."""
         self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._ends, self._hidden = tokenizer.special.ends, dict(tokenizer.special.names)
         self._tokens: list[int] = []
         """A context that has been shown, then the tokens whose text is held back."""
         self._text = ""
@@ -37,11 +37,11 @@ class TextStream:
         """Adds a token and returns the text that can be shown now; empty once `done`."""
         if self.done:
             return ""
-        if token == EOS:
+        if token in self._ends:
             remaining = self.close()
             self.done = True
             return remaining
-        if token < FIRST:
+        if token in self._hidden:
             return ""
         self._tokens.append(int(token))
         if token in self._tokenizer.fallback_bytes:
@@ -101,20 +101,42 @@ class TextStream:
         return text[:border]
 
 
+class Continuation:
+    """Decodes tokens as the continuation of a text.
+
+    Some tokenizers, such as SentencePiece, decode a token without its space at the start of a text; this one decodes
+    tokens after the token `special.context`.
+    """
+
+    def __init__(self, tokenizer: Decoder, context: int):
+        self.special, self.fallback_bytes = tokenizer.special, tokenizer.fallback_bytes
+        self._tokenizer, self._context, self._length = tokenizer, context, len(tokenizer.decode([context]))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes the ids before the first end token, skipping other special tokens."""
+        return self._tokenizer.decode([self._context, *ids])[self._length :]
+
+
+def output_decoder(tokenizer: Decoder, family: str) -> Decoder:
+    """Returns the decoder of the outputs of a model family: continuations, or whole texts."""
+    context = tokenizer.special.context
+    return tokenizer if family != "decoder_lm" or context is None else Continuation(tokenizer, context)
+
+
 class TextBuffer:
     """Detokenizes one output at its end; the interface is that of `TextStream`, without stop texts."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Decoder):
         self.done = False
-        """Whether EOS has been reached."""
-        self._tokenizer = tokenizer
+        """Whether an end token has been reached."""
+        self._tokenizer, self._ends = tokenizer, tokenizer.special.ends
         self._tokens: list[int] = []
 
     def feed(self, token: int) -> str:
-        """Adds a token; returns the text at EOS, otherwise an empty string."""
+        """Adds a token; returns the text at the end, otherwise an empty string."""
         if self.done:
             return ""
-        if token == EOS:
+        if token in self._ends:
             text = self.close()
             self.done = True
             return text

@@ -15,7 +15,7 @@ from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
-from tformer_jax.special_tokens import EOS, PAD
+from tformer_jax.special_tokens import PAD
 
 
 class _Generator:
@@ -96,8 +96,10 @@ class Translator(_Generator):
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
         if not text.strip():
             return []
-        ids = long_texts.fit(index, self.tokenizers.source.encode(text), self.cfg.model.max_length - 1, "source")
-        return [] if ids is None else [*ids, EOS]
+        tokenizer = self.tokenizers.source
+        limit = self.cfg.model.max_length - tokenizer.special.added_to_side
+        ids = long_texts.fit(index, tokenizer.encode(text), limit, "source")
+        return [] if ids is None else tokenizer.special.side(ids)
 
 
 class TextGenerator(_Generator):
@@ -107,11 +109,14 @@ class TextGenerator(_Generator):
     """
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
-        max_length, ids = self.cfg.model.max_length, self.tokenizers.target.encode(text)
+        tokenizer = self.tokenizers.target
+        max_length = self.cfg.model.max_length - tokenizer.special.added
+        ids = tokenizer.encode(text)
         if not ids:
             raise TextError(index, "the prompt is empty: write at least one character")
         last = max(max_length - self.cfg.decode.max_new_tokens, 1)
-        return long_texts.fit(index, ids, max_length - 1, "prompt", last=last) or []
+        fitting = long_texts.fit(index, ids, max_length - 1, "prompt", last=last)
+        return [] if fitting is None else tokenizer.special.whole(fitting)
 
 
 class LabelClassifier:
@@ -143,10 +148,11 @@ class LabelClassifier:
         return in_chunks(texts, self._encoder(long_texts), run, skip=skip, size=size)
 
     def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
-        long_texts = long_texts or LongTexts()
+        fit, tokenizer = (long_texts or LongTexts()).fit, self.tokenizers.target
+        limit = self.cfg.model.max_length - tokenizer.special.added
 
         def encode(index: int, text: str) -> list[int]:
-            return long_texts.fit(index, self.tokenizers.target.encode(text), self.cfg.model.max_length, "text") or []
+            return tokenizer.special.whole(fit(index, tokenizer.encode(text), limit, "text") or [])
 
         return encode
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop.architecture import Architecture, activation, check, refuse, written
 from tformer_jax.interop.mapping import FLAT, ROW, SAME, Layout, Rule, kernel
 
@@ -71,6 +71,8 @@ def _bert_settings(hf: Settings) -> Settings:
 
 
 def _bert_config(cfg: ModelConfig) -> Settings:
+    if not cfg.pooler:
+        raise ConfigError("model_type 'bert' cannot hold this model: model.pooler=False")
     return {
         "vocab_size": cfg.vocab_size,
         "id2label": {str(label): f"LABEL_{label}" for label in range(cfg.known("num_classes"))},
@@ -228,7 +230,7 @@ _BART = (
 
 def _marian_settings(hf: Settings) -> Settings:
     refuse(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
-    refuse(hf, decoder_vocab_size=hf["vocab_size"])
+    refuse(hf, decoder_vocab_size=hf["vocab_size"], normalize_embedding=True, add_bias_logits=False)
     for name in ("attention_heads", "ffn_dim"):
         refuse(hf, **{f"decoder_{name}": hf[f"encoder_{name}"]})
     return {

@@ -13,18 +13,62 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.interop import exact, mapping
+from tformer_jax.interop import exact, files, mapping
 from tformer_jax.interop.architecture import Architecture
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoders import ENCODERS
-from tformer_jax.interop.published import DEFAULTS
+from tformer_jax.interop.published import DEFAULTS, UNREAD
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.special_tokens import OWN, SpecialTokens
 
 ARCHITECTURES: dict[str, Architecture] = DECODERS | ENCODERS
 """Architectures by `model_type` of config.json."""
 
-TOKEN_IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+
+class NoHeadError(ConfigError):
+    """A classifier's checkpoint has no classification head."""
+
+
+class Fields(dict[str, Any]):
+    """The fields of a config.json; remembers which ones were read."""
+
+    def __init__(self, fields: dict[str, Any]):
+        super().__init__(fields)
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        if name not in self:
+            raise ConfigError(f"config.json has no {name!r}")
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a field, or the default."""
+        self._read.add(name)
+        return super().get(name, default)
+
+    def check_all_read(self) -> None:
+        """Raises `ConfigError` for a field that has a value, was not read, and may change what the model computes."""
+        for name in self.keys() - self._read - UNREAD:
+            value = super().__getitem__(name)
+            if value not in (None, False, "", [], {}):
+                raise ConfigError(f"this checkpoint cannot be read: the field {name}={value!r} is not supported")
+
+
+def labels(config: dict[str, Any]) -> list[str]:
+    """Returns the class names of a classifier's config.json in the order of its logits."""
+    names = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+    return [str(names[key]) for key in sorted(names, key=int)]
+
+
+def token_ids(special: SpecialTokens, family: str) -> dict[str, Any]:
+    """Returns the fields of config.json for the special tokens of a model family."""
+    ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)
+    ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": ends}
+    if family == "seq2seq":
+        ids["decoder_start_token_id"] = special.start
+        ids |= {"forced_bos_token_id": special.forced[0]} if special.forced else {}
+    return ids
 
 
 def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
@@ -35,12 +79,9 @@ def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
     Raises:
         ConfigError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no config.json: name a folder that Hugging Face's save_pretrained wrote")
-    hf = json.loads(path.read_text(encoding="utf-8"))
+    hf = files.read_config(folder)
     architecture = _architecture(str(hf.get("model_type")))
-    arrays = _named(_read_arrays(folder), architecture)
+    arrays = _named(files.read_arrays(folder), architecture)
     read = _settings(hf, arrays, architecture)
     if read["family"] == "classifier" and "classifier.weight" not in arrays:
         arrays |= _fresh_head(read, settings)
@@ -52,7 +93,7 @@ def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
 def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs: Any) -> None:
     """Saves a checkpoint that transformers loads as `model_type`; creates the folder if it is missing.
 
-    `theirs` adds or overrides settings of config.json, such as token ids other than those of `special_tokens`.
+    `theirs` adds or overrides settings of config.json, such as `token_ids` of other special tokens.
 
     Raises:
         ConfigError: the architecture cannot express `cfg` or `params` exactly.
@@ -62,7 +103,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     architecture = _architecture(model_type)
     arrays = mapping.to_theirs(architecture.rules(cfg), params)
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
-    hf |= TOKEN_IDS | architecture.config(cfg) | theirs
+    hf |= token_ids(OWN, cfg.family) | architecture.config(cfg) | theirs
     _check_exact(cfg, hf, arrays, architecture)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
@@ -79,12 +120,21 @@ def _architecture(model_type: str) -> Architecture:
 
 def _settings(hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
     """Returns our settings from their config.json and arrays; removes copies of the embedding from `arrays`."""
-    read = architecture.settings(DEFAULTS[hf["model_type"]] | hf)
+    fields = Fields(DEFAULTS[hf["model_type"]] | hf)
+    try:
+        read = architecture.settings(fields)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"config.json has a field of the wrong type: {error}") from error
+    fields.check_all_read()
     untied = read["family"] != "classifier" and hf.get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays:
         raise ConfigError("this checkpoint cannot be read: tie_word_embeddings=False, but it has no lm_head.weight")
     read["tie_embeddings"] = _tied(read["family"], arrays, architecture)
     read["output_bias"] = "final_logits_bias" in arrays
+    if read["family"] == "classifier":
+        read["pooler"] = "bert.pooler.dense.weight" in arrays
     return read
 
 
@@ -140,24 +190,7 @@ def _renamed(match: re.Match[str]) -> str:
 def _fresh_head(read: dict[str, Any], settings: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns a random classification head for a checkpoint without one."""
     if "num_classes" not in settings:
-        raise ConfigError("this checkpoint has no classification head; give num_classes=... to start a random one")
+        raise NoHeadError("this checkpoint has no classification head; give num_classes=... to start a random one")
     size = settings["num_classes"], read["dim"]
     weight = np.random.default_rng(0).normal(0, read["init_std"], size).astype(np.float32)
     return {"classifier.weight": weight, "classifier.bias": np.zeros(size[0], np.float32)}
-
-
-def _read_arrays(folder: Path) -> dict[str, Any]:
-    try:
-        from safetensors.flax import load_file
-    except ImportError as error:
-        raise ConfigError("reading checkpoints needs safetensors: pip install 'tformer_jax[interop]'") from error
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"{folder} has no .safetensors file; checkpoints in other formats are not read")
-    arrays: dict[str, Any] = {}
-    for file in files:
-        try:
-            arrays |= load_file(file)
-        except Exception as error:
-            raise ConfigError(f"{file} is damaged: {error}") from error
-    return arrays

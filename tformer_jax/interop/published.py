@@ -1,4 +1,4 @@
-"""Defaults of transformers' configs, for settings that a published config.json omits."""
+"""Published configs: the defaults of fields that they omit, and fields that do not change what a model computes."""
 
 from typing import Any
 
@@ -93,3 +93,40 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "marian": _BART,
 }
 """Defaults by `model_type`, of the settings that this package reads."""
+
+_FILES = (
+    *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"),
+    *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "auto_map", "prefix"),
+    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "output_past"),
+    *("tokenizer_class", "is_encoder_decoder", "tie_word_embeddings", "gradient_checkpointing", "cache_implementation"),
+    *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "num_hidden_layers"),
+)
+_TOKENS = tuple(f"{name}_token_id" for name in ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start"))
+_GENERATION = (
+    *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "num_beams", "num_beam_groups", "max_length"),
+    *("min_length", "length_penalty", "early_stopping", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+    *("repetition_penalty", "diversity_penalty", "do_sample", "temperature", "top_k", "top_p", "typical_p"),
+    *("num_return_sequences", "output_scores", "return_dict_in_generate", "remove_invalid_values"),
+    *("force_bos_token_to_be_generated", "suppress_tokens", "begin_suppress_tokens"),
+)
+_TRAINING = (
+    *("embd_pdrop", "classifier_dropout", "classif_dropout", "encoder_layerdrop", "decoder_layerdrop", "layerdrop"),
+    *("initializer_factor", "output_router_logits", "router_jitter_noise", "pretraining_tp", "initializer_range"),
+    *("router_aux_loss_coef", "attention_dropout", "pruned_heads"),
+)
+_HEADS = (
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type", "classifier_activation"),
+)
+_COPIES = (
+    *("n_ctx", "dense_act_fn", "is_gated_act", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"),
+    *("_sliding_window_pattern", "sliding_window_pattern", "sliding_window", "max_window_layers", "layer_types"),
+    *("static_position_embeddings", "extra_pos_embeddings", "max_position_embeddings", "head_dim"),
+    *("hidden_act", "hidden_activation", "reorder_and_upcast_attn", "decoder_vocab_size", "type_vocab_size"),
+)
+UNREAD = frozenset((*_FILES, *_TOKENS, *_GENERATION, *_TRAINING, *_HEADS, *_COPIES))
+"""Fields that do not change the logits of a model, besides those that its architecture reads.
+
+They are about files, tokens, generation, training and heads of other tasks, or repeat another field.
+"""

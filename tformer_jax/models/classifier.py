@@ -69,7 +69,7 @@ class Classifier(nn.Module):
         """
         rows = PaddingLast(padding_mask, right_padded=right_padded)
         tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
-        return self._logits(self.features(tokens, padding_mask, types, train=train), padding_mask)
+        return self._logits(self.encode(tokens, padding_mask, types, train=train), padding_mask)
 
     def lens(self, stream: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
         """Computes float32 logits [B, classes] from the residual stream [B, S, D] after any layer (the logit lens)."""
@@ -79,18 +79,13 @@ class Classifier(nn.Module):
         pooled = pool(x, padding_mask, self.cfg.pooling)
         return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)
 
-    def features(
+    def encode(
         self,
         tokens: jax.Array,
-        padding_mask: jax.Array | None = None,
+        padding_mask: jax.Array | None,
         types: jax.Array | None = None,
         *,
         train: bool = False,
     ) -> jax.Array:
-        """Computes the outputs of the encoder: tokens int [B, S] -> [B, S, D].
-
-        Args:
-            padding_mask, types: as for `__call__`, with padding at the end of each row.
-        """
-        x = self.input(self.embedding(tokens), types=types, train=train)
-        return self.encoder(x, padding_mask, train=train)
+        """Encodes tokens int [B, S], with padding only at the end of each row -> [B, S, D]."""
+        return self.encoder(self.input(self.embedding(tokens), types=types, train=train), padding_mask, train=train)

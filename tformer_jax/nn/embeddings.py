@@ -15,6 +15,7 @@ from tformer_jax.nn.linear import as_rows, kernel_initializer, product
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import make_positions
 from tformer_jax.nn.sharding import constrain, mesh_axes, named
+from tformer_jax.special_tokens import PAD
 
 
 class TokenEmbedding(nn.Module):
@@ -37,8 +38,10 @@ class TokenEmbedding(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Embeds int [B, T] -> [B, T, D], times sqrt(D) if `cfg.scale_embeddings`.
 
-        An id outside [0, V) gives NaN, because compiled code cannot raise; the data pipeline checks ids on the host.
+        PAD is embedded as token 0. Another id outside [0, V) gives NaN, because compiled code cannot raise; the data
+        pipeline checks ids on the host.
         """
+        tokens = jnp.where(tokens == PAD, 0, tokens)
         vectors = with_gathered(_vectors, tokens, self.embedding, (axes.VOCAB, axes.EMBED)).astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.fixed_dim) if self.cfg.scale_embeddings else vectors
 

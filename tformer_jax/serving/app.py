@@ -28,7 +28,6 @@ from tformer_jax.serving.refusal import Refusal
 from tformer_jax.serving.replies import CompletionReply, EmbeddingReply, Reply, TranslationReply
 from tformer_jax.serving.served import Served
 from tformer_jax.serving.worker import Empty, Worker, stopping
-from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS
 
 BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -139,7 +138,7 @@ class Handlers:
 
     async def embed(self, request: HttpRequest) -> Response:
         """Computes embeddings of one or several texts."""
-        self._require("compute embeddings", "classifier")
+        self._require("compute embeddings", "classifier", "masked_lm")
         body = await self._read(request, Embedding)
         self._check_model(body.model)
         rows = self.served.encode("input", body.texts("input"), self.served.max_length)
@@ -147,14 +146,18 @@ class Handlers:
 
     async def tokenizer_info(self, _: HttpRequest) -> Response:
         """Returns the special tokens of texts, as vLLM does."""
-        return JSONResponse({"bos_token": None, "eos_token": SPECIAL_TOKENS[EOS], "pad_token": SPECIAL_TOKENS[PAD]})
+        special = self.served.tokenizer.special
+        ids = {"bos": next(iter(special.before), None), "eos": special.ends[0], "pad": special.pad}
+        return JSONResponse({f"{role}_token": None if i is None else special.name(i) for role, i in ids.items()})
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """Returns the token ids of a text, as vLLM does; the name of a special token is that token."""
         body = await self._read(request, Tokenization)
         self._check_model(body.model)
-        special = body.prompt in SPECIAL_TOKENS
-        encoded = [SPECIAL_TOKENS.index(body.prompt)] if special else self.served.tokenizer.encode(body.prompt)
+        named = [i for i, name in self.served.tokenizer.special.names if name == body.prompt]
+        encoded = named or self.served.tokenizer.encode(body.prompt)
+        if body.add_special_tokens:
+            encoded = self.served.framed(encoded)
         return JSONResponse({"tokens": encoded, "count": len(encoded), "max_model_len": self.served.max_length})
 
     async def detokenize(self, request: HttpRequest) -> Response:

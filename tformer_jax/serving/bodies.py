@@ -244,7 +244,7 @@ class Tokenization(Body):
 
     model: str | None = setting(None, "name of the model")
     prompt: str = setting("", "a text")
-    add_special_tokens: bool = setting(False, "accepted, and not used: prompts have no special tokens")
+    add_special_tokens: bool = setting(True, "with the special tokens around a text")
 
 
 @dataclasses.dataclass(frozen=True)

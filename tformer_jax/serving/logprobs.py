@@ -4,28 +4,34 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer_jax.data.tokenizers import FIRST, Tokenizer
+from tformer_jax.data.tokenizers import Decoder
 from tformer_jax.inference.score import Scored
 from tformer_jax.inference.stopping import TextStream
-from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 LOWEST = -9999.0
 """Smallest log-probability in a response, as in OpenAI's API: JSON has no infinity."""
 
 
-def logprobs(tokenizer: Tokenizer, parts: Sequence[Sequence[int]], scored: Scored) -> dict[str, Any]:
+Part = tuple[Decoder, Sequence[int]]
+"""Token ids of a part of a choice that is decoded by itself, and its decoder."""
+
+
+def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
     """Returns the log-probabilities of the tokens of a choice.
 
     Args:
-        parts: token ids of the parts of the choice that are decoded separately: prompt and output, or the output.
+        parts: prompt and output, or the output.
         scored: scores of the last of these tokens; those before them have none, such as the first token of a prompt.
     """
-    ids = [i for part in parts for i in part]
-    tokens = [piece for part in parts for piece in pieces(tokenizer, part)]
-    lengths = (len(piece) if i >= FIRST else 0 for i, piece in zip(ids, tokens, strict=True))
-    missing = len(ids) - len(scored.tokens)
-    rows = zip(range(missing, len(ids)), scored.log_probabilities, scored.top or itertools.repeat({}), strict=False)
-    top = [{tokens[n]: finite(value), **others(tokenizer, ids, n, tokens[n], best)} for n, value, best in rows]
+    places = [(decoder, part, n) for decoder, part in parts for n in range(len(part))]
+    tokens = [piece for part in parts for piece in pieces(*part)]
+    named = (decoder.special.name(part[n]) is not None for decoder, part, n in places)
+    lengths = (0 if special else len(piece) for special, piece in zip(named, tokens, strict=True))
+    missing = len(tokens) - len(scored.tokens)
+    rows = zip(
+        places[missing:], tokens[missing:], scored.log_probabilities, scored.top or itertools.repeat({}), strict=False
+    )
+    top = [{name: finite(value), **others(*place, name, best)} for place, name, value, best in rows]
     return {
         "tokens": tokens,
         "token_logprobs": [None] * missing + [finite(value) for value in scored.log_probabilities],
@@ -34,27 +40,28 @@ def logprobs(tokenizer: Tokenizer, parts: Sequence[Sequence[int]], scored: Score
     }
 
 
-def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def pieces(tokenizer: Decoder, ids: Sequence[int]) -> list[str]:
     """Returns the text that each token adds to the decoded text; for a special token, which adds none, its name.
 
     A token that ends within a character adds no text, and the token that completes it adds the character.
     """
     stream = TextStream(tokenizer)
-    found = [SPECIAL_TOKENS[i] if i < FIRST else stream.feed(i) for i in ids]
-    last = max((n for n, i in enumerate(ids) if i >= FIRST), default=None)
+    names = [tokenizer.special.name(i) for i in ids]
+    found = [stream.feed(i) if name is None else name for i, name in zip(ids, names, strict=True)]
+    last = max((n for n, name in enumerate(names) if name is None), default=None)
     if last is not None:
         found[last] += stream.close()
     return found
 
 
 def others(
-    tokenizer: Tokenizer, ids: Sequence[int], place: int, name: str, best: Mapping[int, float]
+    tokenizer: Decoder, ids: Sequence[int], place: int, name: str, best: Mapping[int, float]
 ) -> dict[str, float]:
     """Returns the log-probabilities of the most probable tokens at a place, except that of the token there.
 
     Tokens with the same text as an earlier one are named by their ids.
     """
-    before = ids[place - 1] if place and ids[place - 1] >= FIRST else None
+    before = ids[place - 1] if place and tokenizer.special.name(ids[place - 1]) is None else None
     found: dict[str, float] = {}
     for i, value in best.items():
         if i != ids[place]:
@@ -63,10 +70,10 @@ def others(
     return found
 
 
-def text_after(tokenizer: Tokenizer, before: int | None, token: int) -> str:
+def text_after(tokenizer: Decoder, before: int | None, token: int) -> str:
     """Returns the text that a token adds after another one, or alone."""
-    if token < FIRST:
-        return SPECIAL_TOKENS[token]
+    if (name := tokenizer.special.name(token)) is not None:
+        return name
     if before is not None:
         first, both = tokenizer.decode([before]), tokenizer.decode([before, token])
         if both.startswith(first):

@@ -13,11 +13,11 @@ import numpy as np
 
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.score import Row, pair_row, text_row
+from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.serving.bodies import Completion, Embedding
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.served import Served
 from tformer_jax.serving.worker import Empty
-from tformer_jax.special_tokens import EOS
 
 
 @dataclasses.dataclass
@@ -99,6 +99,7 @@ class CompletionReply(Reply):
         self._prompts = [
             text if isinstance(text, str) else served.tokenizer.decode(text) for text in body.texts("prompt")
         ]
+        self._decoder = output_decoder(served.tokenizers.target, served.family)
         self._tokens: dict[int, int] = {}
         """Number of tokens of each choice of a stream so far."""
         self._frame = {
@@ -128,9 +129,8 @@ class CompletionReply(Reply):
             choice(index, self._echo(index // n) + output.text, output.finish) for index, output in enumerate(flat)
         ]
         for index, scored in enumerate(found or ()):
-            parts = [self.rows[index // n]] if self.body.echo else []
-            tokenizer = self.served.tokenizers.target
-            choices[index]["logprobs"] = logprobs(tokenizer, [*parts, flat[index].ids], scored)
+            prompt = [(self.served.tokenizer, self.rows[index // n])] if self.body.echo else []
+            choices[index]["logprobs"] = logprobs([*prompt, (self._decoder, flat[index].ids)], scored)
         return {**self._frame, "choices": choices, "usage": self._usage(sum(output.tokens for output in flat))}
 
     def chunk(self, event: Event) -> dict[str, Any] | None:
@@ -156,7 +156,8 @@ class CompletionReply(Reply):
 
     def _scored_row(self, ids: tuple[int, ...], output: Output) -> Row:
         if self.served.translates:
-            return pair_row([*ids] or [EOS], output.ids)
+            source, start = [*ids] or self.served.framed([]), self.served.tokenizers.target.special.start
+            return pair_row(source, output.ids, start)
         return text_row([*ids, *output.ids], given=1 if self.body.echo else len(ids))
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

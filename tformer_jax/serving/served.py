@@ -9,11 +9,10 @@ from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
-from tformer_jax.inference.embed import embeddings
+from tformer_jax.inference.embed import embed_rows
 from tformer_jax.inference.encoding import too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
 from tformer_jax.serving.refusal import Refusal
-from tformer_jax.special_tokens import EOS, PAD
 
 Text = str | tuple[int, ...]
 """A text, or its token ids."""
@@ -57,7 +56,7 @@ class Served:
             cfg.model.max_length,
             cfg.model.prefix_lm,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
-            embed=lambda rows: list(embeddings(model, params, rows, batch_size)),
+            embed=lambda rows: list(embed_rows(model, params, rows, batch_size)),
             attention=attention,
         )
 
@@ -73,16 +72,21 @@ class Served:
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum number of tokens of a text from which an output is generated."""
-        return self.max_length - 1
+        """Maximum number of tokens of a text from which an output is generated, with its special tokens."""
+        return self.max_length if self.translates else self.max_length - 1
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """Returns the token ids of a text with the special tokens around it."""
+        special = self.tokenizer.special
+        return special.side(ids) if self.translates else special.whole(ids)
 
     def encode(self, field: str, texts: Sequence[Text], limit: int) -> list[tuple[int, ...]]:
         """Returns the token ids of the texts in a field of a request, as the model reads them.
 
-        Those of a source end in EOS; a blank source has none.
+        Given token ids are read as they are, except that a source always ends as sources do; a blank source has none.
 
         Args:
-            limit: maximum number of tokens of a text.
+            limit: maximum number of tokens of a text, with its special tokens.
 
         Raises:
             Refusal: a text is empty or too long, or a token id is unknown.
@@ -96,17 +100,19 @@ class Served:
                 raise Refusal(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
             if not ids and not self.translates:
                 raise Refusal(f"{which}the {name} is empty: write at least one character", param=field)
-            found.append((*ids, EOS) if ids and self.translates else ids)
+            found.append(ids)
         return found
 
     def _ids(self, field: str, text: Text) -> tuple[int, ...]:
         if isinstance(text, str):
-            return tuple(self.tokenizer.encode(text)) if text.strip() or not self.translates else ()
+            ids = self.tokenizer.encode(text) if text.strip() or not self.translates else []
+            return tuple(self.framed(ids) if ids else ())
         self.check_ids(field, text)
-        return text[:-1] if self.translates and text[-1] == EOS else text
+        closing = self.tokenizer.special.closing if self.translates else ()
+        return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
 
     def check_ids(self, field: str, ids: Sequence[int]) -> None:
-        """Raises `Refusal` if ids are not in the vocabulary, or those of padding."""
+        """Raises `Refusal` if ids are not in the vocabulary."""
         vocab_size = self.tokenizer.vocab_size
-        if unknown := [i for i in ids if not PAD < i < vocab_size]:
-            raise Refusal(f"{field}: token id {unknown[0]} is not in 1, ..., {vocab_size - 1}", param=field)
+        if unknown := [i for i in ids if not 0 <= i < vocab_size]:
+            raise Refusal(f"{field}: token id {unknown[0]} is not in 0, ..., {vocab_size - 1}", param=field)

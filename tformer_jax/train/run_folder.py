@@ -5,6 +5,7 @@ provenance.json  id, versions, hardware         checkpoints/                  st
 tokenizers/      trained on the training split  weights/, weights.json        the final weights
 labels.json      names of the classes           result.json                   the final evaluation
 start_from.json  parameters of another run      profile/                      traces
+imported.json    the files of an imported model
 events.jsonl     starts, spikes, interruptions  outputs/                      of the last evaluation, by split
 model.json       parameters by module, backends report.html                   written if train.report is set
 """

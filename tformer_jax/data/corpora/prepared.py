@@ -65,9 +65,11 @@ def decode_texts(record: bytes, count: int, dtype: np.dtype) -> list[str]:
 class Records(Sequence[Example]):
     """A split as a sequence of examples of text; `read` returns token ids."""
 
-    def __init__(self, folder: Path, split: str, files: list[str], size: int, keys: Sequence[str], dtype: np.dtype):
+    def __init__(
+        self, folder: Path, split: str, files: list[str], size: int, keys: Sequence[str], dtype: np.dtype, end: int
+    ):
         self._folder, self._split, self._files, self._size = folder, split, files, size
-        self._keys, self._dtype = keys, dtype
+        self._keys, self._dtype, self._end = keys, dtype, end
         self._readers: list[ArrayRecordReader | None] = [None] * len(files)
         for number, name in enumerate(files):
             expected = len(range(number, size, len(files)))
@@ -102,10 +104,10 @@ class Records(Sequence[Example]):
         return dict(zip(self._keys, found.T, strict=True))
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
-        """Returns `size` ids of a document from `start` on and the next one, or EOS at its end: int32 [size + 1]."""
+        """Returns `size` ids of a document from `start` on and the next one, or the end token: int32 [size + 1]."""
         assert self._stream is not None
         first = int(self._starts[index]) + start
-        ids = np.full(size + 1, EOS, np.int32)
+        ids = np.full(size + 1, self._end, np.int32)
         found = self._stream[first : first + size + 1]
         ids[: len(found)] = found
         return ids
@@ -127,7 +129,7 @@ class Records(Sequence[Example]):
 
     @property
     def stream(self) -> np.ndarray | None:
-        """The tokens of all documents, separated by EOS, memory-mapped: int [tokens]; None for pairs."""
+        """The tokens of all documents, separated by the end token, memory-mapped: int [tokens]; None for pairs."""
         return self._stream
 
     @functools.cached_property
@@ -179,7 +181,7 @@ class JoinedRecords(Joined):
         return found
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
-        """Returns `size` ids of a document from `start` on and the next one, or EOS at its end: int32 [size + 1]."""
+        """Returns `size` ids of a document from `start` on and the next one, or the end token: int32 [size + 1]."""
         number, inside = self.locate(index)
         ids: np.ndarray = self.parts[number].span(inside, start, size)
         return ids
@@ -214,7 +216,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
         parts = []
         for folder, entry in zip(folders, metadata, strict=True):
             files, size = entry["splits"][split]["files"], entry["splits"][split]["examples"]
-            parts.append(Records(folder, split, files, size, keys, dtype))
+            parts.append(Records(folder, split, files, size, keys, dtype, entry.get("end", EOS)))
         return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
     labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None

@@ -7,7 +7,6 @@ import numpy as np
 from tformer_jax.config import DataConfig, NoiseConfig
 from tformer_jax.data.columns import Tokens
 from tformer_jax.data.objectives.vocabulary import Vocabulary
-from tformer_jax.special_tokens import BOS, EOS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,21 +24,17 @@ class Denoising:
     @classmethod
     def of(cls, cfg: DataConfig, vocabulary: Vocabulary) -> "Denoising":
         """Builds the objective of texts that fill a target of `cfg.window` tokens."""
-        return cls(cfg.noise, cfg.window - 1, vocabulary)
+        return cls(cfg.noise, cfg.window - vocabulary.around, vocabulary)
 
     @property
     def lengths(self) -> dict[str, int]:
         """Length of a row by batch key."""
-        return dict.fromkeys(("source", "target_in", "target_out"), self.tokens + 1)
+        return dict.fromkeys(("source", "target_in", "target_out"), self.tokens + self.vocabulary.around)
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
         """Returns `source`, `target_in` and `target_out`."""
         permuted = self._permuted(ids, rng) if self.noise.permute_sentences else ids
-        return {
-            "source": np.append(self._infilled(permuted, rng), np.int32(EOS)),
-            "target_in": np.append(np.int32(BOS), ids),
-            "target_out": np.append(ids, np.int32(EOS)),
-        }
+        return self.vocabulary.pair(self._infilled(permuted, rng), ids)
 
     def _infilled(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Replaces spans by mask tokens: int32 [at most n]."""

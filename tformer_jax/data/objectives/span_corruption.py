@@ -10,7 +10,6 @@ import numpy as np
 from tformer_jax.config import DataConfig, NoiseConfig
 from tformer_jax.data.columns import Tokens
 from tformer_jax.data.objectives.vocabulary import Vocabulary
-from tformer_jax.special_tokens import BOS, EOS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +19,16 @@ class SpanCorruption:
     noise: NoiseConfig
     tokens: int
     lengths: dict[str, int]
-    sentinels: np.ndarray
-    """int32 [sentinels], in the order of the spans."""
+    vocabulary: Vocabulary
 
     @classmethod
     def of(cls, cfg: DataConfig, vocabulary: Vocabulary) -> "SpanCorruption":
         """Builds the objective of the longest texts whose sources have `cfg.window` tokens."""
-        sizes = cfg.noise.longest_spans(cfg.window)
-        lengths = {"source": sizes.source, "target_in": sizes.target, "target_out": sizes.target}
-        return cls(cfg.noise, sizes.tokens, lengths, vocabulary.sentinels)
+        further = vocabulary.around - 1  # the sizes have one end token
+        sizes = cfg.noise.longest_spans(cfg.window - further)
+        target = sizes.target + further
+        lengths = {"source": sizes.source + further, "target_in": target, "target_out": target}
+        return cls(cfg.noise, sizes.tokens, lengths, vocabulary)
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
         """Returns `source`, `target_in` and `target_out`."""
@@ -36,14 +36,10 @@ class SpanCorruption:
         kept = random_parts(sizes.tokens - sizes.noise, sizes.spans, rng)
         spans = random_parts(sizes.noise, sizes.spans, rng)
         pieces = np.split(ids, np.cumsum(np.stack([kept, spans], axis=1).ravel())[:-1])
-        sentinels = np.split(self.sentinels[: sizes.spans], sizes.spans)
+        sentinels = np.split(self.vocabulary.sentinels[: sizes.spans], sizes.spans)
         source = [part for pair in zip(pieces[::2], sentinels, strict=True) for part in pair]
         target = [part for pair in zip(sentinels, pieces[1::2], strict=True) for part in pair]
-        return {
-            "source": np.concatenate([*source, [EOS]], dtype=np.int32),
-            "target_in": np.concatenate([[BOS], *target], dtype=np.int32),
-            "target_out": np.concatenate([*target, [EOS]], dtype=np.int32),
-        }
+        return self.vocabulary.pair(np.concatenate(source), np.concatenate(target))
 
 
 def random_parts(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:

@@ -4,7 +4,8 @@ import functools
 
 import numpy as np
 
-from tformer_jax.data.tokenizers import FIRST, ExtendedTokenizer
+from tformer_jax.data.columns import Tokens
+from tformer_jax.data.tokenizers import ExtendedTokenizer
 from tformer_jax.data.tokenizers.extended import MASK, SENTINEL_TOKENS
 
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
@@ -17,11 +18,25 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     @property
+    def around(self) -> int:
+        """Number of special tokens around a source or target."""
+        return self._tokenizer.special.added_to_side
+
+    def pair(self, source: np.ndarray, target: np.ndarray) -> Tokens:
+        """Returns `source`, `target_in` and `target_out`, int32, with the special tokens around them."""
+        special = self._tokenizer.special
+        read, output = (
+            np.concatenate([special.before, ids, special.closing], dtype=np.int32, casting="unsafe")
+            for ids in (source, target)
+        )
+        return {"source": read, "target_in": np.append(np.int32(special.start), output[:-1]), "target_out": output}
+
+    @functools.cached_property
     def mask(self) -> int:
         """The mask token."""
         return self._tokenizer.id_of(MASK)
 
-    @property
+    @functools.cached_property
     def sentinels(self) -> np.ndarray:
         """The sentinel tokens, in the order of the spans that they stand for: int32 [SENTINELS]."""
         return np.array([self._tokenizer.id_of(name) for name in SENTINEL_TOKENS], np.int32)
@@ -29,9 +44,8 @@ class Vocabulary:
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
         """Whether each token is not special: bool [V]."""
-        ordinary = np.zeros(self._tokenizer.vocab_size, bool)
-        ordinary[FIRST : self._tokenizer.tokenizer.vocab_size] = True
-        return ordinary
+        special = self._tokenizer.special
+        return ~np.isin(np.arange(self._tokenizer.vocab_size), [*special.name_of, *special.ends])
 
     @functools.cached_property
     def texts(self) -> list[str]:

@@ -1,6 +1,7 @@
 """Tokenizers: conversion between text and token ids."""
 
-from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary, token_texts
+from tformer_jax.data.tokenizers.base import FIRST, Decoder, Tokenizer, ordinary, token_texts
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.dropout import BpeDropout, is_bpe
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.normalization import normalizer, signature
@@ -10,11 +11,13 @@ from tformer_jax.data.tokenizers.training import train_tokenizers
 __all__ = [
     "FIRST",
     "BpeDropout",
+    "Decoder",
     "ExtendedTokenizer",
     "Tokenizer",
     "Tokenizers",
     "from_json",
     "is_bpe",
+    "load_checkpoint_tokenizers",
     "normalizer",
     "ordinary",
     "signature",

@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS
+from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
-"""Id of the first token that is not special."""
+"""Id of the first token that is not special in this package's tokenizers."""
 
 
-class Tokenizer(Protocol):
-    """Converts text to token ids and back. In every vocabulary, ids 0 to 3 are those of `special_tokens.py`."""
+class Decoder(Protocol):
+    """Converts token ids to text."""
 
     @property
-    def vocab_size(self) -> int:
-        """Vocabulary size V: ids are in [0, V)."""
+    def special(self) -> SpecialTokens:
+        """The special tokens."""
         ...
 
     @property
@@ -22,16 +22,28 @@ class Tokenizer(Protocol):
         """Ids of byte-fallback tokens: single bytes, of which a run is decoded at once."""
         ...
 
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes the ids before the first end token, skipping other special tokens."""
+        ...
+
+
+class Tokenizer(Decoder, Protocol):
+    """Converts text to token ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Vocabulary size V: ids are in [0, V)."""
+        ...
+
     def encode(self, text: str) -> list[int]:
-        """Encodes a text, without special tokens; the name of a special token is encoded as ordinary text."""
+        """Encodes a text, without the special tokens around it.
+
+        Names of special tokens are encoded as ordinary text, except by tokenizers of checkpoints, which read them.
+        """
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes each text as `encode` does."""
-        ...
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Decodes the ids before the first EOS, skipping other special tokens."""
         ...
 
     def to_json(self) -> dict[str, Any]:
@@ -40,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 def ordinary(ids: Iterable[int]) -> Iterator[int]:
-    """Yields the ids before the first EOS, without special tokens."""
+    """Yields the ids before the first EOS, without special tokens, for this package's special tokens."""
     for i in ids:
         if i == EOS:
             return
@@ -48,6 +60,6 @@ def ordinary(ids: Iterable[int]) -> Iterator[int]:
             yield int(i)
 
 
-def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:
     """Returns the text of each id alone; special tokens by their names."""
-    return [SPECIAL_TOKENS[i] if i < FIRST else tokenizer.decode([i]) for i in ids]
+    return [tokenizer.special.name(i) or tokenizer.decode([i]) for i in ids]

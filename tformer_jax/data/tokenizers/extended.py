@@ -1,5 +1,6 @@
 """Tokenizers with further special tokens, which pre-training objectives need."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from tformer_jax.data.tokenizers.base import Tokenizer
 MASK = "<mask>"
 SENTINEL_TOKENS = tuple(f"<extra_id_{number}>" for number in range(SENTINELS))
 """Names of T5's sentinels."""
+SYNONYMS = {MASK: "[MASK]"}
+"""Other names of these tokens in published vocabularies."""
 ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoising": (MASK,)}
 """Special tokens that each `data.objective` needs."""
 
@@ -22,6 +25,8 @@ class ExtendedTokenizer:
         self.tokenizer, self.added = tokenizer, tuple(added)
         self.vocab_size = tokenizer.vocab_size + len(self.added)
         self.fallback_bytes = tokenizer.fallback_bytes
+        names = (*tokenizer.special.names, *enumerate(self.added, tokenizer.vocab_size))
+        self.special = dataclasses.replace(tokenizer.special, names=names)
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text."""
@@ -42,11 +47,12 @@ class ExtendedTokenizer:
     @classmethod
     def of(cls, tokenizer: Tokenizer, needed: Sequence[str]) -> "ExtendedTokenizer":
         """Returns the tokenizer with those of the `needed` special tokens appended that it does not have."""
-        if isinstance(tokenizer, ExtendedTokenizer):
-            missing = (name for name in needed if name not in tokenizer.added)
-            return cls(tokenizer.tokenizer, (*tokenizer.added, *missing))
-        return cls(tokenizer, needed)
+        found = tokenizer if isinstance(tokenizer, ExtendedTokenizer) else cls(tokenizer, ())
+        known = {name for _, name in found.special.names}
+        missing = (name for name in needed if not known & {name, SYNONYMS.get(name)})
+        return cls(found.tokenizer, (*found.added, *missing))
 
     def id_of(self, name: str) -> int:
-        """Returns the id of an added token."""
-        return self.tokenizer.vocab_size + self.added.index(name)
+        """Returns the id of a needed token."""
+        ids = {known: i for i, known in self.special.names}
+        return ids[name] if name in ids else ids[SYNONYMS[name]]

@@ -11,7 +11,7 @@ import tokenizers as hf
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.special_tokens import UNK
+from tformer_jax.special_tokens import OWN, UNK
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """GPT-2's pre-tokenization pattern ("Language Models are Unsupervised Multitask Learners", 2019, section 2.2)."""
@@ -20,8 +20,10 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s
 class SentencePieceTokenizer:
     """A SentencePiece model; its ids are shifted past the special tokens, and its unknown piece becomes UNK."""
 
+    special = OWN
+
     def __init__(self, model: bytes):
-        sentencepiece = _import("sentencepiece")
+        sentencepiece = import_library("sentencepiece")
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._unknown = self._model.unk_id()
         size = self._model.get_piece_size()
@@ -53,10 +55,11 @@ class SentencePieceTokenizer:
 class TiktokenTokenizer:
     """Byte-level BPE with GPT-2's pre-tokenization; ids are shifted past the special tokens."""
 
+    special = OWN
     fallback_bytes: frozenset[int] = frozenset()
 
     def __init__(self, ranks: dict[bytes, int]):
-        tiktoken = _import("tiktoken")
+        tiktoken = import_library("tiktoken")
         self._ranks = ranks
         self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
         self.vocab_size = FIRST + max(ranks.values()) + 1
@@ -124,7 +127,8 @@ LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
 }
 
 
-def _import(name: str) -> Any:
+def import_library(name: str) -> Any:
+    """Imports a library of the extra `tokenizers`; raises `ConfigError` if it is not installed."""
     try:
         return __import__(name)
     except ImportError:

@@ -37,6 +37,7 @@ class NormalizedTokenizer:
         """Arguments and exceptions are those of `normalizer`."""
         self.tokenizer, self.steps, self.language = tokenizer, tuple(steps), language
         self.vocab_size, self.fallback_bytes = tokenizer.vocab_size, tokenizer.fallback_bytes
+        self.special = tokenizer.special
         self.normalize = normalizer(steps, language)
         """Applies the steps to a text."""
 

@@ -10,6 +10,7 @@ from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
+from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
@@ -19,6 +20,8 @@ KINDS: dict[str, Any] = {
     "words": WordTokenizer,
     "sentencepiece": SentencePieceTokenizer,
     "tiktoken": TiktokenTokenizer,
+    CheckpointTokenizer.kind: CheckpointTokenizer,
+    PiecesTokenizer.kind: PiecesTokenizer,
 }
 """Classes by the `kind` in their JSON; other kinds are `SubwordTokenizer`."""
 

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tformer_jax.data.tokenizers.base import FIRST, ordinary
-from tformer_jax.special_tokens import UNK
+from tformer_jax.special_tokens import OWN, UNK
 
 
 class ByteTokenizer:
     """One token per UTF-8 byte; decoding restores every text."""
 
     vocab_size = FIRST + 256
+    special = OWN
     fallback_bytes: frozenset[int] = frozenset()
 
     def encode(self, text: str) -> list[int]:
@@ -41,6 +42,7 @@ class CharacterTokenizer:
 
     kind = "characters"
     separator = ""
+    special = OWN
     fallback_bytes: frozenset[int] = frozenset()
 
     def __init__(self, pieces: Sequence[str]):

@@ -8,7 +8,7 @@ import tokenizers as hf
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import FIRST, ordinary
-from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
+from tformer_jax.special_tokens import OWN, SPECIAL_TOKENS, UNK
 
 
 class SubwordTokenizer:
@@ -17,6 +17,8 @@ class SubwordTokenizer:
     Ids of a tokenizer whose first tokens are not this package's special tokens are shifted past them.
     """
 
+    special = OWN
+
     def __init__(self, kind: str, tokenizer: hf.Tokenizer):
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
@@ -24,6 +26,8 @@ class SubwordTokenizer:
         self.kind, self._tokenizer = kind, tokenizer
         own = [tokenizer.token_to_id(name) for name in SPECIAL_TOKENS] == list(range(FIRST))
         self._shift = 0 if own else FIRST
+        self.own_ids = own
+        """Whether the ids are those of the library's tokenizer."""
         self.vocab_size = self._shift + max(tokenizer.get_vocab().values()) + 1
         byte_ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.fallback_bytes = frozenset(self._shift + i for i in byte_ids if i is not None)

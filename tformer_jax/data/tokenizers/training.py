@@ -15,6 +15,7 @@ from tformer_jax.data.corpora.cldr import Phrases
 from tformer_jax.data.corpora.corpus import Example
 from tformer_jax.data.tokenizers import normalization, simple, subword
 from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer, normalizer
 from tformer_jax.data.tokenizers.pair import Tokenizers, load_file
@@ -42,6 +43,8 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
     Raises:
         ConfigError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
     """
+    if cfg.tokenizer == "file" and (folder := Path(root or "") / (cfg.tokenizer_file or "")).is_dir():
+        return _of_folder(cfg, folder)
     if not isinstance(train, Phrases) or "file" in cfg.tokenizer_kinds:
         return _train_sides(cfg, train, root)
     key = {
@@ -51,6 +54,23 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         "code": user_cache.source_digest(sys.modules[__name__], normalization, simple, subword),
     }
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
+
+
+def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
+    """Loads the tokenizers of a run or a checkpoint."""
+    if cfg.normalize:
+        raise cfg.error("normalize", "must be () for the tokenizers of a folder, which normalize as they need")
+    saved = folder / "tokenizers"
+    found = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
+    return _extended(cfg, found.source, found.target)
+
+
+def _extended(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers:
+    """Returns the tokenizers with the special tokens that `cfg.objective` needs; its texts have one tokenizer."""
+    if cfg.objective is None:
+        return Tokenizers(source, target)
+    extended = ExtendedTokenizer.of(target, ADDED[cfg.objective])
+    return Tokenizers(extended, extended)
 
 
 def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
@@ -72,9 +92,7 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     if cfg.normalize:
         pairs = zip(found, languages, strict=True)
         found = [NormalizedTokenizer(tokenizer, cfg.normalize, language) for tokenizer, language in pairs]
-    if cfg.objective:
-        found = [ExtendedTokenizer.of(tokenizer, ADDED[cfg.objective]) for tokenizer in found]
-    return Tokenizers(found[0], found[-1])
+    return _extended(cfg, found[0], found[-1])
 
 
 def _train(cfg: DataConfig, kind: str, texts: Iterator[str]) -> Tokenizer:

@@ -21,9 +21,9 @@ from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.layout import decoding_layout
-from tformer_jax.inference.stopping import TextBuffer, TextStream, cut
+from tformer_jax.inference.stopping import TextBuffer, TextStream, cut, output_decoder
 from tformer_jax.parallel.placement import everywhere, mesh_of
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.special_tokens import PAD
 
 PAGE_SIZE = 16
 """Number of tokens per page."""
@@ -43,7 +43,7 @@ class Request:
     """A text to translate or to continue."""
 
     text: str | tuple[int, ...]
-    """Text, or its token ids as the model reads them: those of a source end in EOS."""
+    """Text, or its token ids as the model reads them: with the special tokens around a text."""
     decode: DecodeConfig
     seed: int = 0
     """Random seed."""
@@ -79,7 +79,7 @@ class Event(NamedTuple):
     text: str
     """Text that follows the texts of earlier events of this output."""
     finish: str | None
-    """None while the output continues; `stop`: EOS or a stop text; `length`: maximum length reached."""
+    """None while the output continues; `stop`: an end token or a stop text; `length`: maximum length reached."""
     score: float | None
     """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`."""
     tokens: int
@@ -115,6 +115,7 @@ class Engine:
         few_shapes: bool = False,
     ):
         self._cfg, self._tokenizers, self._seconds, self._few_shapes = cfg, tokenizers, seconds, few_shapes
+        self._outputs = output_decoder(tokenizers.target, cfg.model.family)
         self._group = -(-slots // 4) if seconds == math.inf else 1
         self._mesh = mesh_of(params)
         with everywhere(self._mesh):
@@ -192,7 +193,7 @@ class Engine:
 
     def _encode(self, request: Request) -> list[int]:
         """Returns the token ids of a request's text."""
-        cfg, most = self._cfg.model, self._cfg.model.max_length - 1
+        cfg, max_length = self._cfg.model, self._cfg.model.max_length
         beams = request.decode.strategy == "beam"
         if request.samples > (request.decode.beams if beams else self._slots):
             limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._slots} rows"
@@ -200,14 +201,16 @@ class Engine:
         if not isinstance(request.text, str):
             return list(request.text)
         if cfg.family == "seq2seq":
-            tokens = encode_one(self._tokenizers.source, request.text, most, "the source")
+            tokenizer = self._tokenizers.source
+            tokens = encode_one(tokenizer, request.text, max_length - tokenizer.special.added_to_side, "the source")
             if not request.text.strip():
                 raise ConfigError("the source is empty: write at least one character")
-            return [*tokens, EOS]
-        tokens = encode_one(self._tokenizers.target, request.text, most, "the prompt")
+            return tokenizer.special.side(tokens)
+        tokenizer = self._tokenizers.target
+        tokens = encode_one(tokenizer, request.text, max_length - 1 - tokenizer.special.added, "the prompt")
         if not tokens:
             raise ConfigError("the prompt is empty: write at least one character")
-        return tokens
+        return tokenizer.special.whole(tokens)
 
     def _admit(self) -> None:
         """Starts the pending requests that `scheduler.admit` selects."""
@@ -248,7 +251,7 @@ class Engine:
         """
         tokens, decode = self._encode(request), request.decode
         translates = self._cfg.model.family == "seq2seq"
-        prompt, source = ([BOS], tokens) if translates else (tokens, None)
+        prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         max_new_tokens = min(decode.max_new_tokens, self._cfg.model.max_length - (0 if translates else len(prompt)))
         rows = [
             RequestRow(
@@ -275,8 +278,8 @@ class Engine:
 
     def _stream(self, request: Request) -> TextStream | TextBuffer:
         """Returns the detokenizer of an output."""
-        tokenizer, stop = self._tokenizers.target, request.decode.stop
-        return TextStream(tokenizer, stop) if request.streamed or stop else TextBuffer(tokenizer)
+        stop = request.decode.stop
+        return TextStream(self._outputs, stop) if request.streamed or stop else TextBuffer(self._outputs)
 
     def _kind(self, decode: DecodeConfig) -> Kind:
         """Returns the kind of a request with these settings."""
@@ -331,9 +334,9 @@ class Engine:
         events = []
         for sample, (row, score) in enumerate(zip(tokens[: running.outputs], scores, strict=False)):
             ids = row[row != PAD].tolist()
-            decoded = self._tokenizers.target.decode(ids)
+            decoded = self._outputs.decode(ids)
             text = cut(decoded, running.decode.stop)
-            finish = "stop" if EOS in ids or text != decoded else "length"
+            finish = "stop" if set(ids) & set(self._outputs.special.ends) or text != decoded else "length"
             events.append(Event(running.request, sample, text, finish, float(score), len(ids), tuple(ids)))
         return events
 

@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Maximum number of tokens per row, including the BOS of a translation."""
+        """Maximum number of tokens per row, including the first input of a translation's decoder."""
         return self.model.cfg.max_length + 1
 
     @property

@@ -1,0 +1,36 @@
+"""Fine-tuning of an imported encoder, such as MiniLM, on movie-review sentences (Pang and Lee, 2005).
+
+python scripts/import_hf.py CHECKPOINT --run runs/minilm
+python scripts/train.py --config configs/finetune_rt_polarity.py:runs/minilm --data DIR
+"""
+
+import dataclasses
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from tformer_jax import config
+from tformer_jax.config import Config, DataConfig, EvalConfig, OptimConfig, TrainConfig, to_config_dict
+
+
+def get_config(run: str = "runs/minilm") -> ConfigDict:
+    """Returns the config of the encoder and tokenizer of a run, with mean pooling and a new head."""
+    encoder = config.load(Path(run) / "config.json").model
+    return to_config_dict(
+        Config(
+            name="finetune_rt_polarity",
+            model=dataclasses.replace(encoder, num_classes=None, pooling="mean", pooler=False),
+            data=DataConfig(
+                source="tsv",
+                train="rt_polarity/train.tsv",
+                validation="rt_polarity/dev.tsv",
+                tokenizer="file",
+                tokenizer_file=str(Path(run).resolve()),
+                bucket_lengths=(20, 32, 48, 96),
+                batch_tokens=1024,
+            ),
+            optim=OptimConfig(schedule="linear", learning_rate=1e-4, warmup_steps=50, weight_decay=0.01),
+            train=TrainConfig(steps=600, eval_every=300, checkpoint_every=300, start_from=run),
+            eval=EvalConfig(examples=0),
+        )
+    )

@@ -1,0 +1,10 @@
+"""Makes a run of a Hugging Face checkpoint: python scripts/import_hf.py FOLDER --run runs/NAME"""
+
+if __name__ == "__main__":
+    from tformer_jax.cli import interrupt
+
+    interrupt.install()
+    from tformer_jax.cli.common import run_main
+    from tformer_jax.cli.import_hf import main
+
+    run_main(main)

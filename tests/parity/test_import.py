@@ -1,0 +1,309 @@
+"""Checkpoints imported by the command compute what transformers computes, from text to text, and are exported equal."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+import tformer_jax as tj
+from tests.helpers import assert_close, rest_slow
+from tests.parity import checkpoints
+from tformer_jax.cli import classify, embed, export_hf, generate, import_hf, score, translate
+from tformer_jax.cli.outputs import as_line
+from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.inference.engine import Engine, Request
+
+PROMPTS = ["the cat", "a dog and the", "der Hund"]
+NEW = 6
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Returns a function that makes the folder, the run and their model of a kind, once."""
+    made = {}
+
+    def make(kind: str):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            model = checkpoints.MAKERS[kind](folder)
+            run = folder.with_name(f"{folder.name}_run")
+            import_hf.main([str(folder), "--run", str(run)])
+            made[kind] = folder, run, model
+        return made[kind]
+
+    return make
+
+
+def their_tokenizer(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def their_outputs(folder, model, texts, **settings) -> list[str]:
+    tokenizer, found = their_tokenizer(folder), []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        with torch.no_grad():
+            output = model.generate(**ids, max_new_tokens=NEW, do_sample=False, use_cache=False, **settings)[0]
+        found.append(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return found
+
+
+@pytest.mark.parametrize("kind", checkpoints.MAKERS)
+def test_ids_and_special_tokens_are_those_of_transformers(imported, kind):
+    folder, run, _ = imported(kind)
+    ours, theirs = tj.load(run).tokenizers, their_tokenizer(folder)
+    for text in [*PROMPTS, "an unseen Ω word", "cat </s> <extra_id_0> [SEP] dog", ">>fr<< the cat"]:
+        if kind == "marian" and "</s>" in text:
+            continue  # theirs splits names of special tokens from the text, which SentencePiece does not know
+        special = ours.source.special
+        whole = special.side if kind in ("t5", "marian") else special.whole
+        assert whole(ours.source.encode(text)) == theirs(text)["input_ids"]
+        if "</s>" in text:
+            continue  # ends our decoding
+        ids = ours.target.encode(text)
+        assert ours.target.decode(ids) == theirs.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "beams"), [("gpt2", 1), ("llama", 1), ("llama", 3)])
+def test_continuations_are_equal(imported, kind, beams, capsys):
+    """Of the two end tokens of `llama`, both end beams."""
+    folder, run, model = imported(kind)
+    expected = their_outputs(folder, model, PROMPTS, pad_token_id=0, num_beams=beams)
+    file = folder / "prompts.txt"
+    file.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    flags = [] if beams == 1 else ["--beams", str(beams)]
+    generate.main(["--run", str(run), "--input", str(file), "--max-new-tokens", str(NEW), *flags])
+    assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
+
+
+def test_the_engine_streams_the_same_continuation(imported):
+    """As the server does: the first piece of a text keeps its space."""
+    folder, run, model = imported("llama")
+    loaded = tj.load(run)
+    engine = Engine(loaded.config, loaded.model, loaded.params, loaded.tokenizers, slots=1)
+    engine.submit(Request(PROMPTS[0], loaded.decoding({"max_new_tokens": NEW})))
+    text = PROMPTS[0]
+    while not engine.idle:
+        text += "".join(event.text for event in engine.step())
+    assert text == their_outputs(folder, model, PROMPTS[:1], pad_token_id=0)[0]
+
+
+@pytest.mark.parametrize("case", rest_slow([("t5", 3), ("t5", 1), ("marian", 3), ("marian", 1)], 1))
+def test_translations_are_equal(imported, case, capsys):
+    kind, beams = case
+    folder, run, model = imported(kind)
+    expected = their_outputs(folder, model, PROMPTS, num_beams=beams)
+    flags = ["--strategy", "greedy"] if beams == 1 else ["--beams", str(beams)]
+    translate.main(["--run", str(run), *PROMPTS, "--max-new-tokens", str(NEW), *flags])
+    assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
+
+
+def test_scores_are_equal(imported, capsys):
+    folder, run, model = imported("llama")
+    score.main(["--run", str(run), *PROMPTS])
+    for text, line in zip(PROMPTS, capsys.readouterr().out.splitlines(), strict=True):
+        ids = their_tokenizer(folder)(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            log_p = model(ids).logits[0, :-1].log_softmax(-1)
+        expected = log_p.gather(1, ids[0, 1:, None]).sum().item()
+        assert abs(float(line.split("\t")[0]) - expected) < 1e-3
+
+
+def test_labels_and_embeddings_are_equal(imported, tmp_path, capsys):
+    folder, run, model = imported("bert")
+    inputs = their_tokenizer(folder)(PROMPTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        probabilities = model(**inputs).logits.softmax(-1).numpy()
+        states = model.bert(**inputs).last_hidden_state
+    real = inputs["attention_mask"][..., None]
+    expected = (states * real).sum(1) / real.sum(1)
+    classify.main(["--run", str(run), *PROMPTS])
+    for row, line in zip(probabilities, capsys.readouterr().out.splitlines(), strict=True):
+        label, probability, _ = line.split("\t")
+        assert label == model.config.id2label[int(row.argmax())]
+        assert abs(float(probability) - row.max()) < 1e-4
+    embed.main(["--run", str(run), *PROMPTS, "--output", str(tmp_path / "a.npy")])
+    found = np.load(tmp_path / "a.npy")
+    assert_close(found, expected.numpy(), 1e-5)
+    assert_close(tj.load(run).embed(PROMPTS, pooling="first"), states[:, 0].numpy(), 1e-5)
+    last = states[np.arange(3), inputs["attention_mask"].sum(1) - 1]
+    embed.main(["--run", str(run), *PROMPTS, "--pooling", "last", "--normalize"])
+    lines = np.array([list(map(float, line.split(" "))) for line in capsys.readouterr().out.splitlines()])
+    assert_close(lines, (last / last.norm(dim=1, keepdim=True)).numpy(), 1e-5)
+
+
+@pytest.mark.parametrize("kind", checkpoints.MAKERS)
+def test_the_export_is_equal(imported, kind, tmp_path):
+    """Bit for bit in the arrays, and in the ids that transformers reads from the exported tokenizer."""
+    folder, run, model = imported(kind)
+    export_hf.main(["--run", str(run), str(tmp_path / "out")])
+    exported, original = (load_file(place / "model.safetensors") for place in (tmp_path / "out", folder))
+    back = type(model).from_pretrained(tmp_path / "out").state_dict()
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(back[name], array)
+    assert exported.keys() <= original.keys() | {"lm_head.weight", "final_logits_bias"}
+    theirs, ours = their_tokenizer(folder), their_tokenizer(tmp_path / "out")
+    for text in PROMPTS:
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        if kind != "bert" and getattr(model.config, name, None) is not None:
+            assert config[name] == getattr(model.config, name)
+
+
+def test_an_encoder_without_a_head(tmp_path):
+    """MiniLM: no head, no pooler and no prefix; it embeds, and does not classify."""
+    model = checkpoints.bert(tmp_path)
+    body = {
+        name: a for name, a in load_file(tmp_path / "model.safetensors").items() if "encoder" in name or "emb" in name
+    }
+    save_file({name.removeprefix("bert."): array for name, array in body.items()}, tmp_path / "model.safetensors")
+    run = tmp_path / "run"
+    import_hf.main([str(tmp_path), "--run", str(run)])
+    inputs = their_tokenizer(tmp_path)(PROMPTS[:1], return_tensors="pt")
+    with torch.no_grad():
+        expected = model.bert(**inputs).last_hidden_state.mean(1)
+    loaded = tj.load(run)
+    assert_close(loaded.embed(PROMPTS[:1]), expected.numpy(), 1e-5)
+    with pytest.raises(ConfigError, match="has no labels.json: its classification head is not trained"):
+        loaded.classify(PROMPTS)
+
+
+def index(folder, **places):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def shard(folder):
+    """Splits the arrays into two shards with an index."""
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(arrays)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: arrays[name] for name in part}, folder / file)
+    index(folder, **{name: file for file, part in parts.items() for name in part})
+
+
+def without_shard(folder):
+    shard(folder)
+    (folder / "b.safetensors").unlink()
+
+
+def without_array(folder):
+    shard(folder)
+    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    index(folder, **places, missing="a.safetensors")
+
+
+def truncated(folder):
+    raw = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(raw[:-10])
+
+
+def tampered(folder):
+    raw = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(raw.replace(b'"F32"', b'"F99"', 1))
+
+
+def pickled(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def fields(**changes):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text()) | changes
+        given = {name: value for name, value in config.items() if value != "left out"}
+        (folder / "config.json").write_text(json.dumps(given))
+
+    return change
+
+
+def written(name: str, text: str):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def larger(folder):
+    """Adds tokens to the tokenizer."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([f"new{number}" for number in range(20)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def removed(name: str):
+    return lambda folder: (folder / name).unlink()
+
+
+MISTAKES = {
+    "architecture": (fields(model_type="bloom"), "model_type 'bloom' is not supported; supported are bart, bert"),
+    "shard": (without_shard, "b.safetensors is missing: model.safetensors.index.json lists it"),
+    "array of a shard": (without_array, "a.safetensors has no array missing, which model.safetensors.index.json lists"),
+    "index": (lambda folder: index(folder, x="../x.safetensors"), "names a file outside of its folder: ../x.safet"),
+    "truncated": (truncated, "model.safetensors is damaged: "),
+    "tampered": (tampered, "model.safetensors is damaged: "),
+    "pickle": (pickled, "pytorch_model.bin is a pickle, which is never read because it may run code"),
+    "field": (fields(nonlocal_attention=3), "the field nonlocal_attention=3 is not supported"),
+    "quantized": (fields(quantization_config={"bits": 4}), "the field quantization_config={'bits': 4} is not"),
+    "missing field": (fields(hidden_size="left out"), "config.json has no 'hidden_size'"),
+    "type": (fields(rms_norm_eps="small"), "rms_norm_eps|norm_eps"),
+    "JSON": (written("config.json", "{"), "config.json is not valid JSON"),
+    "no tokenizer": (removed("tokenizer.json"), "has no tokenizer: one of the files tokenizer.json, vocab.txt"),
+    "vocabulary": (larger, "its tokenizer has 7. tokens, and its model only 64"),
+    "tokenizer": (written("tokenizer.json", '{"model": 3}'), "tokenizer.json is not a valid tokenizer"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(imported, name, tmp_path):
+    change, sentence = MISTAKES[name]
+    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
+    change(folder)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_shards_are_joined(imported, tmp_path):
+    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
+    shard(folder)
+    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+    found, expected = (tj.load(run).params for run in (tmp_path / "run", imported("llama")[1]))
+    np.testing.assert_array_equal(found["embedding"]["embedding"], expected["embedding"]["embedding"])
+
+
+def test_a_run_is_not_replaced_unasked(imported, tmp_path):
+    folder, run, _ = imported("llama")
+    with pytest.raises(ConfigError, match="already holds a run: add --overwrite to replace it"):
+        import_hf.main([str(folder), "--run", str(run)])
+    with pytest.raises(ConfigError, match="already exists: name a new folder"):
+        export_hf.main(["--run", str(run), str(folder)])
+
+
+def test_a_tokenizer_of_a_checkpoint_surrounds_texts_in_training(imported):
+    from tformer_jax.data.columns import Column
+    from tformer_jax.data.transforms import Framer, tokenize
+
+    pair = load_checkpoint_tokenizers(imported("t5")[0])
+    block = tokenize([{"source": "the cat", "target": "a dog"}], pair)
+    framed = Framer(16, 16, source=pair.source.special, target=pair.target.special)(block)
+    theirs = their_tokenizer(imported("t5")[0])
+    source, target = theirs("the cat")["input_ids"], theirs("a dog")["input_ids"]
+    assert framed["source"].ids.tolist() == source
+    assert framed["target_out"].ids.tolist() == target
+    assert framed["target_in"].ids.tolist() == [0, *target[:-1]]  # their shift to the right
+    llama = load_checkpoint_tokenizers(imported("llama")[0])
+    block = tokenize([{"text": "the cat"}], llama)
+    assert block["text"].ids.tolist() == their_tokenizer(imported("llama")[0])("the cat")["input_ids"]
+    bert = load_checkpoint_tokenizers(imported("bert")[0])
+    ids = bert.target.encode("the cat sat on the mat")
+    cut = Framer(5, 5, target=bert.target.special)({"text": Column.of([ids]), "label": Column.of([[0]])})
+    assert cut["tokens"].ids.tolist() == [2, *ids[:3], 3]

@@ -1,0 +1,65 @@
+"""Served texts carry the special tokens of their tokenizer, and token ids are read as they are."""
+
+import dataclasses
+
+import pytest
+
+from tests.serving.fake_engine import FakeEngine, served
+from tests.serving.live import around
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
+from tformer_jax.inference.score import Scored
+from tformer_jax.inference.stopping import output_decoder
+from tformer_jax.serving.logprobs import logprobs
+from tformer_jax.serving.refusal import Refusal
+from tformer_jax.special_tokens import OWN, SpecialTokens
+
+NAMES = {1: "[CLS]", 3: "[END]"}
+
+
+class Framed(ByteTokenizer):
+    """Texts stand between [CLS] and [END]; there is no padding."""
+
+    special = SpecialTokens(tuple(NAMES.items()), ends=(3,), pad=None, before=(1,), after=(3,))
+
+
+def framed(family: str):
+    return dataclasses.replace(served(FakeEngine(), family), tokenizers=Tokenizers(Framed(), Framed()))
+
+
+@pytest.mark.parametrize("family", ["decoder_lm", "classifier", "seq2seq"])
+def test_texts_are_framed_and_token_ids_are_not(family):
+    model = framed(family)
+    (text,) = Framed().encode("a")
+    ends = (3,) if family == "seq2seq" else ()
+    assert model.encode("field", ["a", (text,), (1, text, 3)], 3) == [(1, text, 3), (text, *ends), (1, text, 3)]
+    with pytest.raises(Refusal, match="has 4 tokens, but the model takes at most 3"):
+        model.encode("field", ["ab"], 3)
+    if family == "seq2seq":
+        assert model.encode("field", [" "], 3) == [()]
+    else:
+        with pytest.raises(Refusal, match="is empty"):
+            model.encode("field", [""], 3)
+
+
+def test_the_tokenizer_that_clients_read():
+    engine = FakeEngine()
+    with around(engine, framed("decoder_lm")) as one:
+        info = {"bos_token": "[CLS]", "eos_token": "[END]", "pad_token": None}
+        assert one.client.get("/tokenizer_info").json() == info
+        (text,) = Framed().encode("a")
+        assert one.post("/tokenize", prompt="a").json()["tokens"] == [1, text, 3]
+        assert one.post("/tokenize", prompt="a", add_special_tokens=False).json()["tokens"] == [text]
+        assert one.post("/tokenize", prompt="[END]", add_special_tokens=False).json()["tokens"] == [3]
+        found = one.post("/v1/completions", prompt="a", max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
+        assert (found["text"], found["logprobs"]["tokens"]) == ("a", ["[CLS]", "a", "[END]"])
+        assert found["logprobs"]["text_offset"] == [0, 0, 1]
+        assert found["logprobs"]["token_logprobs"] == [None, -1.0, -1.0]
+
+
+def test_the_tokens_of_an_output_continue_the_prompt():
+    words = WordTokenizer(["one", "two", "three"])
+    ids = words.encode("one two three")
+    words.special = dataclasses.replace(OWN, context=ids[0])
+    parts = [(words, ids[:1]), (output_decoder(words, "decoder_lm"), ids[1:])]
+    assert logprobs(parts, Scored(ids[1:], [-1.0, -1.0]))["tokens"] == ["one", " two", " three"]

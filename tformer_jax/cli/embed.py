@@ -1,0 +1,88 @@
+"""`scripts/embed.py`: embeds texts with a trained model."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import tformer_jax as tj
+from tformer_jax.cli import lines
+from tformer_jax.cli.inputs import Line, Source
+from tformer_jax.config import ConfigError
+from tformer_jax.config.kinds import POOLINGS
+from tformer_jax.inference.encoding import LongTexts
+
+NAMES = ("embedding",)
+"""Field that is added to a record."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the embedding of each text as numbers separated by spaces, in order, or writes them to --output."""
+    options = parser().parse_args(argv)
+    as_array = options.output is not None and options.output.suffix == ".npy"
+    if as_array and (options.resume or options.on_long_line == "skip"):
+        raise ConfigError(f"{options.output} has a row of each line: leave out --resume and --on-long-line skip")
+    source = lines.opened(options, options.text)
+    run = tj.load(options.run, mesh=options.mesh)
+    embedder = run.embedder(pooling=options.pooling, normalize=options.normalize)
+    long_texts = LongTexts(options.on_long_line)
+
+    def results(found: Iterator[Line], skip: int) -> Iterator[np.ndarray]:
+        texts = (line.texts[0] for line in found)
+        return embedder.stream(run.params, texts, skip=skip, long_texts=long_texts)
+
+    command = {"field": options.field, "pooling": options.pooling, "normalize": options.normalize}
+    work = lines.Work({"--field": options.field}, {"command": command}, results, plain, added, NAMES, long_texts)
+    if as_array:
+        write_array(options, source, work)
+    else:
+        lines.process(options, source, work)
+
+
+def plain(_: Line, embedding: np.ndarray) -> list[str]:
+    """Returns the plain output: numbers with the precision of float32, separated by spaces."""
+    return [" ".join(f"{value:.9g}" for value in embedding)]
+
+
+def added(_: Line, embedding: np.ndarray) -> dict[str, Any]:
+    """Returns the field to add to a record."""
+    return {NAMES[0]: embedding.tolist()}
+
+
+def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np.ndarray]) -> None:
+    """Writes all embeddings to a .npy file, float32 [texts, D], atomically.
+
+    Raises:
+        ConfigError: as in `lines.process`; nothing is written.
+    """
+    long = lines.LongLines(source, work.long_texts)
+    rows = []
+    for index, (_, embedding) in enumerate(lines.results_of(source, work)):
+        long.action(index)
+        rows.append(embedding)
+    if not rows:
+        raise ConfigError("there is no text to embed")
+    partial = options.output.with_name(f".{options.output.name}.partial")
+    with partial.open("wb") as file:
+        np.save(file, np.stack(rows))
+    partial.replace(options.output)
+    long.report()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command."""
+    result = lines.parser(
+        "embed.py",
+        "Embeds texts: pools the last hidden states of a classifier's or translator's encoder, or of a language model. "
+        "An --output of .npy is an array with one row per text.",
+    )
+    lines.add_field(result)
+    result.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        default="mean",
+        help="the mean over all tokens, or the first or the last token (default: mean)",
+    )
+    result.add_argument("--normalize", action="store_true", help="scale embeddings to length 1")
+    return result

@@ -1,0 +1,35 @@
+"""`scripts/export_hf.py`: saves a run as a checkpoint in Hugging Face's format."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from tformer_jax.cli.common import run_parser
+from tformer_jax.config import ConfigError
+from tformer_jax.interop.published import DEFAULTS
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes config.json, model.safetensors and the tokenizer's files to a new folder."""
+    options = parser().parse_args(argv)
+    if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
+        raise ConfigError(f"{options.folder} already exists: name a new folder")
+    from tformer_jax.cli import checkpoints
+
+    checkpoints.save_run(options)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command."""
+    result = run_parser(
+        "export_hf.py",
+        "Saves a run as a checkpoint in Hugging Face's format, with its tokenizer. Only a model that transformers "
+        "computes identically is saved.",
+    )
+    result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
+    result.add_argument(
+        "--model-type",
+        choices=sorted(DEFAULTS),
+        help="architecture (default: that of the imported checkpoint, or the first one that holds the model)",
+    )
+    return result

@@ -1,0 +1,215 @@
+"""Reads the tokenizer of a checkpoint folder in Hugging Face's format, with the ids and templates of transformers."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers as hf
+
+from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers.pair import Tokenizers
+from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
+from tformer_jax.special_tokens import SpecialTokens
+
+Settings = dict[str, Any]
+
+BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
+"""Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
+    """Reads `tokenizer.json`, BERT's `vocab.txt`, Marian's `source.spm` and `target.spm`, or a SentencePiece model.
+
+    Ids of the beginning, the end, padding and the decoder's start are those of `generation_config.json` and
+    `config.json`; the tokens around a text are those that the tokenizer adds.
+
+    Raises:
+        ConfigError: the folder has none of these files, or one of them is damaged.
+    """
+    config = read_json(folder / "config.json")
+    generation = read_json(folder / "generation_config.json", {})
+    settings = config | {name: value for name, value in generation.items() if value is not None}
+    for name, load in LOADERS.items():
+        if (folder / name).is_file():
+            return _checked(folder / name, load, settings)
+    raise ConfigError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
+
+
+def read_json(path: Path, default: Settings | None = None) -> Settings:
+    """Reads a JSON object.
+
+    Raises:
+        ConfigError: the file is damaged, or is missing and there is no default.
+    """
+    if default is not None and not path.is_file():
+        return default
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return found
+
+
+def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings: Settings) -> Tokenizers:
+    try:
+        return load(path.parent, settings)
+    except ConfigError:
+        raise
+    except Exception as error:  # the libraries raise their own types, including bare Exception
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError(f"{path} is not a valid tokenizer ({reason})") from error
+
+
+def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
+    tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return _of_library(tokenizer, settings, read_json(folder / "tokenizer_config.json", {}))
+
+
+def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
+    """Builds BERT's tokenizer: WordPiece between [CLS] and [SEP]."""
+    if settings.get("model_type") != "bert":
+        raise ConfigError(f"{folder} has only vocab.txt, which is read for BERT: save its tokenizer.json")
+    options = read_json(folder / "tokenizer_config.json", {})
+    names = BERT_TOKENS | {role: name for role, name in _named(options).items() if role in BERT_TOKENS}
+    lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    vocab = {line.rstrip("\n"): number for number, line in enumerate(lines)}
+    if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
+        raise ConfigError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
+    tokenizer = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
+    tokenizer.normalizer = hf.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
+        strip_accents=options.get("strip_accents"),
+        lowercase=options.get("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = hf.decoders.WordPiece(prefix="##")
+    ends = names["cls"], names["sep"]
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+        single="{} $A {}".format(*ends), special_tokens=[(name, vocab[name]) for name in ends]
+    )
+    return _of_library(tokenizer, settings, {f"{role}_token": name for role, name in names.items()})
+
+
+def _of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> Tokenizers:
+    """Wraps a tokenizer, given the settings of `tokenizer_config.json`, as transformers does."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    roles = _named(options)
+    known = [name for name in _special_names(options) if tokenizer.token_to_id(name) is not None]
+    tokenizer.add_special_tokens(known)
+    if options.keys() & {"add_bos_token", "add_eos_token"}:
+        sides = [roles.get(role) if options.get(f"add_{role}_token") else None for role in ("bos", "eos")]
+        single = " ".join(side for side in (sides[0], "$A", sides[1]) if side)
+        pairs = [(side, tokenizer.token_to_id(side)) for side in dict.fromkeys(filter(None, sides))]
+        tokenizer.post_processor = hf.processors.TemplateProcessing(single=single, special_tokens=pairs)
+    added = tokenizer.get_added_tokens_decoder()
+    names = {i: token.content for i, token in added.items() if token.special}
+    unknown = roles.get("unk") or getattr(tokenizer.model, "unk_token", None)
+    before, after = _template(tokenizer)
+    special = _special(settings, names, before, after, unknown and tokenizer.token_to_id(unknown))
+    found = CheckpointTokenizer(tokenizer, special)
+    if found.decode([context := found.encode("a")[-1]] * 2) != 2 * found.decode([context]):
+        found.special = dataclasses.replace(special, context=context)
+    return Tokenizers(found, found)
+
+
+def _template(tokenizer: hf.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the tokens that the tokenizer adds before and after a text."""
+    encoding = tokenizer.encode("a")
+    flags = encoding.special_tokens_mask
+    if all(flags):
+        raise ConfigError("the tokenizer has no token of the letter a")
+    count = sum(1 for _ in itertools.takewhile(bool, flags)), sum(1 for _ in itertools.takewhile(bool, flags[::-1]))
+    return tuple(encoding.ids[: count[0]]), tuple(encoding.ids[len(flags) - count[1] :])
+
+
+def _marian(folder: Path, settings: Settings) -> Tokenizers:
+    """Builds the two tokenizers of a Marian model, which share a vocabulary."""
+    if read_json(folder / "tokenizer_config.json", {}).get("separate_vocabs"):
+        raise ConfigError(f"{folder}: separate_vocabs=True is not supported, only a shared vocabulary is")
+    vocab = read_json(folder / "vocab.json")
+    names = {vocab[name]: name for name in ("<unk>", "</s>", "<pad>") if name in vocab}
+    special = _special(settings, names, (), (vocab["</s>"],), vocab["<unk>"])
+    models = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
+    return Tokenizers(*(PiecesTokenizer(model, vocab, special) for model in models))
+
+
+def _pieces(folder: Path, settings: Settings) -> Tokenizers:
+    path = next(folder / name for name in PIECES if (folder / name).is_file())
+    begins = settings.get("model_type") in BEGIN_WITH_BOS
+    options = read_json(folder / "tokenizer_config.json", {})
+
+    def special(model: Any) -> SpecialTokens:
+        before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
+        after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
+        hidden = [i for i in range(model.get_piece_size()) if model.is_control(i) or model.is_unknown(i)]
+        names = {i: model.id_to_piece(i) for i in hidden}
+        found = _special(settings, names, before, after, model.unk_id())
+        return dataclasses.replace(found, context=model.encode("a")[-1])
+
+    found = PiecesTokenizer.of_model(path.read_bytes(), special)
+    return Tokenizers(found, found)
+
+
+LOADERS: dict[str, Callable[[Path, Settings], Tokenizers]] = {
+    "tokenizer.json": _tokenizer_json,
+    "vocab.txt": _vocab_txt,
+    "source.spm": _marian,
+    **dict.fromkeys(PIECES, _pieces),
+}
+"""Functions that read a tokenizer, by the file that is looked for; the first one that exists is read."""
+
+
+def _special(
+    settings: Settings,
+    names: Mapping[int, str],
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    unknown: int | None,
+) -> SpecialTokens:
+    """Returns the special tokens, given the ids of `config.json` and `generation_config.json`."""
+    eos, bos = settings.get("eos_token_id"), settings.get("bos_token_id")
+    ends = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
+    if not ends:
+        raise ConfigError("config.json has no eos_token_id, with which outputs end")
+    start, forced = settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")
+    start = start if start is not None else bos if bos is not None else ends[0]
+    never = tuple(words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
+    return SpecialTokens(
+        names=tuple(sorted(names.items())),
+        start=start,
+        ends=ends,
+        bos=bos,
+        pad=settings.get("pad_token_id"),
+        unknown=unknown,
+        never=never,
+        forced=() if forced is None else (forced,),
+        before=before,
+        after=after,
+    )
+
+
+def _special_names(options: Settings) -> list[str]:
+    """Returns the names of all special tokens in `tokenizer_config.json`."""
+    more = [*(options.get("additional_special_tokens") or ()), *(options.get("extra_special_tokens") or ())]
+    return list(dict.fromkeys([*_named(options).values(), *map(_content, more)]))
+
+
+def _named(options: Settings) -> dict[str, str]:
+    """Returns the names of special tokens in `tokenizer_config.json` by their roles, such as "bos"."""
+    roles = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+    return {role: _content(options[f"{role}_token"]) for role in roles if options.get(f"{role}_token")}
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else str(token)

@@ -1,0 +1,126 @@
+"""Tokenizers of published checkpoints, with their own ids and special tokens, as transformers reads them."""
+
+import base64
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tokenizers as hf
+
+from tformer_jax.data.tokenizers.imported import import_library
+from tformer_jax.special_tokens import SpecialTokens
+
+
+class _Pretrained:
+    """Base class: decoding stops at the first end token and omits special tokens."""
+
+    special: SpecialTokens
+    vocab_size: int
+    fallback_bytes: frozenset[int]
+
+    def _ordinary(self, ids: Iterable[int]) -> list[int]:
+        hidden, ends = dict(self.special.names), self.special.ends
+        kept = itertools.takewhile(lambda i: i not in ends, ids)
+        return [int(i) for i in kept if i not in hidden and i < self.vocab_size]
+
+
+class CheckpointTokenizer(_Pretrained):
+    """A `tokenizer.json`; names of special tokens in a text are read as these tokens, as transformers does."""
+
+    kind = "checkpoint"
+
+    def __init__(self, tokenizer: hf.Tokenizer, special: SpecialTokens):
+        self._tokenizer, self.special = tokenizer, special
+        self.vocab_size = max(tokenizer.get_vocab().values()) + 1
+        byte_ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        self.fallback_bytes = frozenset(i for i in byte_ids if i is not None)
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes a text, without the special tokens around it."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text, in parallel."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes ids; invalid UTF-8 becomes U+FFFD."""
+        return self._tokenizer.decode(self._ordinary(ids))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "CheckpointTokenizer":
+        """Restores the tokenizer from `to_json`."""
+        return cls(hf.Tokenizer.from_str(json.dumps(values["model"])), special_from_json(values["special"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the kind, the `tokenizer.json` under `model`, and the special tokens."""
+        model = json.loads(self._tokenizer.to_str())
+        return {"kind": self.kind, "model": model, "special": dataclasses.asdict(self.special)}
+
+
+class PiecesTokenizer(_Pretrained):
+    """A SentencePiece model, whose pieces have the ids of a vocabulary, or the model's own.
+
+    A language code at the beginning of a text, such as `>>fr<<`, is one piece, as for Marian's multilingual models.
+    """
+
+    kind = "checkpoint_pieces"
+
+    def __init__(self, model: bytes, vocab: dict[str, int] | None, special: SpecialTokens):
+        self._processor = import_library("sentencepiece").SentencePieceProcessor(model_proto=model)
+        size = self._processor.get_piece_size()
+        self.model, self.vocab = model, vocab
+        self._ids = vocab or {self._processor.id_to_piece(i): i for i in range(size)}
+        self._pieces = {i: piece for piece, i in self._ids.items()}
+        self.special, self.vocab_size = special, max(self._pieces) + 1
+        single_bytes = (self._processor.id_to_piece(i) for i in range(size) if self._processor.is_byte(i))
+        self.fallback_bytes = frozenset(self._ids[piece] for piece in single_bytes if piece in self._ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes a text, without the special tokens around it."""
+        code, text = ([], text) if self.vocab is None else _language_code(text)
+        pieces = [*code, *self._processor.encode(text, out_type=str)]
+        unknown = self.special.unknown
+        assert unknown is not None
+        return [self._ids.get(piece, unknown) for piece in pieces]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text as `encode` does."""
+        return list(map(self.encode, texts))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes ids with the SentencePiece model."""
+        pieces = [self._pieces[i] for i in self._ordinary(ids) if i in self._pieces]
+        text: str = self._processor.decode_pieces(pieces)
+        return text if self.vocab is None else text.replace("▁", " ").strip()
+
+    @classmethod
+    def of_model(cls, model: bytes, special: Callable[[Any], SpecialTokens]) -> "PiecesTokenizer":
+        """Returns the tokenizer of a model with its own ids; `special` makes the special tokens from the processor."""
+        processor = import_library("sentencepiece").SentencePieceProcessor(model_proto=model)
+        return cls(model, None, special(processor))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "PiecesTokenizer":
+        """Restores the tokenizer from `to_json`."""
+        return cls(base64.b64decode(values["model"]), values["vocab"], special_from_json(values["special"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the kind, the model file in base 64, the vocabulary, and the special tokens."""
+        model, special = base64.b64encode(self.model).decode(), dataclasses.asdict(self.special)
+        return {"kind": self.kind, "model": model, "vocab": self.vocab, "special": special}
+
+
+def special_from_json(values: dict[str, Any]) -> SpecialTokens:
+    """Restores special tokens from their fields, whose tuples JSON writes as lists."""
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list | tuple)}
+    return SpecialTokens(**{**values, **lists, "names": tuple((i, name) for i, name in values["names"])})
+
+
+def _language_code(text: str) -> tuple[list[str], str]:
+    end = text.find("<<")
+    if not text.startswith(">>") or end < 0:
+        return [], text
+    return [text[: end + 2]], text[end + 2 :]

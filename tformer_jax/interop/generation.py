@@ -1,0 +1,83 @@
+"""Reads the decoding settings of a checkpoint: `generation_config.json`, or the fields of `config.json`."""
+
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.config import DecodeConfig, ModelConfig
+from tformer_jax.data.tokenizers.checkpoints import read_json
+
+Settings = dict[str, Any]
+
+NEUTRAL: Settings = {
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "typical_p": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "forced_eos_token_id": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": None,
+    "penalty_alpha": None,
+    "remove_invalid_values": False,
+}
+"""Settings that this package does not have, and their neutral values."""
+
+
+def decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
+    """Returns the decoding settings of a checkpoint, and those of its settings that are not applied, as `name=value`.
+
+    Raises:
+        ConfigError: `generation_config.json` is damaged, or a value is out of range.
+    """
+    given = {k: v for k, v in read_json(folder / "generation_config.json", config).items() if v is not None}
+    unapplied = [f"{name}={given[name]!r}" for name, value in NEUTRAL.items() if given.get(name, value) != value]
+    sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
+    if sequences:
+        unapplied.append(f"bad_words_ids={sequences!r}")
+    shortest, longest = _lengths(given, cfg)
+    settings: Settings = {
+        "min_new_tokens": shortest,
+        "max_new_tokens": longest,
+        "repetition_penalty": float(given.get("repetition_penalty", 1.0)),
+        "no_repeat_ngram": given.get("no_repeat_ngram_size", 0),
+    }
+    if given.get("num_beams", 1) > 1:
+        return DecodeConfig(**settings, **_search(given)), unapplied
+    if given.get("do_sample"):
+        return DecodeConfig(**settings, **_sampling(given)), unapplied
+    return DecodeConfig(**settings), unapplied
+
+
+def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int]:
+    """Returns the minimum and maximum number of new tokens; their `_length` counts the decoder's inputs as well."""
+    pair = cfg.family == "seq2seq"
+    longest = given.get("max_new_tokens") or (given["max_length"] - 1 if pair and "max_length" in given else 128)
+    longest = max(min(longest, cfg.max_length - 1), 1)
+    shortest = given.get("min_new_tokens") or (given.get("min_length", 0) - 1 if pair else 0)
+    return min(max(shortest, 0), longest), longest
+
+
+def _search(given: Settings) -> Settings:
+    stopping = {True: "first", False: "heuristic"}
+    early = given.get("early_stopping", False)
+    return {
+        "strategy": "beam",
+        "beams": given["num_beams"],
+        "length_alpha": float(given.get("length_penalty", 1.0)),
+        "early_stopping": stopping[early] if isinstance(early, bool) else "never",
+    }
+
+
+def _sampling(given: Settings) -> Settings:
+    """Returns the settings of sampling; transformers samples from the 50 most probable tokens by default."""
+    return {
+        "strategy": "sample",
+        "temperature": float(given.get("temperature", 1.0)),
+        "top_k": given.get("top_k", 50) or None,
+        "top_p": float(given.get("top_p", 1.0)),
+        "min_p": float(given.get("min_p", 0.0)),
+    }
