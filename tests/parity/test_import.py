@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import weakref
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -15,9 +17,11 @@ from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints
 from tformer_jax.cli import classify, embed, export_hf, generate, import_hf, score, translate
 from tformer_jax.cli.outputs import as_line
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, read_mesh
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.interop import files, hf
+from tformer_jax.parallel.mesh import make_mesh
 
 PROMPTS = ["the cat", "a dog and the", "der Hund"]
 NEW = 6
@@ -278,6 +282,29 @@ def test_shards_are_joined(imported, tmp_path):
     import_hf.main([str(folder), "--run", str(tmp_path / "run")])
     found, expected = (tj.load(run).params for run in (tmp_path / "run", imported("llama")[1]))
     np.testing.assert_array_equal(found["embedding"]["embedding"], expected["embedding"]["embedding"])
+
+
+def test_arrays_are_read_one_by_one_onto_a_mesh(imported, monkeypatch):
+    """At most one array of the checkpoint is in memory besides the parameters, which are sharded."""
+    folder, run, _ = imported("llama")
+    references, alive = [], []
+
+    class Array(np.ndarray):
+        """An array that can be referenced weakly."""
+
+    def read(reader):
+        array = np.array(reader()).view(Array)
+        references.append(weakref.ref(array))
+        alive.append(sum(reference() is not None for reference in references))
+        return array
+
+    opened = files._open
+    monkeypatch.setattr(files, "_open", lambda file: {name: lambda r=r: read(r) for name, r in opened(file).items()})
+    _, params = hf.load(folder, mesh=make_mesh(read_mesh("tensor=2")))
+    assert len(alive) > 10 and max(alive) <= 2
+    expected = tj.load(run, mesh="tensor=2").params
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    assert jax.tree.map(lambda x: x.sharding, params) == jax.tree.map(lambda x: x.sharding, expected)
 
 
 def test_a_run_is_not_replaced_unasked(imported, tmp_path):

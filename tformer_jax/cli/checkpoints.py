@@ -7,25 +7,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 import tformer_jax as tj
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, read_mesh
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.interop import files, generation, hf
+from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import run_folder, weights
 
 IMPORTED = "imported.json"
 PARAM_DTYPES = ("float32", "bfloat16")
 
 
-def make_run(folder: Path, run: Path) -> None:
+def make_run(folder: Path, run: Path, mesh: str | None = None) -> None:
     """Makes a run folder of the checkpoint in `folder`, replacing an earlier run.
+
+    Args:
+        mesh: devices that hold the parameters meanwhile, as for `tj.load`; None: the first device.
 
     Raises:
         ConfigError: the checkpoint is damaged, or this package cannot represent it.
     """
     theirs = files.read_config(folder)
-    cfg, params, headless = _model(folder, theirs)
+    cfg, params, headless = _model(folder, theirs, None if mesh is None else make_mesh(read_mesh(mesh)))
     tokenizers = _tokenizers(folder, cfg)
     decode, unapplied = generation.decoding(folder, theirs, cfg)
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
@@ -58,10 +64,10 @@ def save_run(options: argparse.Namespace) -> None:
         print(f"without a tokenizer: {why_not}", file=sys.stderr)
 
 
-def _model(folder: Path, theirs: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:
+def _model(folder: Path, theirs: dict[str, Any], mesh: Mesh | None) -> tuple[ModelConfig, Any, bool]:
     """Returns the config, the parameters, and whether the classification head is a new one."""
     dtype = theirs.get("dtype") or theirs.get("torch_dtype")
-    settings: dict[str, Any] = {"param_dtype": dtype if dtype in PARAM_DTYPES else "float32"}
+    settings: dict[str, Any] = {"mesh": mesh, "param_dtype": dtype if dtype in PARAM_DTYPES else "float32"}
     try:
         return *hf.load(folder, **settings), False
     except hf.NoHeadError:

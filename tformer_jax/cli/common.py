@@ -71,13 +71,18 @@ def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Returns a parser with the flags `--run` and `--mesh`."""
     result = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
-    result.add_argument(
+    add_mesh(result)
+    return result
+
+
+def add_mesh(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag `--mesh`."""
+    parser.add_argument(
         "--mesh",
         metavar="AXIS=SIZE,...",
         help=f"shard the model and the rows over devices, such as data=2,tensor=4, or a preset: {', '.join(PRESETS)} "
         "(default: one device)",
     )
-    return result
 
 
 def run_path(text: str) -> Path:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import run_path
+from tformer_jax.cli.common import add_mesh, run_path
 from tformer_jax.config import ConfigError
 from tformer_jax.interop.published import DEFAULTS
 from tformer_jax.train import run_folder
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"{options.folder} is not a folder: name the local folder of a checkpoint")
     from tformer_jax.cli import checkpoints
 
-    checkpoints.make_run(options.folder, options.run)
+    checkpoints.make_run(options.folder, options.run, options.mesh)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,5 +32,6 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("folder", type=Path, metavar="FOLDER", help="local folder of the checkpoint")
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder to make")
+    add_mesh(result)
     result.add_argument("--overwrite", action="store_true", help="replace the run in --run")
     return result

@@ -1,5 +1,7 @@
 """Reads the files of a checkpoint folder: JSON, and arrays in safetensors files, which hold no code."""
 
+import functools
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,41 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(path)
 
 
-def read_arrays(folder: Path) -> dict[str, Any]:
-    """Reads `model.safetensors`, or all shards that its index lists, or else all safetensors files.
+class StoredArrays(MutableMapping[str, Any]):
+    """Arrays by name; each access reads an array from its file again, so that the caller determines what is in memory.
+
+    Args:
+        readers: functions that read the arrays.
+    """
+
+    def __init__(self, readers: dict[str, Callable[[], Any]]):
+        self._readers = readers
+
+    def __getitem__(self, name: str) -> Any:
+        return self._readers[name]()
+
+    def __setitem__(self, name: str, array: Any) -> None:
+        self._readers[name] = lambda: array
+
+    def __delitem__(self, name: str) -> None:
+        del self._readers[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def renamed(self, names: dict[str, str]) -> "StoredArrays":
+        """Returns the arrays by new names, given those by the present names."""
+        return StoredArrays({names[name]: reader for name, reader in self._readers.items()})
+
+
+def read_arrays(folder: Path) -> StoredArrays:
+    """Opens `model.safetensors`, or all shards that its index lists, or else all safetensors files.
 
     Raises:
         ConfigError: there are none, a shard is missing, or a file is damaged.
@@ -34,35 +69,37 @@ def read_arrays(folder: Path) -> dict[str, Any]:
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} has no .safetensors file; {_pickles(folder)}")
-    arrays: dict[str, Any] = {}
+    readers: dict[str, Callable[[], Any]] = {}
     for file in files:
-        arrays |= _load(file)
-    return arrays
+        readers |= _open(file)
+    return StoredArrays(readers)
 
 
-def _shards(folder: Path) -> dict[str, Any]:
+def _shards(folder: Path) -> StoredArrays:
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ConfigError(f"{folder / INDEX} has no weight_map from arrays to files")
-    arrays: dict[str, Any] = {}
+    readers: dict[str, Callable[[], Any]] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:
             raise ConfigError(f"{folder / INDEX} names a file outside of its folder: {name}")
         if not (folder / name).is_file():
             raise ConfigError(f"{folder / name} is missing: {INDEX} lists it")
-        arrays |= _load(folder / name)
-    if absent := sorted(places.keys() - arrays.keys()):
+        readers |= _open(folder / name)
+    if absent := sorted(places.keys() - readers.keys()):
         raise ConfigError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {INDEX} lists")
-    return arrays
+    return StoredArrays(readers)
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _open(file: Path) -> dict[str, Callable[[], Any]]:
+    """Returns functions that read the arrays of a file, whose header and size are checked."""
     try:
-        from safetensors.flax import load_file
+        from safetensors import safe_open
     except ImportError as error:
         raise ConfigError("reading checkpoints needs safetensors: pip install 'tformer_jax[interop]'") from error
     try:
-        return load_file(file)
+        opened = safe_open(file, framework="flax")
+        return {name: functools.partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118
     except Exception as error:  # safetensors raises types of its own
         raise ConfigError(f"{file} is damaged: {error}") from error
 

@@ -5,12 +5,13 @@ Only safetensors files are read, because they hold only arrays and no code.
 
 import json
 import re
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax import linen as nn
+from jax.sharding import Mesh
 
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import exact, files, mapping
@@ -71,10 +72,14 @@ def token_ids(special: SpecialTokens, family: str) -> dict[str, Any]:
     return ids
 
 
-def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
+def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[ModelConfig, Any]:
     """Loads the config and parameters of a checkpoint; `settings` override the config (dtype, attention_backend, ...).
 
-    A classifier's checkpoint without a classification head gets a random one if `num_classes` is in `settings`.
+    A classifier's checkpoint without a classification head gets a random one if `num_classes` is in `settings`. Arrays
+    are read, converted and placed one by one.
+
+    Args:
+        mesh: mesh that holds the parameters; None: the default device.
 
     Raises:
         ConfigError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
@@ -84,9 +89,10 @@ def load(folder: Path, **settings: Any) -> tuple[ModelConfig, Any]:
     arrays = _named(files.read_arrays(folder), architecture)
     read = _settings(hf, arrays, architecture)
     if read["family"] == "classifier" and "classifier.weight" not in arrays:
-        arrays |= _fresh_head(read, settings)
+        arrays.update(_fresh_head(read, settings))
     cfg = ModelConfig(**read | settings)
-    shapes = jax.eval_shape(lambda: nn.unbox(registry.init(registry.build(cfg), jax.random.key(0))))
+    model = registry.build(cfg)
+    shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)
     return cfg, mapping.to_ours(architecture.rules(cfg), arrays, shapes, ignored=architecture.ignored)
 
 
@@ -118,7 +124,7 @@ def _architecture(model_type: str) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-def _settings(hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
+def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     """Returns our settings from their config.json and arrays; removes copies of the embedding from `arrays`."""
     fields = Fields(DEFAULTS[hf["model_type"]] | hf)
     try:
@@ -151,23 +157,24 @@ def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], a
         )
 
 
-def _tied(family: str, arrays: dict[str, Any], architecture: Architecture) -> str:
+def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
     """Returns `tie_embeddings`, and removes copies of the embedding from `arrays`."""
-    for name in architecture.copies:
-        if name in arrays and not _equal(arrays, name, architecture.shared):
+    for name in [name for name in architecture.copies if name in arrays]:
+        if not _equal(arrays, name, architecture.shared):
             raise ConfigError(f"this checkpoint cannot be read: {name} differs from {architecture.shared}")
-        arrays.pop(name, None)
+        del arrays[name]
     if family == "classifier":
         return "none"
-    own_head = "lm_head.weight" in arrays and not _equal(arrays, "lm_head.weight", architecture.shared)
-    if not own_head:
-        arrays.pop("lm_head.weight", None)
+    own_head = "lm_head.weight" in arrays
+    if own_head and _equal(arrays, "lm_head.weight", architecture.shared):
+        del arrays["lm_head.weight"]
+        own_head = False
     if family == "seq2seq":
         return "inputs" if own_head else "all"
     return "none" if own_head else "output"
 
 
-def _equal(arrays: dict[str, Any], name: str, other: str) -> bool:
+def _equal(arrays: Mapping[str, Any], name: str, other: str) -> bool:
     return other in arrays and np.array_equal(arrays[name], arrays[other])
 
 
@@ -175,12 +182,12 @@ HEADS = ("lm_head.", "classifier.", "cls.", "final_logits_bias")
 """Name prefixes of arrays outside of the base model."""
 
 
-def _named(arrays: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
+def _named(arrays: files.StoredArrays, architecture: Architecture) -> files.StoredArrays:
     """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
     names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _renamed, name) for name in arrays}
     if not any(name.startswith(architecture.prefix) for name in names.values()):
         names = {old: new if new.startswith(HEADS) else architecture.prefix + new for old, new in names.items()}
-    return {names[name]: array for name, array in arrays.items()}
+    return arrays.renamed(names)
 
 
 def _renamed(match: re.Match[str]) -> str:

@@ -62,6 +62,8 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
     """Converts their arrays to our parameters, a tree like `shapes` (of `jax.ShapeDtypeStruct`).
 
     Args:
+        arrays: their arrays; each one is read once.
+        shapes: our shapes, dtypes and, optionally, shardings.
         ignored: patterns of names of their arrays that are not read.
 
     Raises:
@@ -78,7 +80,8 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
             used.add(name)
         shape = leaf.shape[1:] if "{e}" in rule.theirs else leaf.shape
         parts = [_reshaped(rule, name, np.asarray(arrays[name]), shape) for name in names]
-        return jnp.asarray(np.stack(parts) if "{e}" in rule.theirs else parts[0], leaf.dtype)
+        whole = np.stack(parts) if "{e}" in rule.theirs else parts[0]
+        return jax.device_put(jnp.asarray(whole, leaf.dtype), leaf.sharding)
 
     params = jax.tree_util.tree_map_with_path(find, shapes)
     left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]

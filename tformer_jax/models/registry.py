@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.models.classifier import Classifier
@@ -17,6 +18,7 @@ from tformer_jax.models.masked_lm import MaskedLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn import attention_ops, relative
 from tformer_jax.nn.attention_ops.select import choose
+from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 
 Batch = Mapping[str, Any]
@@ -124,6 +126,16 @@ def init(model: nn.Module, key: jax.Array) -> Any:
 def shapes(model: nn.Module) -> Any:
     """Returns the shapes of the parameters of `init`, without computing them; cached for each model."""
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))
+
+
+def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
+    """Returns the shapes, dtypes and shardings of the parameters on a mesh."""
+    boxed = shapes(model)
+    return jax.tree.map(
+        lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
+        nn.unbox(boxed),
+        rules.partitions(boxed, mesh.shape),
+    )
 
 
 class Outputs(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 
 from tformer_jax.config import Config
 from tformer_jax.models import registry
@@ -52,16 +52,6 @@ def abstract(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         jax.eval_shape(init),
         shardings,
-    )
-
-
-def abstract_params(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
-    """Returns the shapes, dtypes and shardings of the parameters."""
-    boxed = registry.shapes(model)
-    return jax.tree.map(
-        lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
-        nn.unbox(boxed),
-        rules.partitions(boxed, mesh.shape),
     )
 
 

@@ -50,7 +50,7 @@ def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh) -> Any:
-    abstract = state.abstract_params(model, mesh)
+    abstract = registry.sharded_shapes(model, mesh)
     if not run_folder.checkpoints(run).is_dir():
         return weights.load(run, abstract, None)
     with contextlib.closing(Checkpointer(run_folder.checkpoints(run))) as checkpointer:

@@ -110,7 +110,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
     rows = checked_rows(cfg, mesh, batch, length, parts=1)
     with rules.on(mesh):
         model = registry.build(cfg.model)
-    params = state.abstract_params(model, mesh)
+    params = registry.sharded_shapes(model, mesh)
     cache = jax.eval_shape(lambda: model.apply({}, rows, length, method="init_cache"))
     tokens = jax.ShapeDtypeStruct((rows, 1), jnp.int32, sharding=rules.batch_sharding(mesh))
 
