@@ -1,5 +1,7 @@
 """Checkpoints imported by the command compute what transformers computes, from text to text, and are exported equal."""
 
+import contextlib
+import io
 import json
 import shutil
 import weakref
@@ -37,7 +39,8 @@ def imported(tmp_path_factory):
             folder = tmp_path_factory.mktemp(kind)
             model = checkpoints.MAKERS[kind](folder)
             run = folder.with_name(f"{folder.name}_run")
-            import_hf.main([str(folder), "--run", str(run)])
+            with contextlib.redirect_stdout(io.StringIO()):  # which tests read
+                import_hf.main([str(folder), "--run", str(run)])
             made[kind] = folder, run, model
         return made[kind]
 
