@@ -133,8 +133,9 @@ def train(
     try:
         print(f"{run}: training" + (f" on device {device}" if device is not None else ""), flush=True)
         command = [sys.executable, "-c", TRAIN, f"--config={options.config}", *overrides, *as_flags(found)]
-        command += [f"--run={run}", "--resume", *([f"--data={options.data}"] if options.data else [])]
-        environment = os.environ if device is None else {**os.environ, "CUDA_VISIBLE_DEVICES": device}
+        command += [f"--run={run}", "--resume"]
+        data = {DATA_VARIABLE: str(options.data)} if options.data else {}
+        environment = {**os.environ, **data} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
         log = run.with_name(f"{run.name}.log")
         with log.open("a", encoding="utf-8") as output:
             status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
@@ -200,7 +201,10 @@ def summary(results: dict[Combination, dict[str, Any]], cfg: Config) -> dict[str
         }
         for found, tests in by_seeds(results).items()
     ]
-    runs = [{"settings": found, **result} for found, result in results.items()]
+    runs = [
+        {"settings": found, **{name: value for name, value in result.items() if name != "command"}}
+        for found, result in results.items()
+    ]
     return {"name": cfg.name, "command": shlex.join(["python", *sys.argv]), "groups": groups, "runs": runs}
 
 
