@@ -15,7 +15,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.bucketing import bucket_sizes
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import data_parallelism
-from tformer_jax.train import optimizers, state
+from tformer_jax.train import lora, optimizers, state
 
 FLOAT32 = 4
 
@@ -76,9 +76,10 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
     placed = state.abstract(model, optimizers.build(cfg, boxed), cfg, mesh)
     parameters, parts = _device_bytes(placed.params), cfg.train.accumulate
     rows, length = rows // data_parallelism(mesh), length // sizes["sequence"]
-    numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(placed.params))
+    trained = jax.tree.leaves(lora.trained(placed.params))
+    numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in trained)
     return Placement(
-        groups=tuple(_groups(boxed, placed.params)),
+        groups=tuple(_groups(boxed, lora.base(placed.params))),
         parameters=parameters,
         optimizer=_device_bytes(placed.opt_state),
         mean=_device_bytes(placed.ema),

@@ -357,6 +357,8 @@ class Config(Section):
             raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
         if self.model.parameterization == "mup" and self.optim.optimizer not in ("adamw", "lion", "muon"):
             raise self.optim.error("optimizer", "must be adamw, lion or muon for model.parameterization='mup'")
+        if self.model.parameterization == "mup" and self.train.lora_rank:
+            raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:

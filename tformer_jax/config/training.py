@@ -90,6 +90,12 @@ class TrainConfig(Section):
     start_from: str | None = setting(
         None, "run folder whose parameters initialize the model where name and shape match"
     )
+    lora_rank: int = setting(0, "train only updates of kernels of this rank (LoRA, 2022); 0: train all", low=0)
+    lora_alpha: float = setting(16.0, "LoRA: updates are multiplied by alpha / rank", low=0.0)
+    lora_kernels: tuple[str, ...] = setting(
+        ("*",), "LoRA: globs of the kernels of layers that are updated, such as '*attention/*'"
+    )
+    lora_whole: tuple[str, ...] = setting((), "LoRA: globs of parameters that are trained as well, such as 'head/*'")
 
     label_smoothing: float = setting(0.0, "probability mass spread evenly over the vocabulary", low=0.0, high=1.0)
     z_loss: float = setting(0.0, "weight of log(sum of exp(logits))^2 (PaLM, 2022: 1e-4)", low=0.0)
@@ -132,6 +138,9 @@ class TrainConfig(Section):
             raise self.error("noise_scale", "compares parts of a batch: set train.accumulate to 2 or more")
         if self.weights == "average_last" and self.keep_checkpoints < self.average:
             raise self.error("keep_checkpoints", f"must be at least train.average={self.average}")
+        for name in ("lora_alpha", "lora_kernels", "lora_whole"):
+            if name in self.changed_settings() and not self.lora_rank:
+                raise self.error(name, "is used only with train.lora_rank; leave it out")
         needed = {"best": 1, "average_best": self.average}.get(self.weights, 0)
         if self.keep_best < needed:
             raise self.error("keep_best", f"must be at least {needed} for train.weights={self.weights!r}")

@@ -92,7 +92,7 @@ def state_shardings(
     Args:
         boxed_params: parameter shapes, boxed with their logical axes.
         state: the state, as shapes.
-        boxed_moments: parameter shapes as in the optimizer state, if it splits fused parameters.
+        boxed_moments: parameter shapes as in the optimizer state, if it splits fused parameters or has those of LoRA.
     """
 
     def by_path(boxed: Any, rules: Rules) -> dict[Any, tuple[tuple[int, ...], PartitionSpec]]:
@@ -100,8 +100,9 @@ def state_shardings(
         specs = jax.tree.leaves(partitions(boxed, mesh.shape, rules), is_leaf=is_spec)
         return {path: (leaf.shape, spec) for (path, leaf), spec in zip(shapes, specs, strict=True)}
 
-    of_moments = ZERO1 if zero1 else RULES
-    own, moments = by_path(boxed_params, RULES), by_path(boxed_params, of_moments) | by_path(boxed_moments, of_moments)
+    own, moments = (
+        by_path(boxed_params, names) | by_path(boxed_moments, names) for names in (RULES, ZERO1 if zero1 else RULES)
+    )
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         known = own if path[0] == jax.tree_util.GetAttrKey("params") else moments

@@ -15,7 +15,7 @@ from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import placement, rules
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.train import diagnostics, hardware, optimizers, provenance, run_folder, schedules, state, weights
+from tformer_jax.train import diagnostics, hardware, lora, optimizers, provenance, run_folder, schedules, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.errors import RunError
@@ -122,7 +122,8 @@ class Trainer:
         if self.checkpointer.latest_step() is None:
             params = None
             if experiment.start_from is not None:
-                params = self._loaded(experiment.start_from, state.create(model, optimizer, cfg, mesh).params)
+                fresh = lora.base(state.create(model, optimizer, cfg, mesh).params)
+                params = self._loaded(experiment.start_from, fresh)
             self._begin(state.create(model, optimizer, cfg, mesh, params))
         else:
             self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), quarantine=True))
@@ -167,13 +168,18 @@ class Trainer:
         count = self.experiment.group.count
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
-            f"{self.cfg.name}: {state.parameter_count(self.state.params):,} parameters on {where}, "
+            f"{self.cfg.name}: {self._counted_parameters()} on {where}, "
             f"attention by {', '.join(sorted(set(self._attention_backends().values())))}, "
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
         self.events.write(self.step, "resume" if self.step else "start", where)
         if warning := hardware.slow_dtype(self.cfg.model.dtype):
             self.view.say(warning)
+
+    def _counted_parameters(self) -> str:
+        params = self.state.params
+        total, trained = (state.parameter_count(part) for part in (lora.base(params), lora.trained(params)))
+        return f"{total:,} parameters" + (f" and {trained:,} trained ones of LoRA" if self.cfg.train.lora_rank else "")
 
     def advance(self) -> None:
         """Runs one optimizer step, and the logging, evaluation and saving that are due after it.
@@ -232,7 +238,11 @@ class Trainer:
         batch = placement.to_host(self.recent[self.fetched - self.step - 1])
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         where = diagnostics.first_non_finite(
-            self.experiment.model, placement.to_host(self.state.params), batch, key, self.cfg.train.label_smoothing
+            self.experiment.model,
+            placement.to_host(lora.merged(self.state.params)),
+            batch,
+            key,
+            self.cfg.train.label_smoothing,
         )
         saved = self.checkpointer.latest_step()
         return RunError(
@@ -308,7 +318,7 @@ class Trainer:
 
     def _model_facts(self) -> dict[str, Any]:
         return {
-            "parameters": cost.by_module(self.state.params),
+            "parameters": cost.by_module(lora.base(self.state.params)),
             "attention_backends": self._attention_backends(),
             "peak_flops": hardware.peak_flops(list(self.experiment.mesh.devices.flat)),
         }
@@ -331,7 +341,7 @@ class Trainer:
             "name": self.cfg.name,
             **provenance.collect(),
             "seed": self.cfg.seed,
-            "parameters": state.parameter_count(self.state.params),
+            "parameters": state.parameter_count(lora.base(self.state.params)),
             "steps": self.step,
             "weights": {"kind": kind, "steps": steps},
             "attention_backends": self._attention_backends(),

@@ -9,7 +9,7 @@ import fnmatch
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,13 +22,11 @@ from tformer_jax import axes
 from tformer_jax.config import Config, ModelConfig, OptimConfig
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions
-from tformer_jax.train import schedules
+from tformer_jax.train import lora, schedules
+from tformer_jax.train.matrices import BATCH_AXES, matrix_axes
 
 MUON_RMS = 0.2
 """RMS of Muon's updates: that of AdamW's, so that both use the same learning rate ("Muon is Scalable", 2025)."""
-MATRIX_AXES = {axes.EMBED, axes.HEADS, axes.KV_HEADS, axes.HEAD_DIM, axes.MLP}
-BATCH_AXES = {axes.LAYERS, axes.EXPERTS}
-"""Axes along which a parameter stacks several matrices."""
 
 OF_WHOLE_PARAMETERS = ("adafactor", "lamb", "muon")
 """Optimizers whose update of an element depends on the whole parameter."""
@@ -40,13 +38,15 @@ Build = Callable[[OptimConfig, optax.Schedule, Any, Any], optax.GradientTransfor
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     """Builds gradient clipping followed by the optimizer of `cfg.optim`; all of it computes in float32.
 
+    With `cfg.train.lora_rank`, the optimizer is that of the trained parameters (`lora.trained_shapes`).
+
     Args:
-        shapes: parameter shapes, boxed with their logical axes (`registry.shapes`).
+        shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        ConfigError: a glob of `cfg.optim.learning_rates` matches no parameter.
+        ConfigError: a glob of `cfg.optim.learning_rates` matches no parameter, or as `lora.trained_shapes`.
     """
-    optim, schedule = cfg.optim, schedules.build(cfg)
+    optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trained_shapes(cfg.train, shapes)
     names = parameter_names(shapes)
     mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
     core = functools.partial(_core, optim, schedule)
@@ -79,7 +79,7 @@ def parameter_names(shapes: Any) -> Any:
 def split_shapes(cfg: Config) -> Any | None:
     """Returns boxed shapes with separate projections if the optimizer splits fused ones, else None."""
     elementwise = cfg.optim.optimizer not in OF_WHOLE_PARAMETERS and not cfg.optim.adaptive_clip
-    if elementwise or cfg.model.attention_projections == "separate":
+    if elementwise or cfg.train.lora_rank or cfg.model.attention_projections == "separate":
         return None
     return registry.shapes(registry.build(dataclasses.replace(cfg.model, attention_projections="separate")))
 
@@ -119,16 +119,6 @@ def needed_to_evaluate(opt_state: optax.OptState, other: Any) -> optax.OptState:
         return replaced._replace(b1=node.b1, z=node.z) if is_schedule_free(node) else replaced
 
     return jax.tree.map(keep, opt_state, is_leaf=is_schedule_free)
-
-
-def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | None:
-    """Returns Muon's reduction and output axes of a parameter; None if it is not a matrix of a layer."""
-    kept = [axis for axis, name in enumerate(names) if name not in BATCH_AXES]
-    inner = [names[axis] for axis in kept]
-    if len(inner) < 2 or not set(inner) <= MATRIX_AXES or axes.EMBED not in (inner[0], inner[-1]):
-        return None
-    split = 1 if inner[0] == axes.EMBED else len(kept) - 1
-    return contrib.MuonDimensionNumbers(tuple(kept[:split]), tuple(kept[split:]))
 
 
 def _core(optim: OptimConfig, schedule: optax.Schedule, mask: Any, shapes: Any) -> optax.GradientTransformation:

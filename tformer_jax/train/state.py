@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
-from tformer_jax.train import optimizers
+from tformer_jax.train import lora, optimizers
 
 
 @flax.struct.dataclass
@@ -25,9 +25,10 @@ class TrainState:
     skipped: jax.Array
     """int32 scalar: number of consecutive skipped steps up to this one."""
     params: Any
+    """All parameters; `lora.Adapted` if `train.lora_rank` is positive."""
     opt_state: optax.OptState
     ema: Any
-    """Exponential moving average of the parameters, float32; None if `train.ema_decay` is None."""
+    """Exponential moving average of the trained parameters, float32; None if `train.ema_decay` is None."""
 
 
 def create(
@@ -36,7 +37,7 @@ def create(
     """Creates the initial state, each leaf directly on the devices that hold it.
 
     Args:
-        params: initial parameters; None: newly initialized ones.
+        params: initial parameters of the model; None: newly initialized ones.
     """
     init, shardings = initializer(model, optimizer, cfg, mesh)
     with rules.on(mesh):
@@ -64,15 +65,16 @@ def initializer(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
 ) -> tuple[Callable[..., TrainState], Any]:
     """Returns a function from parameters (default: newly initialized) to the initial state, and its shardings."""
+    shapes = registry.shapes(model)
 
     def init(params: Any = None) -> TrainState:
         if params is None:
             params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
-        mean = None if cfg.train.ema_decay is None else optax.tree.cast(params, jnp.float32)
-        zero = jnp.zeros((), jnp.int32)
-        return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(params), ema=mean)
+        params = lora.adapt(cfg.train, shapes, params, jax.random.key(cfg.seed))
+        trained, zero = lora.trained(params), jnp.zeros((), jnp.int32)
+        mean = None if cfg.train.ema_decay is None else optax.tree.cast(trained, jnp.float32)
+        return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trained), ema=mean)
 
     zero1 = cfg.parallel.preset == "zero1"
-    shapes = registry.shapes(model)
-    moments = optimizers.split_shapes(cfg)
+    moments = lora.trained_shapes(cfg.train, shapes) if cfg.train.lora_rank else optimizers.split_shapes(cfg)
     return init, rules.state_shardings(mesh, shapes, jax.eval_shape(init), boxed_moments=moments, zero1=zero1)

@@ -14,7 +14,7 @@ from tformer_jax.models import registry
 from tformer_jax.models.losses import Sums, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
-from tformer_jax.train import diagnostics, optimizers
+from tformer_jax.train import diagnostics, lora, optimizers
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
@@ -41,21 +41,23 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         sums, grads, norms = accumulated_gradients(model, state.params, batch, key, cfg)
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        trained = lora.trained(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+        trained = optax.apply_updates(trained, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         skipped = jnp.where(finite, 0, state.skipped + 1)
-        new = (params, opt_state, updated_ema(state.ema, params, state.step, train.ema_decay))
-        old = (state.params, state.opt_state, state.ema)
-        params, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
+        new = (trained, opt_state, updated_ema(state.ema, trained, state.step, train.ema_decay))
+        old = (lora.trained(state.params), state.opt_state, state.ema)
+        trained, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
         tokens = sum((batch[key] != PAD).sum() for key in registry.FAMILIES[cfg.model.family].inputs)
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
         if train.layer_norms:
-            metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(params, "param_norm")
+            metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trained, "param_norm")
         if train.noise_scale:
             metrics |= diagnostics.noise_parts(norm, norms, sums.labels / train.accumulate, sums.labels)
+        params = lora.with_trained(state.params, trained)
         new_state = TrainState(step=state.step + 1, skipped=skipped, params=params, opt_state=opt_state, ema=ema)
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
@@ -82,6 +84,7 @@ def accumulated_gradients(
 ) -> tuple[Sums, Any, jax.Array]:
     """Returns the loss sums, the gradient of the mean loss, and [parts] gradient norms, each of a part's own mean.
 
+    Gradients are of the trained parameters, all or those of `lora.Adapted`.
     Processes the batch in `cfg.train.accumulate` parts, one after another. Part i has rows i, i + accumulate, ..., so
     that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """
@@ -89,12 +92,14 @@ def accumulated_gradients(
     labels = batch[registry.FAMILIES[cfg.model.family].labels]
     total = jnp.maximum((labels >= 0).sum(), 1)
 
+    given, params = params, lora.trained(params)
     trained = optimizers.trained(cfg.optim, params)
 
     def objective(params: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
         params = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), trained, params)
+        full = lora.merged(lora.with_trained(given, params))
         sums, auxiliary = batch_loss(
-            model, params, part, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
+            model, full, part, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
         )
         return (sums.loss + train.z_loss * sums.z) / total + auxiliary / parts, sums
 

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
-from tformer_jax.train import optimizers
+from tformer_jax.train import lora, optimizers
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.run_folder import weights_facts, write_json
 from tformer_jax.train.state import TrainState
@@ -23,10 +23,16 @@ FOLDER = "weights"
 
 
 def evaluated(cfg: Config, state: TrainState) -> Any:
-    """Returns the parameters to evaluate during training: the EMA if `train.weights="ema"`, else the latest."""
+    """Returns the parameters to evaluate during training: the EMA if `train.weights="ema"`, else the latest.
+
+    Those of LoRA are merged, with the shardings of the kernels.
+    """
+    params = lora.trained(state.params)
     if cfg.train.weights == "ema":
-        return jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, state.params)
-    return optimizers.evaluation_params(state.opt_state, state.params)
+        params = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, params)
+    else:
+        params = optimizers.evaluation_params(state.opt_state, params)
+    return lora.merged_on_device(lora.with_trained(state.params, params))
 
 
 def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:
@@ -63,6 +69,8 @@ def restored(cfg: Config, checkpointer: Checkpointer, abstract: TrainState, step
     needed = jax.tree.map(lambda _: ocp.PLACEHOLDER, abstract)
     if cfg.train.weights == "ema":
         needed = needed.replace(ema=abstract.ema)
+        if cfg.train.lora_rank:
+            needed = needed.replace(params=abstract.params)
     else:
         averages = optimizers.needed_to_evaluate(abstract.opt_state, ocp.PLACEHOLDER)
         needed = needed.replace(params=abstract.params, opt_state=averages)

@@ -1,0 +1,232 @@
+"""Low-rank adaptation: kernels, gradients and updates in NumPy, and runs that train only the factors."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec
+
+from tests.helpers import assert_close, build, randomized, tiny
+from tests.train.conftest import small_config
+from tests.train.test_step import batch, settings
+from tformer_jax import api
+from tformer_jax.config import Config, ConfigError, ModelConfig, ParallelConfig, TrainConfig
+from tformer_jax.models import registry
+from tformer_jax.models.losses import batch_loss
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import experiment, loop, lora, optimizers, state, weights
+from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.step import make_train_step
+
+ALPHA, RANK = 6.0, 2
+MODELS = {
+    "decoder": tiny("decoder_lm", decoder_layers=2, num_kv_heads=2),
+    "scanned, fused": tiny("decoder_lm", decoder_layers=2, scan_layers=True, attention_projections="fused_qkv"),
+    "encoder-decoder, gated": tiny("seq2seq", ffn="gated", attention_projections="fused_kv"),
+    "experts": tiny("decoder_lm", ffn="moe"),
+}
+
+
+def flat(tree) -> dict:
+    return flatten_dict(nn.unbox(tree), sep="/")
+
+
+def adapted(cfg: ModelConfig, seed: int = 1, **train) -> lora.Adapted:
+    """Returns random parameters with random factors."""
+    train = TrainConfig(**{"lora_rank": RANK, "lora_alpha": ALPHA, **train})
+    model, params = build(cfg)
+    shapes = registry.shapes(model)
+    start = lora.adapt(train, shapes, params, jax.random.key(0))
+    return start.replace(trained=randomized(lora.trained_shapes(train, shapes), seed))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_are_those_of_the_formula(name):
+    """W + (alpha / r) A B of each layer and expert, in NumPy."""
+    params = adapted(MODELS[name])
+    factors, base, found = flat(params.trained), flat(params.base), flat(lora.merged(params))
+    kernels = {path.rpartition("/")[0] for path in factors}
+    assert found.keys() == base.keys() > kernels
+    for path, leaf in base.items():
+        if path not in kernels:
+            assert found[path] is leaf
+            continue
+        a, b = (np.asarray(factors[f"{path}/{side}"], np.float64) for side in "ab")
+        stacked = "periods" in path or ("ffn" in path and "moe" in str(MODELS[name].ffn))
+        layers = len(leaf) if stacked else 1
+        updates = [
+            x.reshape(-1, RANK) @ y.reshape(RANK, -1)
+            for x, y in zip(a if stacked else [a], b if stacked else [b], strict=True)
+        ]
+        assert len(updates) == layers
+        assert_close(found[path], np.float64(leaf) + ALPHA / RANK * np.reshape(updates, leaf.shape), 1e-6)
+
+
+def test_the_kernels_of_layers_are_adapted():
+    names = {path.split("/", 2)[2] for path in flat(adapted(MODELS["decoder"]).trained) if "layers_0" in path}
+    attention = {
+        f"self_attention/{role}/kernel/{side}" for role in ("query", "key", "value", "output") for side in "ab"
+    }
+    assert names == attention | {f"ffn/{role}/kernel/{side}" for role in ("expand", "contract") for side in "ab"}
+
+
+def test_globs_select_kernels_and_whole_parameters():
+    params = adapted(tiny("classifier"), lora_kernels=("*query/kernel", "*value/kernel"), lora_whole=("head/*",))
+    assert {path.rpartition("attention/")[2] for path in flat(params.trained)} == {
+        *("query/kernel/a", "query/kernel/b", "value/kernel/a", "value/kernel/b"),
+        *("head/kernel", "head/bias"),
+    }
+    found = flat(lora.merged(params))
+    np.testing.assert_array_equal(found["head/kernel"], flat(params.trained)["head/kernel"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_model_is_unchanged_at_first(dtype):
+    train = TrainConfig(lora_rank=4)
+    cfg = tiny("decoder_lm", ffn_dim=400, dim=100, param_dtype=dtype)
+    model, params = build(cfg)
+    start = lora.adapt(train, registry.shapes(model), params, jax.random.key(0))
+    for path, leaf in flat(lora.merged(start)).items():
+        assert leaf.dtype == dtype
+        np.testing.assert_array_equal(leaf, flat(params)[path])
+    a = flat(start.trained)["decoder/layers_0/ffn/contract/kernel/a"]
+    assert a.shape == (400, 4)
+    assert np.std(a) == pytest.approx(400**-0.5, rel=0.1)
+    assert (a != flat(start.trained)["decoder/layers_0/ffn/expand/kernel/a"][:1]).all()
+
+
+def test_a_step_of_adamw_in_numpy():
+    """Gradients by the chain rule from those of the kernels; the first update is -rate * g / (|g| + eps)."""
+    optim = {"clip_norm": 0.0, "eps": 1e-3, "schedule": "constant", "learning_rate": 0.01, "warmup_steps": 1}
+    cfg = settings(train={"lora_rank": RANK, "lora_alpha": ALPHA, "label_smoothing": 0.0}, optim=optim)
+    model, data = registry.build(cfg.model), batch()
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    params = adapted(cfg.model)
+    start = state.create(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)), params.base)
+    start = start.replace(params=params)
+    after, _ = jax.jit(make_train_step(model, optimizer, cfg))(start, data)
+
+    def loss(full):
+        sums, _ = batch_loss(model, full, data)
+        return sums.loss / sums.labels
+
+    gradients = flat(jax.jit(jax.grad(loss))(lora.merged(params)))
+    before, found, scale = flat(params.trained), flat(after.params.trained), ALPHA / RANK
+    for path in {path.rpartition("/")[0] for path in before}:
+        a, b = (np.asarray(before[f"{path}/{side}"], np.float64) for side in "ab")
+        left, right = a.reshape(-1, RANK), b.reshape(RANK, -1)
+        gradient = np.asarray(gradients[path], np.float64).reshape(len(left), -1)
+        for side, g, old in (("a", scale * gradient @ right.T, a), ("b", scale * left.T @ gradient, b)):
+            expected = old - 0.01 * (g / (np.abs(g) + 1e-3)).reshape(old.shape)
+            assert_close(found[f"{path}/{side}"], expected, 1e-5, proves=("train.lora_rank", "NumPy float64, AdamW"))
+    for path, leaf in flat(params.base).items():
+        np.testing.assert_array_equal(flat(after.params.base)[path], leaf)
+    moments = [leaf.shape for leaf in jax.tree.leaves(after.opt_state) if leaf.ndim]
+    assert sorted(moments) == sorted(2 * [leaf.shape for leaf in before.values()])
+
+
+def test_factors_and_their_moments_are_sharded_like_their_kernels():
+    cfg = settings(train={"lora_rank": RANK})
+    cfg = dataclasses.replace(cfg, parallel=ParallelConfig(data=1, fsdp=4, tensor=2))
+    model = registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    found = state.abstract(model, optimizer, cfg, make_mesh(cfg.parallel))
+    specs = {
+        "/".join(str(getattr(key, "key", getattr(key, "name", ""))) for key in path): leaf.sharding.spec
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+    }
+    query, output = (f"decoder/layers_0/self_attention/{role}/kernel" for role in ("query", "output"))
+    assert specs[f"params/base/{query}"] == PartitionSpec("fsdp", "tensor", None)
+    assert specs[f"params/trained/{query}/a"] == PartitionSpec("fsdp", None)
+    assert specs[f"params/trained/{query}/b"] == PartitionSpec(None, "tensor", None)
+    assert specs[f"params/trained/{output}/a"] == PartitionSpec("tensor", None, None)
+    assert specs[f"params/trained/{output}/b"] == PartitionSpec(None, "fsdp")
+    moments = {spec for path, spec in specs.items() if path.startswith("opt_state") and path.endswith(f"{query}/a")}
+    assert moments == {PartitionSpec("fsdp", None)}
+
+
+def test_checkpoints_hold_the_base_and_the_factors(tmp_path):
+    cfg = settings(train={"lora_rank": RANK, "lora_alpha": ALPHA})
+    model, mesh = registry.build(cfg.model), make_mesh(ParallelConfig(data=1))
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    params = adapted(cfg.model)
+    saved = state.create(model, optimizer, cfg, mesh, params.base).replace(params=params)
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    checkpointer.save(1, saved, {})
+    checkpointer.wait()
+    abstract = state.abstract(model, optimizer, cfg, mesh)
+    found, _ = checkpointer.restore(abstract)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(saved), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    restored = weights.restored(cfg, checkpointer, abstract)
+    checkpointer.close()
+    for path, leaf in flat(lora.merged(params)).items():
+        assert_close(flat(restored)[path], leaf, 1e-6)
+
+
+@pytest.fixture(scope="module")
+def finished(corpus_folder, tmp_path_factory):
+    """The folder of a run without LoRA."""
+    folder = tmp_path_factory.mktemp("runs") / "base"
+    loop.run(experiment.build(small_config(steps=1), folder, data_root=corpus_folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [{}, {"weights": "ema", "ema_decay": 0.9}, {"weights": "average_last", "average": 2}])
+def test_a_run_from_another_run_is_saved_merged(corpus_folder, finished, tmp_path, train):
+    """The final weights differ from those of the other run by a matrix of the rank, in the kernels alone."""
+    cfg = small_config(steps=2, checkpoint_every=1, lora_rank=RANK, start_from=str(finished), **train)
+    assert loop.run(experiment.build(cfg, tmp_path / "tuned", data_root=corpus_folder))
+    before, after = (flat(api.load(folder).params) for folder in (finished, tmp_path / "tuned"))
+    for path, leaf in before.items():
+        update = np.asarray(after[path], np.float64) - np.asarray(leaf, np.float64)
+        if not path.endswith("kernel"):
+            np.testing.assert_array_equal(after[path], leaf)
+        else:
+            rows = len(leaf) if "output" not in path else leaf.shape[0] * leaf.shape[1]
+            sizes = np.linalg.svd(update.reshape(rows, -1), compute_uv=False)
+            rank = RANK * (2 if "weights" in train and train["weights"] == "average_last" else 1)
+            assert sizes[0] > 1e-3
+            assert sizes[rank:].max(initial=0) < 1e-4 * sizes[0]
+
+
+@pytest.mark.slow
+def test_a_sharded_step_equals_that_of_one_device():
+    found = []
+    for parallel in (ParallelConfig(data=1), ParallelConfig(data=2, fsdp=2, tensor=2)):
+        cfg = dataclasses.replace(settings(train={"lora_rank": RANK}), parallel=parallel)
+        model = registry.build(cfg.model)
+        optimizer = optimizers.build(cfg, registry.shapes(model))
+        mesh = make_mesh(parallel)
+        start = state.create(model, optimizer, cfg, mesh)
+        step = loop.compiled(make_train_step(model, optimizer, cfg), start, mesh)
+        for seed in range(2):
+            start, _ = step(start, loop.placement.shard_batch(mesh, batch(seed=seed)))
+        found.append(flat(weights.evaluated(cfg, start)))
+    for path, leaf in found[0].items():
+        assert_close(found[1][path], leaf, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("train", "sentence"),
+    [
+        ({"lora_rank": 9}, "train.lora_rank=9: must be at most 8, the smaller side of decoder/layers_0/"),
+        ({"lora_rank": 2, "lora_kernels": "*/q/*"}, r"'\*/q/\*' fits no such parameter; one is 'decoder/layers_0/"),
+        ({"lora_rank": 2, "lora_whole": "top/*"}, r"'top/\*' fits no such parameter; one is '"),
+        ({"lora_alpha": 2.0}, "train.lora_alpha=2.0: is used only with train.lora_rank; leave it out"),
+    ],
+)
+def test_settings_that_do_not_fit(train, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        lora.trained_shapes(TrainConfig(**train), registry.shapes(registry.build(tiny("decoder_lm"))))
+
+
+def test_maximal_update_parametrization_is_refused():
+    model = {"family": "decoder_lm", "parameterization": "mup", "base_dim": 64}
+    data = {"source": "stdlib_text", "batching": "windows"}
+    with pytest.raises(ConfigError, match="train.lora_rank=2: must be 0 for model.parameterization='mup'"):
+        Config.from_dict({"model": model, "data": data, "train": {"lora_rank": 2}})

@@ -1,0 +1,148 @@
+"""Low-rank adaptation: "LoRA: Low-Rank Adaptation of Large Language Models" (2022).
+
+A kernel W [I, O] of a layer becomes `W + (alpha / r) A B` with A [I, r] and B [r, O]. Only A and B are trained, and
+optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is unchanged. The
+kernels are computed from them in each step, before the forward pass, for any layout of the parameters, and so are the
+gradients of the kernels; what LoRA saves is the memory of the optimizer state. Weight decay is for the factors that
+`optim.decayed` names, such as '*kernel/*'.
+"""
+
+import dataclasses
+import fnmatch
+import math
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from tformer_jax.config import TrainConfig
+from tformer_jax.train.matrices import BATCH_AXES, matrix_axes
+
+
+@flax.struct.dataclass
+class Adapted:
+    """Parameters of which only `trained` change."""
+
+    base: Any
+    """All parameters of the model, unchanged."""
+    trained: Any
+    """`a` and `b` below the name of each adapted kernel, float32; and parameters that are trained themselves."""
+    scale: float = flax.struct.field(pytree_node=False)
+    """alpha / r."""
+
+
+def trained_shapes(train: TrainConfig, shapes: Any) -> Any:
+    """Returns the boxed shapes of the trained parameters: of the factors, or all `shapes` without LoRA.
+
+    A [*layers, *inputs, r] and B [*layers, r, *outputs] have the axes of their kernel.
+
+    Args:
+        shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
+
+    Raises:
+        ConfigError: a glob fits no parameter, or the rank exceeds a side of a kernel.
+    """
+    if not train.lora_rank:
+        return shapes
+    boxes = {"/".join(path): box for path, box in flatten_dict(shapes).items()}
+    matrices = {name: box for name, box in boxes.items() if matrix_axes(getattr(box, "names", ()))}
+    whole = _fitting(train, "lora_whole", boxes)
+    found = {name: boxes[name] for name in whole}
+    for name in _fitting(train, "lora_kernels", matrices):
+        if name not in whole:
+            found |= _factors(train, name, matrices[name])
+    return unflatten_dict(found, sep="/")
+
+
+def _fitting(train: TrainConfig, setting: str, boxes: dict[str, Any]) -> list[str]:
+    """Returns the names that the globs of a setting fit, each of which must fit one."""
+    globs = getattr(train, setting)
+    for glob in globs:
+        if not fnmatch.filter(boxes, glob):
+            raise train.error(setting, f"{glob!r} fits no such parameter; one is {next(iter(boxes))!r}")
+    return [name for name in boxes if any(fnmatch.fnmatch(name, glob) for glob in globs)]
+
+
+def _factors(train: TrainConfig, name: str, box: nn.LogicallyPartitioned) -> dict[str, nn.LogicallyPartitioned]:
+    """Returns the boxed shapes of A and B of one kernel."""
+    matrix, rank = matrix_axes(box.names), train.lora_rank
+    assert matrix is not None
+    (inputs, outputs), shape, names = matrix, box.value.shape, box.names
+    layers = inputs[0]
+    side = min(math.prod(shape[axis] for axis in side) for side in (inputs, outputs))
+    if rank > side:
+        raise train.error("lora_rank", f"must be at most {side}, the smaller side of {name}")
+    a = (*shape[: outputs[0]], rank), (*names[: outputs[0]], None)
+    b = (*shape[:layers], rank, *shape[outputs[0] :]), (*names[:layers], None, *names[outputs[0] :])
+    return {
+        f"{name}/{factor}": box.replace(value=jax.ShapeDtypeStruct(shape, jnp.float32), names=names)
+        for factor, (shape, names) in (("a", a), ("b", b))
+    }
+
+
+def adapt(train: TrainConfig, shapes: Any, params: Any, key: jax.Array) -> Any:
+    """Returns parameters with initial factors that leave the model unchanged; `params` themselves without LoRA.
+
+    Args:
+        shapes: as for `trained_shapes`.
+    """
+    if not train.lora_rank:
+        return params
+    given = flatten_dict(params)
+    start = {}
+    for number, (path, box) in enumerate(flatten_dict(trained_shapes(train, shapes)).items()):
+        if path in given:
+            start[path] = given[path]
+            continue
+        draws = jax.random.normal(jax.random.fold_in(key, number), box.value.shape, box.value.dtype)
+        inputs = [size for name, size in zip(box.names, draws.shape, strict=True) if name not in BATCH_AXES][:-1]
+        start[path] = draws / math.sqrt(math.prod(inputs)) if path[-1] == "a" else jnp.zeros_like(draws)
+    return Adapted(params, unflatten_dict(start), train.lora_alpha / train.lora_rank)
+
+
+def trained(params: Any) -> Any:
+    """Returns the trained ones of a model's parameters."""
+    return params.trained if isinstance(params, Adapted) else params
+
+
+def base(params: Any) -> Any:
+    """Returns the parameters of the model before it is adapted."""
+    return params.base if isinstance(params, Adapted) else params
+
+
+def with_trained(params: Any, new: Any) -> Any:
+    """Replaces the trained parameters."""
+    return dataclasses.replace(params, trained=new) if isinstance(params, Adapted) else new
+
+
+def merged(params: Any) -> Any:
+    """Returns the parameters of the adapted model; products and sums are in float32, leaves keep their dtypes."""
+    if not isinstance(params, Adapted):
+        return params
+    found, new = flatten_dict(params.base), flatten_dict(params.trained)
+    for path, leaf in new.items():
+        if path in found:
+            found[path] = leaf
+        elif path[-1] == "a":
+            kernel = found[path[:-1]]
+            update = params.scale * product(leaf, new[*path[:-1], "b"], kernel.ndim)
+            found[path[:-1]] = (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
+    return unflatten_dict(found)
+
+
+def merged_on_device(params: Any) -> Any:
+    """Returns `merged`, compiled, with the shardings of the base."""
+    if not isinstance(params, Adapted):
+        return params
+    where = jax.tree.map(lambda leaf: leaf.sharding, params.base)
+    return jax.jit(merged, out_shardings=where)(params)
+
+
+def product(a: jax.Array, b: jax.Array, axes: int) -> jax.Array:
+    """Computes A B: [*layers, *inputs, r], [*layers, r, *outputs] -> [*layers, *inputs, *outputs], of `axes` axes."""
+    layers = a.ndim + b.ndim - 2 - axes
+    stacked = tuple(range(layers))
+    return jax.lax.dot_general(a, b, (((a.ndim - 1,), (layers,)), (stacked, stacked)))
