@@ -7,7 +7,8 @@ python scripts/train.py --config configs/translate_multi30k.py:t5_v1_1_small --d
 
 `published` is the setting of Transformer-Tiny in "Good for Misconceived Reasons: An Empirical Revisiting on the Need
 for Visual Context in Multimodal Machine Translation" (2021): lower-cased, normalized and tokenized text, four layers of
-width 128 on each side, averaged checkpoints, beam width 5, BLEU on tokens. It takes about 90 minutes.
+width 128 on each side, averaged checkpoints, beam width 5, BLEU on tokens. It needs `pip install -e ".[tokenizers]"`
+and has not been trained to the end yet.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
 """Translation of Tatoeba sentences, English to Chinese, with a vocabulary for each side.
 
+pip install -e ".[tokenizers]"
 python scripts/train.py --config configs/translate_tatoeba_zh.py --data DIR
 
 The corpus mixes simplified and traditional characters: 47 % of the Chinese sentences have characters that only
