@@ -2,6 +2,7 @@
 
 python scripts/train.py --config configs/translate_multi30k.py --data DIR              (raw text, 15 minutes)
 python scripts/train.py --config configs/translate_multi30k.py:en-fr --data DIR        (or de-en, ...)
+python scripts/train.py --config configs/translate_multi30k.py:baseline --data DIR     (the 2017 layers, AdamW)
 python scripts/train.py --config configs/translate_multi30k.py:published --data DIR
 python scripts/train.py --config configs/translate_multi30k.py:t5_v1_1_small --data DIR (any seq2seq of presets.py)
 
@@ -66,6 +67,22 @@ SMALL = Config(
     decode=DecodeConfig(strategy="beam", beams=5),
     eval=EvalConfig(examples=200),
 )
+BASELINE = dataclasses.replace(
+    SMALL,
+    model=ModelConfig(
+        family="seq2seq",
+        dim=256,
+        encoder_layers=3,
+        decoder_layers=3,
+        num_heads=4,
+        ffn_dim=512,
+        max_length=64,
+        tie_embeddings="all",
+        dropout=0.1,
+    ),
+    optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
+    train=dataclasses.replace(SMALL.train, steps=1200),
+)
 PUBLISHED = Config(
     name="translate_multi30k_published",
     model=ModelConfig(
@@ -106,10 +123,10 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant == "published":
         return to_config_dict(PUBLISHED)
     name = f"{SMALL.name}_{variant.replace('-', '_')}" if variant else SMALL.name
-    cfg = dataclasses.replace(SMALL, name=name)
     if pair := re.fullmatch("(en|de|fr)-(en|de|fr)", variant):
         data = dataclasses.replace(DATA, source_language=pair[1], target_language=pair[2])
-        return to_config_dict(dataclasses.replace(cfg, data=data))
-    if variant:
-        cfg = dataclasses.replace(cfg, model=ModelConfig(**presets.for_data(variant)))
-    return to_config_dict(cfg)
+        return to_config_dict(dataclasses.replace(SMALL, name=name, data=data))
+    if not variant:
+        return to_config_dict(SMALL)
+    model = BASELINE.model if variant == "baseline" else ModelConfig(**presets.for_data(variant))
+    return to_config_dict(dataclasses.replace(BASELINE, name=name, model=model))

@@ -13,7 +13,7 @@ from tformer_jax.models import registry
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 VARIANTS = {
     "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
-    "translate_multi30k": ["", ":fr-en", ":published", ":vaswani2017_base", ":t5_v1_1_small"],
+    "translate_multi30k": ["", ":fr-en", ":baseline", ":published", ":vaswani2017_base", ":t5_v1_1_small"],
     "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
     "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],
     "pretrain_stdlib": ["", ":span_corruption", ":denoising", ":bert_base_mlm", ":t5_small", ":bart_base"],

@@ -29,7 +29,7 @@ class BuiltIn(NamedTuple):
 BUILT_IN = {
     "lm_small": BuiltIn("lm_tiny_shakespeare.py:cpu", 12, 64, 65),
     "lm_large": BuiltIn("lm_tiny_shakespeare.py:gpu", 8, 256, 65, dropout=False),
-    "multi30k": BuiltIn("translate_multi30k.py", 128, 16, 6000),
+    "multi30k": BuiltIn("translate_multi30k.py:baseline", 128, 16, 6000),
     "cldr": BuiltIn("translate_cldr.py", 256, 12, 1000),
 }
 
