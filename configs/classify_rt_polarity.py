@@ -2,7 +2,9 @@
 
 python scripts/train.py --config configs/classify_rt_polarity.py --data DIR
 
-The settings were chosen by the accuracy on 850 random training examples; dev.tsv was only used for the recorded result.
+Expect an accuracy of 74 % on dev.tsv after half a minute on two CPU cores. The settings were chosen by the accuracy on
+850 random training examples. What was no better: BPE, with and without BPE-dropout, no attention layer, two layers, max
+pooling, windows of three words, AdamW, more steps.
 """
 
 from ml_collections import ConfigDict

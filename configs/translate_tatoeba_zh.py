@@ -3,6 +3,9 @@
 pip install -e ".[tokenizers]"
 python scripts/train.py --config configs/translate_tatoeba_zh.py --data DIR
 
+Expect BLEU 37.0 with beam width 5, and 35.8 greedy, after 15 minutes on two CPU cores. There is no test split: settings
+were compared on dev.tsv, and the result is for it.
+
 The corpus mixes simplified and traditional characters: 47 % of the Chinese sentences have characters that only
 traditional script uses, and no English sentence says which script is expected. This config converts all sentences,
 references included, to simplified characters (`data.normalize`), so that outputs are compared in one script.

@@ -32,8 +32,9 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
     metrics = result.get("test")
     if metrics is None:  # of sweep.py
         (group,) = result["groups"]
-        runs, metrics, spread = result["runs"], group["mean"], group["deviation"]
-        title += f", {group['seeds']} seeds"
+        runs, metrics = result["runs"], group["mean"]
+        if len(runs) > 1:
+            title, spread = f"{title}, {len(runs)} seeds", group["deviation"]
     tokens, seconds = (sum(run[name] for run in runs) / len(runs) for name in ("tokens", "seconds"))
     cells = f"{runs[0]['steps']:,}", f"{tokens / 1e6:.1f} M", f"{seconds / 60:.1f} min"
     return title, *cells, _metrics(metrics, spread)
