@@ -9,6 +9,7 @@ from tests.parity.test_huggingface import REAL, SOURCE, SOURCE_REAL, TOKENS, the
 from tformer_jax.inference.watch import watch
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
+from tformer_jax.special_tokens import PAD
 
 PAIRS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
 
@@ -21,11 +22,11 @@ def test_weights_are_those_of_transformers(name, tmp_path):
     tokens, real = torch.tensor(TOKENS, dtype=torch.long), torch.tensor(REAL, dtype=torch.long)
     source, source_real = torch.tensor(SOURCE, dtype=torch.long), torch.tensor(SOURCE_REAL, dtype=torch.long)
     inputs = {"input_ids": tokens, "attention_mask": real}
-    batch = {"tokens": TOKENS}
+    batch = {"tokens": np.where(REAL, TOKENS, PAD)}
     if cfg.family == "seq2seq":
         inputs = {"input_ids": source, "attention_mask": source_real}
         inputs |= {"decoder_input_ids": tokens, "decoder_attention_mask": real}
-        batch = {"source": SOURCE, "target_in": TOKENS}
+        batch = {"source": np.where(SOURCE_REAL, SOURCE, PAD), "target_in": np.where(REAL, TOKENS, PAD)}
     with torch.no_grad():
         expected = theirs(**inputs, output_attentions=True, output_hidden_states=True)
     found = watch(registry.build(cfg), params, batch)
