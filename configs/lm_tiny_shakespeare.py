@@ -9,6 +9,7 @@ Expect a validation loss of 1.79 from `cpu` and 1.58 from `modern` after a few m
 
 from ml_collections import ConfigDict
 
+from tformer_jax import presets
 from tformer_jax.config import (
     Config,
     ConfigError,
@@ -30,18 +31,13 @@ SIZES = {
 GPT2 = {
     "position": "learned",
     "activation": "gelu",
+    "attention_bias": (),
+    "ffn_bias": False,
     "norm_bias": False,
     "initializer": "normal",
 }
-MODERN = {
-    "position": "rotary",
-    "qk_norm": True,
-    "ffn": "gated",
-    "activation": "silu",
-    "norm": "rmsnorm",
-    "initializer": "fan_in",
-}
-"""Llama's layers with QK-norm; a gated FFN of two thirds of the width has no more parameters."""
+MODERN = presets.LAYERS_OF_QWEN3 | {"initializer": "fan_in"}
+"""A gated FFN of two thirds of the width has no more parameters."""
 
 
 def get_config(variant: str = "cpu") -> ConfigDict:
@@ -60,8 +56,6 @@ def get_config(variant: str = "cpu") -> ConfigDict:
                 dim=dim,
                 ffn_dim=8 * dim // 3 if modern else 4 * dim,
                 max_length=context,
-                attention_bias=(),
-                ffn_bias=False,
                 scale_embeddings=False,
                 dropout=dropout,
                 attention_dropout=0.0 if modern else dropout,

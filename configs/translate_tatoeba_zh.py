@@ -13,6 +13,7 @@ references included, to simplified characters (`data.normalize`), so that output
 
 from ml_collections import ConfigDict
 
+from tformer_jax import presets
 from tformer_jax.config import (
     Config,
     DataConfig,
@@ -26,7 +27,7 @@ from tformer_jax.config import (
 
 
 def get_config() -> ConfigDict:
-    """Returns the config of an encoder-decoder with Llama's layers; BLEU is computed on Chinese characters."""
+    """Returns the config of an encoder-decoder with Qwen3's layers; BLEU is computed on Chinese characters."""
     return to_config_dict(
         Config(
             name="translate_tatoeba_zh",
@@ -36,16 +37,10 @@ def get_config() -> ConfigDict:
                 encoder_layers=3,
                 decoder_layers=3,
                 num_heads=4,
-                ffn="gated",
                 ffn_dim=512,
-                activation="silu",
                 max_length=64,
-                norm="rmsnorm",
-                position="rotary",
-                qk_norm=True,
-                attention_bias=(),
-                ffn_bias=False,
                 dropout=0.25,
+                **presets.LAYERS_OF_QWEN3,
             ),
             data=DataConfig(
                 source="tsv",

@@ -11,6 +11,17 @@ from tformer_jax.config.fields import ConfigError, nearest
 
 Settings = dict[str, Any]
 
+LAYERS_OF_QWEN3: Settings = {
+    "attention_bias": (),
+    "qk_norm": True,
+    "position": "rotary",
+    "ffn": "gated",
+    "activation": "silu",
+    "ffn_bias": False,
+    "norm": "rmsnorm",
+}
+"""Layers of "Qwen3 Technical Report" (2025), for models of any size: those of Llama, with QK-norm."""
+
 
 def settings(name: str) -> Settings:
     """Returns the settings of a preset that differ from `ModelConfig`'s defaults.
