@@ -1,15 +1,14 @@
 """Sequence classifier: an encoder, pooling of its outputs, and one logit per class."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ModelConfig
-from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
+from tformer_jax.models.token_encoder import TokenEncoder
+from tformer_jax.nn.embeddings import OutputHead
 from tformer_jax.nn.linear import Linear
-from tformer_jax.nn.padding import PaddingLast
-from tformer_jax.nn.stacks import Encoder
 
 
 def mean_pool(x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
@@ -37,39 +36,19 @@ def pool(x: jax.Array, padding_mask: jax.Array | None, kind: str) -> jax.Array:
     return mean_pool(x, padding_mask) if kind == "mean" else pool_token(x, padding_mask, last=kind == "last")
 
 
-class Classifier(nn.Module):
+class Classifier(TokenEncoder):
     """Predicts one label per sequence."""
 
-    cfg: ModelConfig
-
     def setup(self) -> None:
+        super().setup()
         cfg = self.cfg
-        self.embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
-        self.input = InputEmbedding(cfg)
-        self.encoder = Encoder(cfg, cfg.encoder_layers)
         if cfg.pooler:
             self.pooler = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.dim),), use_bias=True)
         self.head = OutputHead(cfg, axes.CLASSES, cfg.known("num_classes"), use_bias=True)
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        padding_mask: jax.Array | None = None,
-        types: jax.Array | None = None,
-        right_padded: bool = False,
-        train: bool = False,
-    ) -> jax.Array:
-        """Computes logits: tokens int [B, S] -> float32 [B, classes].
-
-        Args:
-            padding_mask: bool [B, S], True for tokens that are not padding; None: all. Padding has no position.
-            types: int [B, S], token types (such as first or second sentence), if `cfg.token_types` is not 0; None: 0.
-            right_padded: padding is only at the end of each row, so that sorting is skipped.
-        """
-        rows = PaddingLast(padding_mask, right_padded=right_padded)
-        tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
-        return self._logits(self.encode(tokens, padding_mask, types, train=train), padding_mask)
+    def __call__(self, tokens: jax.Array, *, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
+        """Computes logits: tokens int [B, S] -> float32 [B, classes]; arguments as for `features`."""
+        return self._logits(self.features(tokens, padding_mask, **options), padding_mask)
 
     def lens(self, stream: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
         """Computes float32 logits [B, classes] from the residual stream [B, S, D] after any layer (the logit lens)."""
@@ -78,14 +57,3 @@ class Classifier(nn.Module):
     def _logits(self, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
         pooled = pool(x, padding_mask, self.cfg.pooling)
         return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)
-
-    def encode(
-        self,
-        tokens: jax.Array,
-        padding_mask: jax.Array | None,
-        types: jax.Array | None = None,
-        *,
-        train: bool = False,
-    ) -> jax.Array:
-        """Encodes tokens int [B, S], with padding only at the end of each row -> [B, S, D]."""
-        return self.encoder(self.input(self.embedding(tokens), types=types, train=train), padding_mask, train=train)

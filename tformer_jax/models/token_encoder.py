@@ -1,0 +1,41 @@
+"""What models of one encoder share: embeddings and the encoder."""
+
+import jax
+from flax import linen as nn
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
+from tformer_jax.nn.padding import PaddingLast
+from tformer_jax.nn.stacks import Encoder
+
+
+class TokenEncoder(nn.Module):
+    """Base of models that encode tokens; their parameters have the same names, so that one can start from another."""
+
+    cfg: ModelConfig
+
+    def setup(self) -> None:
+        self.embedding = TokenEmbedding(self.cfg, self.cfg.known("vocab_size"))
+        self.input = InputEmbedding(self.cfg)
+        self.encoder = Encoder(self.cfg, self.cfg.encoder_layers)
+
+    def features(
+        self,
+        tokens: jax.Array,
+        padding_mask: jax.Array | None = None,
+        *,
+        types: jax.Array | None = None,
+        right_padded: bool = False,
+        train: bool = False,
+    ) -> jax.Array:
+        """Encodes tokens int [B, S] -> [B, S, D].
+
+        Args:
+            padding_mask: bool [B, S], True for tokens that are not padding; None: all. Padding has no position.
+            types: int [B, S], token types (such as first or second sentence), if `cfg.token_types` is not 0; None: 0.
+            right_padded: padding is only at the end of each row, so that sorting is skipped.
+        """
+        rows = PaddingLast(padding_mask, right_padded=right_padded)
+        tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
+        x = self.input(self.embedding(tokens), types=types, train=train)
+        return rows.restore(self.encoder(x, padding_mask, train=train))
