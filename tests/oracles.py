@@ -47,9 +47,9 @@ def rotary_rates(cfg, kind="full"):
     """Returns the radians per token of each pair of features."""
     local = kind == "window" and cfg.rotary.window_base is not None
     base = cfg.rotary.window_base if local else cfg.rotary.base
-    rates = []
-    for i in range(cfg.head_size // 2):
-        rate = 1 / base ** (2 * i / cfg.head_size)
+    rates, R = [], int(cfg.head_size * cfg.rotary.fraction)
+    for i in range(R // 2):
+        rate = 1 / base ** (2 * i / R)
         if not local and cfg.rotary.scaling == "linear":
             rate /= cfg.rotary.factor
         if not local and cfg.rotary.scaling == "llama3":
@@ -59,17 +59,34 @@ def rotary_rates(cfg, kind="full"):
             elif wavelength >= original / 4:
                 smooth = (original / wavelength - 1) / (4 - 1)
                 rate = (1 - smooth) * rate / cfg.rotary.factor + smooth * rate
+        if not local and cfg.rotary.scaling == "yarn":
+            first, last = (yarn_index(cfg, beta) for beta in (cfg.rotary.beta_fast, cfg.rotary.beta_slow))
+            first, last = max(math.floor(first), 0), min(math.ceil(last), R - 1)
+            ramp = min(max((i - first) / (last - first), 0), 1)
+            rate = ramp * rate / cfg.rotary.factor + (1 - ramp) * rate
         rates.append(rate)
     return rates
 
 
+def yarn_index(cfg, beta):
+    """Returns the fractional index i of the pair with beta rotations in the original context (YaRN, section 3.2).
+
+    They are original_length / wavelength, where the wavelength is 2 pi base^(2i / R).
+    """
+    R, wavelength = int(cfg.head_size * cfg.rotary.fraction), cfg.rotary.original_length / beta
+    return R / 2 * math.log(wavelength / (2 * math.pi), cfg.rotary.base)
+
+
 def rotate(x, cfg, kind="full", start=0):
     """Multiplies each pair of features, as a complex number, by e^(i * position * rate): x [B, T, N, H]."""
-    H, out = x.shape[-1], np.array(x, np.float64)
+    R, out = int(x.shape[-1] * cfg.rotary.fraction), np.array(x, np.float64)
+    local, factor = kind == "window" and cfg.rotary.window_base is not None, 1.0
+    if cfg.rotary.scaling == "yarn" and not local:
+        factor = cfg.rotary.attention_factor or 0.1 * math.log(cfg.rotary.factor) + 1
     for t in range(x.shape[1]):
         for i, rate in enumerate(rotary_rates(cfg, kind)):
-            a, b = (2 * i, 2 * i + 1) if cfg.rotary.pairing == "interleaved" else (i, i + H // 2)
-            turned = (x[:, t, :, a] + 1j * x[:, t, :, b]) * np.exp(1j * (start + t) * rate)
+            a, b = (2 * i, 2 * i + 1) if cfg.rotary.pairing == "interleaved" else (i, i + R // 2)
+            turned = factor * (x[:, t, :, a] + 1j * x[:, t, :, b]) * np.exp(1j * (start + t) * rate)
             out[:, t, :, a], out[:, t, :, b] = turned.real, turned.imag
     return out
 

@@ -124,6 +124,7 @@ def test_differences_are_named():
 
 
 ROTARY, MOE = {"position": "rotary"}, {"ffn": "moe"}
+YARN = {"scaling": "yarn", "factor": 2}
 WITHOUT_EFFECT = {
     "model.moe.num_experts=4: is used only by model.ffn='moe', not 'mlp'": {"moe": {"num_experts": 4}},
     "model.rotary.base=5.0: is used only by model.position='rotary'": {"rotary": {"base": 5}},
@@ -133,6 +134,9 @@ WITHOUT_EFFECT = {
     "model.rotary.factor=1.0: must exceed 1.0": ROTARY | {"rotary": {"scaling": "linear"}},
     "model.rotary.original_length=8: is used only by": ROTARY | {"rotary": {"original_length": 8}},
     "model.rotary.window_base=9.0: no layer uses it": ROTARY | {"rotary": {"window_base": 9}},
+    "model.rotary.beta_slow=2.0: is used only by model.rotary.scaling='yarn'": ROTARY | {"rotary": {"beta_slow": 2}},
+    "model.rotary.beta_fast=1.0: must exceed model.rotary.beta_slow=1.0": ROTARY | {"rotary": YARN | {"beta_fast": 1}},
+    "model.rotary.base=1.0: must exceed 1.0 for": ROTARY | {"rotary": YARN | {"base": 1}},
     "model.ffn_dropout=0.1: is not applied to experts": MOE | {"ffn_dropout": 0.1},
     "model.prefix_lm=True: is used only by model.family='decoder_lm'": {"prefix_lm": True},
     "model.pooling='last': is used only by model.family='classifier'": {"pooling": "last"},

@@ -17,6 +17,20 @@ ROTARY = {
     "base 500": {"base": 500.0},
     "linear": {"scaling": "linear", "factor": 4.0},
     "llama3": {"scaling": "llama3", "factor": 8.0, "original_length": 60},
+    "yarn": {"scaling": "yarn", "factor": 8.0, "original_length": 60, "base": 5.0},
+    "yarn, other ends and factor": {
+        "scaling": "yarn",
+        "factor": 4.0,
+        "original_length": 400,
+        "base": 50.0,
+        "beta_fast": 9.0,
+        "beta_slow": 2.0,
+        "attention_factor": 0.7,
+        "fraction": 0.7,
+        "pairing": "interleaved",
+    },
+    "the first half": {"fraction": 0.5},
+    "the first third, interleaved": {"fraction": 0.34, "pairing": "interleaved"},
 }
 
 
@@ -41,6 +55,22 @@ def test_llama3_scales_by_frequency():
     assert ratio[0] == 1
     assert 1 / 8 < ratio[1] < 1
     np.testing.assert_allclose(ratio[2:], 1 / 8)
+
+
+def test_yarn_scales_slow_pairs_only():
+    """Pairs 0, ..., 5 make 63.7, 20.1, 6.4, 2.0, 0.64 and 0.20 rotations in 400 tokens; the ramp is from 1 to 4."""
+    rotary = {"scaling": "yarn", "factor": 8.0, "original_length": 400, "base": 1000.0, "beta_fast": 16.0}
+    cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=rotary)
+    ratio = relative.rotary_rates(cfg, window=False) * 1000 ** (np.arange(0, 12, 2) / 12)
+    np.testing.assert_allclose(ratio, [1, 1, 2 / 3 + 1 / 24, 1 / 3 + 1 / 12, 1 / 8, 1 / 8])
+
+
+def test_features_outside_of_the_fraction_are_unchanged():
+    cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary={"fraction": 0.25})
+    x = normal(1, 5, 2, 8)
+    out = rotation(cfg, jnp.arange(5)[None])(x)
+    np.testing.assert_array_equal(out[..., 2:], x[..., 2:])
+    assert np.abs(out[..., :2] - x[..., :2]).max() > 0.1
 
 
 def test_window_layers_have_their_own_unscaled_base():
@@ -82,6 +112,11 @@ def test_rotary_needs_even_head_sizes():
         ConfigError, match="model.position='rotary': rotates pairs of features; the head size 3 must be"
     ):
         tiny("decoder_lm", position="rotary", head_dim=3)
+
+
+def test_a_fraction_must_be_of_whole_pairs():
+    with pytest.raises(ConfigError, match="model.rotary.fraction=0.4: rotates 3 of 8 features, which must be pairs"):
+        tiny("decoder_lm", position="rotary", head_dim=8, rotary={"fraction": 0.4})
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,8 @@ def test_t5_small_as_published():
             LLAMA | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "partial_rotary_factor",
         ),
-        ("llama", LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rotary scaling 'yarn'"),
+        ("llama", LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
+        ("llama", LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate=False"),
         ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),
         ("bart", PAIR | {"decoder_attention_heads": 4}, "decoder_attention_heads=4"),
@@ -203,6 +204,7 @@ def test_what_would_load_as_another_model_is_not_written(name, tmp_path):
 EXACT = {
     "llama": ("llama", {"attention_bias": (), "tie_embeddings": "none", "rotary": {"base": 77.0}}),
     "llama, scaled": ("llama", {"rotary": {"scaling": "llama3", "factor": 4.0, "original_length": 8}}),
+    "llama, YaRN": ("llama", {"rotary": {"scaling": "yarn", "factor": 4.0, "beta_slow": 2.0, "attention_factor": 0.9}}),
     "mistral": ("mistral", {"window": 2, "layer_pattern": ("window",)}),
     "qwen2": ("qwen2", {"attention_bias": ("query", "key", "value"), "window": 3, "layer_pattern": ("full", "window")}),
     "qwen3": ("qwen3", {"qk_norm": True, "window": 3, "layer_pattern": ("window",)}),

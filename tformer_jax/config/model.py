@@ -30,17 +30,32 @@ class RotaryConfig(Section):
     window_base: float | None = setting(
         None, "base in `window` layers, without scaling; None: as in full layers", low=1.0
     )
-    scaling: str = setting("none", "scaling of long contexts", choices=("none", "linear", "llama3"))
+    fraction: float = setting(1.0, "fraction of each head that is rotated, its first features", low=0.0, high=1.0)
+    scaling: str = setting("none", "scaling of long contexts", choices=("none", "linear", "llama3", "yarn"))
     factor: float = setting(1.0, "scaling factor", low=1.0)
-    original_length: int = setting(8192, "context length before llama3 scaling, in tokens", low=1)
+    original_length: int = setting(8192, "context length before llama3 or yarn scaling, in tokens", low=1)
+    beta_fast: float = setting(32.0, "yarn: rotations in original_length from which a rate is kept", low=1e-6)
+    beta_slow: float = setting(1.0, "yarn: rotations in original_length up to which a rate is scaled", low=1e-6)
+    attention_factor: float | None = setting(
+        None, "yarn: factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", low=0.0
+    )
 
     def check(self) -> None:
         if self.scaling == "none" and self.factor != 1.0:
-            raise self.error("factor", "needs model.rotary.scaling='linear' or 'llama3'; write 1.0")
+            raise self.error("factor", "needs model.rotary.scaling='linear', 'llama3' or 'yarn'; write 1.0")
         if self.scaling != "none" and self.factor == 1.0:
             raise self.error("factor", f"must exceed 1.0 for model.rotary.scaling={self.scaling!r}")
-        if self.scaling != "llama3" and self.original_length != RotaryConfig.original_length:
-            raise self.error("original_length", "is used only by model.rotary.scaling='llama3'; leave it out")
+        used = {"original_length": ("llama3", "yarn")} | dict.fromkeys(
+            ("beta_fast", "beta_slow", "attention_factor"), ("yarn",)
+        )
+        for name in self.changed_settings():
+            if self.scaling not in used.get(name, (self.scaling,)):
+                kinds = " or ".join(map(repr, used[name]))
+                raise self.error(name, f"is used only by model.rotary.scaling={kinds}; leave it out")
+        if self.scaling == "yarn" and self.base == 1.0:
+            raise self.error("base", "must exceed 1.0 for model.rotary.scaling='yarn'")
+        if self.beta_fast <= self.beta_slow:
+            raise self.error("beta_fast", f"must exceed model.rotary.beta_slow={self.beta_slow}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,8 +279,12 @@ class ModelConfig(Section):
     def _check_positions(self) -> None:
         if self.position.startswith("sinusoidal") and self.dim % 2:
             raise self.error("dim", f"must be even for model.position={self.position!r}")
-        if self.position == "rotary" and self.head_size % 2:
-            raise self.error("position", f"rotates pairs of features; the head size {self.head_size} must be even")
+        if self.position == "rotary" and (self.rotary_size % 2 or not self.rotary_size):
+            if self.rotary.fraction == 1:
+                raise self.error("position", f"rotates pairs of features; the head size {self.head_size} must be even")
+            raise self.error(
+                "rotary.fraction", f"rotates {self.rotary_size} of {self.head_size} features, which must be pairs"
+            )
 
     def _check_windows(self) -> None:
         if not self.layer_pattern:
@@ -303,6 +322,11 @@ class ModelConfig(Section):
     def head_size(self) -> int:
         """H: `head_dim`, or its default D / N."""
         return self.head_dim or self.dim // self.num_heads
+
+    @property
+    def rotary_size(self) -> int:
+        """Number of features of each head that `position="rotary"` rotates."""
+        return int(self.head_size * self.rotary.fraction)
 
     @property
     def fixed_dim(self) -> int:

@@ -1,5 +1,6 @@
 """Hugging Face's decoder-only language models: GPT-2, Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, Mixtral."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +132,7 @@ def _rotary(hf: Settings) -> Settings:
     full: Settings = rope.get("full_attention", rope)
     local: Settings = rope.get("sliding_attention", {"rope_theta": hf.get("rope_local_base_freq")})
     for part in (hf, full, local):
-        refuse(part, partial_rotary_factor=1.0)
+        refuse(part, partial_rotary_factor=1.0, truncate=True)
     refuse(local, rope_type="default")
     result: Settings = {"base": float(full.get("rope_theta") or hf["rope_theta"])}
     if (base := local.get("rope_theta")) is not None:
@@ -139,12 +140,29 @@ def _rotary(hf: Settings) -> Settings:
     kind = full.get("rope_type", full.get("type", "default"))
     if kind == "default" or full.get("factor") == 1:
         return result
-    check(kind in ("linear", "llama3"), f"rotary scaling {kind!r} is not supported; supported are linear and llama3")
+    supported = ("linear", "llama3", "yarn")
+    check(kind in supported, f"rotary scaling {kind!r} is not supported; supported are {', '.join(supported)}")
     result |= {"scaling": kind, "factor": float(full["factor"])}
     if kind == "llama3":
         turns = full["low_freq_factor"], full["high_freq_factor"]
         check(turns == (1.0, 4.0), f"llama3 scaling between {turns} rotations is not supported; supported is (1, 4)")
-        result["original_length"] = full["original_max_position_embeddings"]
+    if kind == "yarn":
+        result |= _yarn(full)
+    if kind != "linear":
+        original = full.get("original_max_position_embeddings")
+        result["original_length"] = hf["max_position_embeddings"] if original is None else original
+    return result
+
+
+def _yarn(rope: Settings) -> Settings:
+    """Returns our settings of YaRN; DeepSeek's `mscale` and `mscale_all_dim` are factors of the logarithm."""
+    names = {"beta_fast": 32, "beta_slow": 1}
+    result: Settings = {name: float(rope.get(name) or default) for name, default in names.items()}
+    if (factor := rope.get("attention_factor")) is not None:
+        return result | {"attention_factor": float(factor)}
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        over, under = (0.1 * rope[name] * math.log(rope["factor"]) + 1 for name in ("mscale", "mscale_all_dim"))
+        return result | {"attention_factor": over / under}
     return result
 
 
@@ -152,9 +170,12 @@ def _rope_parameters(rotary: RotaryConfig) -> Settings:
     scaling: Settings = {"rope_type": "default" if rotary.scaling == "none" else rotary.scaling}
     if rotary.scaling != "none":
         scaling["factor"] = rotary.factor
+    if rotary.scaling in ("llama3", "yarn"):
+        scaling["original_max_position_embeddings"] = rotary.original_length
     if rotary.scaling == "llama3":
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        scaling["original_max_position_embeddings"] = rotary.original_length
+    if rotary.scaling == "yarn":
+        scaling |= {name: getattr(rotary, name) for name in ("beta_fast", "beta_slow", "attention_factor")}
     return {"rope_theta": rotary.base, **scaling}
 
 

@@ -18,8 +18,11 @@ ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     ("family", "decoder_lm"): ("decoder_layers",),
     ("family", "classifier"): ("encoder_layers", "num_classes", "token_types", "pooling", "pooler"),
     ("position", "learned"): ("position_offset",),
-    ("position", "rotary"): ("rotary.pairing", "rotary.base", "rotary.scaling", "rotary.factor"),
+    ("position", "rotary"): ("rotary.pairing", "rotary.base", "rotary_size", "rotary.scaling", "rotary.factor"),
     ("rotary.scaling", "llama3"): ("rotary.original_length",),
+    ("rotary.scaling", "yarn"): (
+        *("rotary.original_length", "rotary.beta_fast", "rotary.beta_slow", "rotary.attention_factor"),
+    ),
     ("position", "relative"): ("relative.buckets", "relative.distance"),
     ("ffn", "moe"): ("moe.num_experts", "moe.experts_per_token", "moe.expert_gated", "moe.router_normalize"),
     ("norm", "layernorm"): ("norm_bias",),

@@ -23,24 +23,29 @@ LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
 
 @flax.struct.dataclass
 class Rotation:
-    """Rotates pairs of features by an angle proportional to the position ("RoFormer", 2021)."""
+    """Rotates pairs of features by an angle proportional to the position ("RoFormer", 2021).
+
+    The first R features of a head are rotated, and all others are unchanged.
+    """
 
     cos: jax.Array
-    """float32 [B or 1, T, 1, H/2]."""
+    """float32 [B or 1, T, 1, R/2]."""
     sin: jax.Array
     interleaved: bool = flax.struct.field(pytree_node=False)
-    """Whether pairs are (0, 1), (2, 3), ... instead of (0, H/2), (1, H/2 + 1), ..."""
+    """Whether pairs are (0, 1), (2, 3), ... instead of (0, R/2), (1, R/2 + 1), ..."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Rotates queries or keys: [B, T, N, H] -> [B, T, N, H]."""
-        x32 = x.astype(jnp.float32)
+        R = 2 * self.cos.shape[-1]
+        x32 = x[..., :R].astype(jnp.float32)
         if self.interleaved:
             a, b = x32[..., 0::2], x32[..., 1::2]
         else:
             a, b = jnp.split(x32, 2, axis=-1)
         turned = a * self.cos - b * self.sin, a * self.sin + b * self.cos
-        joined = jnp.stack(turned, axis=-1).reshape(x.shape) if self.interleaved else jnp.concatenate(turned, axis=-1)
-        return joined.astype(x.dtype)
+        joined = jnp.stack(turned, axis=-1).reshape(x32.shape) if self.interleaved else jnp.concatenate(turned, axis=-1)
+        rotated = joined.astype(x.dtype)
+        return rotated if R == x.shape[-1] else jnp.concatenate([rotated, x[..., R:]], axis=-1)
 
 
 @flax.struct.dataclass
@@ -67,13 +72,16 @@ class AttentionPositions(nn.Module):
 
 
 def rotary_rates(cfg: ModelConfig, *, window: bool) -> np.ndarray:
-    """Returns the rotation rates in radians per token, float64 [H/2]: `base^(-2i/H)`, scaled by `cfg.rotary.scaling`.
+    """Returns the rotation rates in radians per token, float64 [R/2]: `base^(-2i/R)`, scaled by `cfg.rotary.scaling`.
+
+    R is `cfg.rotary_size`: H, unless only a fraction of each head is rotated.
 
     `linear` divides all rates by the factor ("Extending Context Window ... via Positional Interpolation", 2023).
     `llama3` divides rates of less than one rotation in `rotary.original_length` tokens, keeps rates of more than 4
-    rotations, and interpolates in between ("The Llama 3 Herd of Models", 2024).
+    rotations, and interpolates in between ("The Llama 3 Herd of Models", 2024). `yarn` does so between `beta_slow` and
+    `beta_fast` rotations, linearly in the index i instead of the rotations ("YaRN", 2023, section 3.2).
     """
-    rotary, exponents = cfg.rotary, -np.arange(0, cfg.head_size, 2) / cfg.head_size
+    rotary, exponents = cfg.rotary, -np.arange(0, cfg.rotary_size, 2) / cfg.rotary_size
     if window and rotary.window_base is not None:
         return rotary.window_base**exponents
     rates = rotary.base**exponents
@@ -82,21 +90,50 @@ def rotary_rates(cfg: ModelConfig, *, window: bool) -> np.ndarray:
     stretched = rates / rotary.factor
     if rotary.scaling == "linear":
         return stretched
-    turns = rates * rotary.original_length / (2 * math.pi)
-    keep = (turns - LLAMA3_LOW_FREQUENCY) / (LLAMA3_HIGH_FREQUENCY - LLAMA3_LOW_FREQUENCY)
-    keep = np.clip(keep, 0, 1)
+    keep = _yarn_kept(cfg) if rotary.scaling == "yarn" else _llama3_kept(rates, rotary.original_length)
     return keep * rates + (1 - keep) * stretched
+
+
+def _llama3_kept(rates: np.ndarray, original_length: int) -> np.ndarray:
+    """Returns the weight of the unscaled rate of each pair, float64 [R/2]."""
+    turns = rates * original_length / (2 * math.pi)
+    return np.clip((turns - LLAMA3_LOW_FREQUENCY) / (LLAMA3_HIGH_FREQUENCY - LLAMA3_LOW_FREQUENCY), 0, 1)
+
+
+def _yarn_kept(cfg: ModelConfig) -> np.ndarray:
+    """Returns the weight of the unscaled rate of each pair, float64 [R/2]: 1 for fast pairs, 0 for slow ones.
+
+    As in the authors' code, the ramp's ends are rounded outward to whole indices, and its upper end is at most R - 1.
+    """
+    rotary, R = cfg.rotary, cfg.rotary_size
+
+    def index(turns: float) -> float:
+        """Returns the (fractional) index of the pair that makes `turns` rotations in `original_length` tokens."""
+        return R * math.log(rotary.original_length / (2 * math.pi * turns)) / (2 * math.log(rotary.base))
+
+    first = max(math.floor(index(rotary.beta_fast)), 0)
+    last = max(min(math.ceil(index(rotary.beta_slow)), R - 1), first)
+    return 1 - np.clip((np.arange(R // 2) - first) / (last - first or 1e-3), 0, 1)
+
+
+def rotary_magnitude(cfg: ModelConfig, *, window: bool) -> float:
+    """Returns the factor of rotated features: YaRN's `attention_factor`, the root of its temperature; otherwise 1."""
+    rotary = cfg.rotary
+    if rotary.scaling != "yarn" or (window and rotary.window_base is not None):
+        return 1.0
+    return 0.1 * math.log(rotary.factor) + 1 if rotary.attention_factor is None else rotary.attention_factor
 
 
 class Rotary(AttentionPositions):
     """Rotary position embeddings: the score of two tokens depends only on their relative position."""
 
     def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
-        """Returns the rotation by `position * rate`."""
+        """Returns the rotation by `position * rate`, which also multiplies by `rotary_magnitude`."""
         rates = rotary_rates(self.cfg, window=window).astype(np.float32)
         angles = (positions[..., None].astype(jnp.float32) * rates)[:, :, None, :]
-        interleaved = self.cfg.rotary.pairing == "interleaved"
-        return AttentionPosition(rotation=Rotation(jnp.cos(angles), jnp.sin(angles), interleaved))
+        magnitude = rotary_magnitude(self.cfg, window=window)
+        cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
+        return AttentionPosition(rotation=Rotation(cos, sin, self.cfg.rotary.pairing == "interleaved"))
 
 
 @flax.struct.dataclass
