@@ -24,6 +24,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.embed import Embedder
 from tformer_jax.inference.encoding import encode_one
+from tformer_jax.inference.fill_mask import Fill, MaskFiller
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.score import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
@@ -34,7 +35,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.train.trained import load_trained
 
-METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "classify"}
+METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "classify", "masked_lm": "fill_mask"}
 """The method of `Run`, and the command, that uses a model, by its family."""
 
 
@@ -105,6 +106,11 @@ class Run:
         _check_texts(texts)
         return self.classifier()(self.params, texts)
 
+    def fill_mask(self, texts: Sequence[str], *, top: int = 5) -> list[list[Fill]]:
+        """Returns the `top` fills of the masks in each text, such as "a [MASK] film", the most probable one first."""
+        _check_texts(texts)
+        return list(self.mask_filler(top=top).stream(self.params, texts))
+
     def score(self, examples: Sequence[Any]) -> list[Scored]:
         """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair."""
         return list(self.scorer().stream(self.params, map(_parts, examples)))
@@ -171,6 +177,11 @@ class Run:
         if self.labels is None:
             raise ConfigError(f"{self.path} has no labels.json: its classification head is not trained")
         return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)
+
+    def mask_filler(self, *, top: int = 5) -> MaskFiller:
+        """Returns the filler of masks, which can stream any number of texts; see `MaskFiller`."""
+        self.require("fill_mask", "masked_lm")
+        return MaskFiller(self.config, self.model, self.tokenizers, top=top)
 
     def scorer(self) -> Scorer:
         """Returns the scorer, which can stream any number of texts or pairs."""

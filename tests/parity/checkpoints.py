@@ -122,7 +122,18 @@ def marian(folder: Path) -> torch.nn.Module:
 
 
 def bert(folder: Path) -> torch.nn.Module:
-    """`vocab.txt` alone, with [PAD] as the second token."""
+    """A classifier of three labels."""
+    labels = {0: "bad", 1: "good", 2: "neither"}
+    return save(folder, "BertForSequenceClassification", word_pieces(folder) | {"id2label": labels})
+
+
+def bert_masked_lm(folder: Path) -> torch.nn.Module:
+    """A masked language model with a tied head."""
+    return save(folder, "BertForMaskedLM", word_pieces(folder))
+
+
+def word_pieces(folder: Path) -> dict:
+    """Writes `vocab.txt` alone, with [PAD] as the second token; returns the config of a BERT with its vocabulary."""
     tokenizer = hf.Tokenizer(hf.models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
@@ -130,9 +141,7 @@ def bert(folder: Path) -> torch.nn.Module:
     tokenizer.train_from_iterator([text.lower() for text in TEXTS], trainer)
     vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     (folder / "vocab.txt").write_text("".join(f"{name}\n" for name, _ in vocab))
-    config = {**SIZES, "vocab_size": len(vocab), "max_position_embeddings": 32, "pad_token_id": 1}
-    labels = {0: "bad", 1: "good", 2: "neither"}
-    return save(folder, "BertForSequenceClassification", config | {"id2label": labels})
+    return {**SIZES, "vocab_size": len(vocab), "max_position_embeddings": 32, "pad_token_id": 1}
 
 
-MAKERS = {"gpt2": gpt2, "llama": llama, "t5": t5, "marian": marian, "bert": bert}
+MAKERS = {"gpt2": gpt2, "llama": llama, "t5": t5, "marian": marian, "bert": bert, "bert_masked_lm": bert_masked_lm}

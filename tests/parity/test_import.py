@@ -4,8 +4,10 @@ import contextlib
 import io
 import json
 import shutil
+import sys
 import weakref
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints
-from tformer_jax.cli import classify, embed, export_hf, generate, import_hf, score, translate
+from tformer_jax.cli import classify, embed, export_hf, fill_mask, generate, import_hf, score, translate
 from tformer_jax.cli.outputs import as_line
 from tformer_jax.config import ConfigError, read_mesh
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
@@ -148,6 +150,47 @@ def test_labels_and_embeddings_are_equal(imported, tmp_path, capsys):
     assert_close(lines, (last / last.norm(dim=1, keepdim=True)).numpy(), 1e-5)
 
 
+def test_masks_are_filled_equally(imported, tmp_path, capsys):
+    """Also several masks in a text, and in the texts of a batch of different lengths."""
+    folder, run, model = imported("bert_masked_lm")
+    texts = ["the [MASK] sat on the mat", "[MASK] and a [MASK]", "der Hund und die [MASK] and the dog sat on the log"]
+    pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=their_tokenizer(folder), top_k=3)
+    for text, fills in zip(texts, tj.load(run).fill_mask(texts, top=3), strict=True):
+        theirs = pipeline(text)
+        masks = theirs if isinstance(theirs[0], list) else [theirs]
+        assert len(fills) == 3
+        for rank, fill in enumerate(fills):
+            assert fill.tokens == tuple(found[rank]["token_str"] for found in masks)
+            expected = np.prod([found[rank]["score"] for found in masks])
+            assert abs(fill.probability - expected) < 1e-5
+            if len(masks) == 1:
+                assert fill.text == masks[0][rank]["sequence"]
+    fill_mask.main(["--run", str(run), *texts[:1], " ", "--top", "2"])
+    first, second, *blank = capsys.readouterr().out.split("\n")
+    assert [first.split("\t")[1], second.split("\t")[1]] == [found["sequence"] for found in pipeline(texts[0])[:2]]
+    assert blank == ["", "", ""]
+    (tmp_path / "texts.txt").write_text(f"{texts[1]}\n")
+    fill_mask.main(["--run", str(run), "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "a.jsonl")])
+    (record,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    assert [len(fill["tokens"]) for fill in record["fills"]] == [2] * 5
+    with pytest.raises(ConfigError, match=r"text 1: the text has no mask: write \[MASK\] where a token is to be"):
+        fill_mask.main(["--run", str(run), "the cat"])
+    with pytest.raises(ConfigError, match="top=1000: must be from 1 to"):
+        tj.load(run).fill_mask(texts, top=1000)
+
+
+def test_a_masked_language_model_is_imported_as_a_classifier_on_demand(imported, tmp_path):
+    folder, run, _ = imported("bert_masked_lm")
+    import_hf.main([str(folder), "--run", str(tmp_path / "run"), "--family", "classifier"])
+    found, expected = tj.load(tmp_path / "run"), tj.load(run)
+    assert found.config.model.family == "classifier"
+    np.testing.assert_array_equal(found.embed(PROMPTS), expected.embed(PROMPTS))
+    with pytest.raises(ConfigError, match=r"fill_mask: .* holds a classifier model; use classify"):
+        found.fill_mask(PROMPTS)
+    with pytest.raises(ConfigError, match="model_type 'llama' has no masked language model; bert has one"):
+        import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "other"), "--family", "masked_lm"])
+
+
 @pytest.mark.parametrize("kind", checkpoints.MAKERS)
 def test_the_export_is_equal(imported, kind, tmp_path):
     """Bit for bit in the arrays, and in the ids that transformers reads from the exported tokenizer."""
@@ -163,7 +206,7 @@ def test_the_export_is_equal(imported, kind, tmp_path):
         assert ours(text)["input_ids"] == theirs(text)["input_ids"]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
-        if kind != "bert" and getattr(model.config, name, None) is not None:
+        if "bert" not in kind and getattr(model.config, name, None) is not None:
             assert config[name] == getattr(model.config, name)
 
 
@@ -308,6 +351,45 @@ def test_arrays_are_read_one_by_one_onto_a_mesh(imported, monkeypatch):
     expected = tj.load(run, mesh="tensor=2").params
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     assert jax.tree.map(lambda x: x.sharding, params) == jax.tree.map(lambda x: x.sharding, expected)
+
+
+def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
+    """Only the files that are read are downloaded; pickles never are."""
+    folder, run, _ = imported("llama")
+    published = ["model.safetensors", "config.json", "tokenizer.json", "README.md", "pytorch_model.bin"]
+    published += ["onnx/config.json", "consolidated.safetensors", "vocab.txt", "source.spm", "tokenizer.model", "a.py"]
+    asked = []
+
+    def snapshot_download(name, *, allow_patterns, ignore_patterns):
+        filters = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        asked.append((name, sorted(huggingface_hub.utils.filter_repo_objects(published, **filters))))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    import_hf.main(["org/model-1.0", "--run", str(tmp_path / "run")])
+    wanted = ["config.json", "model.safetensors", "source.spm", "tokenizer.json", "tokenizer.model", "vocab.txt"]
+    assert asked == [("org/model-1.0", wanted)]
+    jax.tree.map(np.testing.assert_array_equal, tj.load(tmp_path / "run").params, tj.load(run).params)
+
+
+def test_checkpoints_that_are_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ConfigError, match=r"^org/m does not exist here, and downloading it from .* failed: .*"
+    ) as caught:
+        import_hf.main(["org/m", "--run", str(tmp_path / "run")])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(
+        ConfigError, match="missing/a/b does not exist: name a folder, a file of torch.save, or a model"
+    ):
+        import_hf.main(["missing/a/b", "--run", str(tmp_path / "run")])
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="downloading it needs huggingface_hub: pip install"):
+        import_hf.main(["org/m", "--run", str(tmp_path / "run")])
+    (tmp_path / "weights.bin").touch()
+    with pytest.raises(ConfigError, match="weights.bin is a file: name a folder, or a .pt or .pth of torch.save"):
+        import_hf.main([str(tmp_path / "weights.bin"), "--run", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_not_replaced_unasked(imported, tmp_path):

@@ -4,16 +4,18 @@ import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
 import tformer_jax as tj
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, read_mesh
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, read_mesh
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
-from tformer_jax.interop import files, generation, hf
+from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
+from tformer_jax.interop import files, generation, hf, hub, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import run_folder, weights
 
@@ -21,30 +23,69 @@ IMPORTED = "imported.json"
 PARAM_DTYPES = ("float32", "bfloat16")
 
 
-def make_run(folder: Path, run: Path, mesh: str | None = None) -> None:
-    """Makes a run folder of the checkpoint in `folder`, replacing an earlier run.
+class Imported(NamedTuple):
+    """The contents of a checkpoint."""
 
-    Args:
-        mesh: devices that hold the parameters meanwhile, as for `tj.load`; None: the first device.
+    kind: str
+    """`model_type` of config.json, or the name of a layout of state dicts."""
+    files: Sequence[Path]
+    model: ModelConfig
+    params: Any
+    tokenizers: Tokenizers
+    decode: DecodeConfig
+    labels: list[str] | None = None
+    notes: Sequence[str] = ()
+    """What to tell the user."""
+
+
+def make_run(options: argparse.Namespace) -> None:
+    """Makes the run folder `options.run` of the checkpoint `options.checkpoint`, replacing an earlier run.
 
     Raises:
         ConfigError: the checkpoint is damaged, or this package cannot represent it.
     """
+    path, run = Path(options.checkpoint), options.run
+    mesh = None if options.mesh is None else make_mesh(read_mesh(options.mesh))
+    if path.is_file():
+        found = _of_state_dict(path, options, mesh)
+    else:
+        folder = path if path.is_dir() else hub.download(options.checkpoint)
+        found = _of_folder(folder, {"mesh": mesh} | ({"family": options.family} if options.family else {}))
+    cfg = Config(name=run.name, model=found.model, data=_data(run, found.model), decode=found.decode)
+    run_folder.create(run, cfg, found.tokenizers, found.labels)
+    checksums = {file.name: _checksum(file) for file in found.files}
+    run_folder.write_json(
+        run / IMPORTED, {"model_type": found.kind, "folder": str(path.resolve()), "sha256": checksums}
+    )
+    weights.save(run, found.params, "imported", [], 0)
+    print(f"{run}: {found.kind}, {found.model.family}, vocabulary of {found.model.vocab_size:,}")
+    for note in found.notes:
+        print(note, file=sys.stderr)
+
+
+def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
+    """Reads a folder in Hugging Face's format; `settings` are of `hf.load`."""
     theirs = files.read_config(folder)
-    cfg, params, headless = _model(folder, theirs, None if mesh is None else make_mesh(read_mesh(mesh)))
-    tokenizers = _tokenizers(folder, cfg)
+    cfg, params, headless = _model(folder, theirs, settings)
+    tokenizers = _fitting(folder, load_checkpoint_tokenizers(folder), cfg)
     decode, unapplied = generation.decoding(folder, theirs, cfg)
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
-    run_folder.create(run, Config(name=run.name, model=cfg, data=_data(run, cfg), decode=decode), tokenizers, labels)
-    checksums = {path.name: _checksum(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    facts = {"model_type": theirs["model_type"], "folder": str(folder.resolve()), "sha256": checksums}
-    run_folder.write_json(run / IMPORTED, facts)
-    weights.save(run, params, "imported", [], 0)
-    print(f"{run}: {theirs['model_type']}, {cfg.family}, vocabulary of {cfg.vocab_size:,}")
-    if headless:
-        print("no classification head: a random one of two classes, to be trained", file=sys.stderr)
-    if unapplied:
-        print(f"not applied: {', '.join(unapplied)}", file=sys.stderr)
+    notes = ["no classification head: a random one of two classes, to be trained"] if headless else []
+    notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return Imported(theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes)
+
+
+def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -> Imported:
+    """Reads a file of `torch.save`, whose tokenizers are given."""
+    if path.suffix not in state_dicts.SUFFIXES:
+        raise ConfigError(f"{path} is a file: name a folder, or a {' or '.join(state_dicts.SUFFIXES)} of torch.save")
+    if not options.tokenizer:
+        raise ConfigError(f"{path} has no tokenizer: add --tokenizer FILE, or two files, of the source and the target")
+    kind, cfg, params = state_dicts.load(path, dict(options.model_args), mesh=mesh)
+    tokenizers = load_standalone_tokenizers(options.tokenizer, pair=cfg.family == "seq2seq")
+    decode = DecodeConfig(max_new_tokens=min(DecodeConfig.max_new_tokens, cfg.max_length - 1))
+    return Imported(kind, [path, *options.tokenizer], cfg, params, _fitting(path, tokenizers, cfg), decode)
 
 
 def save_run(options: argparse.Namespace) -> None:
@@ -59,39 +100,42 @@ def save_run(options: argparse.Namespace) -> None:
     why_not = save_tokenizers(options.folder, run.tokenizers, model_type, pair=family == "seq2seq")
     ids = hf.token_ids(run.tokenizers.target.special, family)
     (options.folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
-    print(f"{options.folder}: {hf.ARCHITECTURES[model_type].name}")
+    print(f"{options.folder}: {hf.architecture_of(model_type, family).name}")
     if why_not:
         print(f"without a tokenizer: {why_not}", file=sys.stderr)
 
 
-def _model(folder: Path, theirs: dict[str, Any], mesh: Mesh | None) -> tuple[ModelConfig, Any, bool]:
+def _model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:
     """Returns the config, the parameters, and whether the classification head is a new one."""
     dtype = theirs.get("dtype") or theirs.get("torch_dtype")
-    settings: dict[str, Any] = {"mesh": mesh, "param_dtype": dtype if dtype in PARAM_DTYPES else "float32"}
+    settings = {"param_dtype": dtype if dtype in PARAM_DTYPES else "float32", **settings}
     try:
         return *hf.load(folder, **settings), False
     except hf.NoHeadError:
         return *hf.load(folder, **settings, num_classes=2), True
 
 
-def _tokenizers(folder: Path, cfg: ModelConfig) -> Tokenizers:
-    tokenizers = load_checkpoint_tokenizers(folder)
-    if tokenizers.target.vocab_size > cfg.known("vocab_size"):
-        raise ConfigError(
-            f"{folder}: its tokenizer has {tokenizers.target.vocab_size} tokens, and its model only {cfg.vocab_size}"
-        )
+def _fitting(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers:
+    """Returns the tokenizers; raises `ConfigError` if one has more tokens than the model."""
+    sizes = {"vocab_size": tokenizers.target.vocab_size}
+    if cfg.family == "seq2seq":
+        sizes["source_vocab_size"] = tokenizers.source.vocab_size
+    for name, size in sizes.items():
+        if size > cfg.known(name):
+            raise ConfigError(f"{path}: its tokenizer has {size} tokens, and its model only {cfg.known(name)}")
     return tokenizers
 
 
 def _data(run: Path, cfg: ModelConfig) -> DataConfig:
     """Returns data settings that fit the model, for fine-tuning on `train.jsonl` with the tokenizers of the run."""
-    length = min(64, cfg.max_length)
+    length, batching = min(64, cfg.max_length), {"decoder_lm": "packed", "masked_lm": "windows"}
     return DataConfig(
         source="jsonl",
         train=("train.jsonl",),
         tokenizer="file",
         tokenizer_file=str(run.resolve()),
-        batching="packed" if cfg.family == "decoder_lm" else "buckets",
+        objective="masked_tokens" if cfg.family == "masked_lm" else None,
+        batching=batching.get(cfg.family, "buckets"),
         bucket_lengths=(length,),
         window=length,
     )
@@ -111,7 +155,8 @@ def _save(options: argparse.Namespace, run: tj.Run) -> str:
     imported = options.run / IMPORTED
     given = options.model_type
     if given is None and imported.exists():
-        given = json.loads(imported.read_text(encoding="utf-8"))["model_type"]
+        kind = json.loads(imported.read_text(encoding="utf-8"))["model_type"]
+        given = kind if kind in hf.ARCHITECTURES else None
     theirs = hf.token_ids(run.tokenizers.target.special, run.config.model.family)
     if run.labels is not None:
         theirs["id2label"] = {str(index): label for index, label in enumerate(run.labels)}

@@ -1,8 +1,10 @@
-"""`scripts/import_hf.py`: makes a run folder of a checkpoint in Hugging Face's format."""
+"""`scripts/import_hf.py`: makes a run folder of a checkpoint of transformers or PyTorch."""
 
 import argparse
+import ast
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tformer_jax.cli.common import add_mesh, run_path
 from tformer_jax.config import ConfigError
@@ -15,23 +17,57 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     if run_folder.holds_run(options.run) and not options.overwrite:
         raise ConfigError(f"{options.run} already holds a run: add --overwrite to replace it, or name another --run")
-    if not options.folder.is_dir():
-        raise ConfigError(f"{options.folder} is not a folder: name the local folder of a checkpoint")
     from tformer_jax.cli import checkpoints
 
-    checkpoints.make_run(options.folder, options.run, options.mesh)
+    checkpoints.make_run(options)
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = argparse.ArgumentParser(
         prog="import_hf.py",
-        description="Makes a run folder of a checkpoint in Hugging Face's format: config.json, safetensors and the "
-        f"tokenizer's files. Architectures: {', '.join(sorted(DEFAULTS))}.",
+        description="Makes a run folder of a checkpoint in Hugging Face's format (config.json, safetensors and the "
+        f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), or of a PyTorch state dict of nanoGPT or "
+        "of torch.nn.Transformer with the names of PyTorch's translation tutorial.",
         allow_abbrev=False,
     )
-    result.add_argument("folder", type=Path, metavar="FOLDER", help="local folder of the checkpoint")
+    result.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="folder, .pt file of torch.save, or model of the hub, such as org/name"
+    )
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder to make")
     add_mesh(result)
+    result.add_argument(
+        "--family",
+        choices=("classifier", "masked_lm"),
+        help="what to make of a checkpoint of BERT (default: masked_lm if it is one, else classifier)",
+    )
+    state_dict = result.add_argument_group("state dicts")
+    state_dict.add_argument(
+        "--tokenizer",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="tokenizer.json, tokenizer of a run folder, or .txt whose characters are the vocabulary; two files: of "
+        "the source and of the target",
+    )
+    state_dict.add_argument(
+        "--model-args",
+        type=_argument,
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="arguments of the model that the file lacks, such as n_head=6, nhead=8 or norm_first=True",
+    )
     result.add_argument("--overwrite", action="store_true", help="replace the run in --run")
     return result
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    """An argparse type: NAME=VALUE with a Python literal or a word."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

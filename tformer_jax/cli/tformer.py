@@ -13,6 +13,7 @@ COMMANDS = {
     "translate": "translate texts",
     "generate": "continue prompts",
     "classify": "label texts",
+    "fill_mask": "fill the masked tokens of texts",
     "score": "print log-probabilities of given texts",
     "evaluate": "evaluate a run on a split of its data",
     "embed": "embed texts as vectors",

@@ -1,7 +1,7 @@
 """Descriptions of Hugging Face architectures, by which their checkpoints are read and written."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tformer_jax.config import ConfigError, ModelConfig
@@ -36,8 +36,10 @@ class Architecture:
     """Name prefix of the base model's arrays, which checkpoints of a base model alone omit."""
     shared: str = ""
     """Name of their token embedding, of which other arrays may be copies."""
-    copies: tuple[str, ...] = ()
-    """Names of arrays that must equal `shared` if they are present."""
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names of arrays that must equal another one if they are present, and the name of that one."""
+    head_bias: str = "final_logits_bias"
+    """Name of the bias of the output head."""
 
 
 def activation(name: str) -> str:

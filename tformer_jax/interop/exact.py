@@ -17,6 +17,7 @@ ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     ("family", "seq2seq"): ("encoder_layers", "decoder_layers", "source_vocab_size"),
     ("family", "decoder_lm"): ("decoder_layers",),
     ("family", "classifier"): ("encoder_layers", "num_classes", "token_types", "pooling", "pooler"),
+    ("family", "masked_lm"): ("encoder_layers", "token_types", "head_transform"),
     ("position", "learned"): ("position_offset",),
     ("position", "rotary"): ("rotary.pairing", "rotary.base", "rotary_size", "rotary.scaling", "rotary.factor"),
     ("rotary.scaling", "llama3"): ("rotary.original_length",),
@@ -44,7 +45,7 @@ def _facts(cfg: ModelConfig) -> dict[str, Any]:
     facts = {name: attrgetter(name)(cfg) for name in names}
     facts["attention_bias"] = tuple(sorted(cfg.attention_bias))
     facts["attention_scale"] = cfg.attention_scale or 1 / math.sqrt(cfg.head_size)
-    depths = {"classifier": cfg.encoder_layers, "decoder_lm": cfg.decoder_layers}
+    depths = dict.fromkeys(("classifier", "masked_lm"), cfg.encoder_layers) | {"decoder_lm": cfg.decoder_layers}
     depth = depths.get(cfg.family, max(cfg.encoder_layers, cfg.decoder_layers))
     facts["layer_pattern"] = tuple(cfg.layer_pattern[layer % len(cfg.layer_pattern)] for layer in range(depth))
     if "window" in facts["layer_pattern"]:

@@ -16,14 +16,19 @@ from jax.sharding import Mesh
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import exact, files, mapping
 from tformer_jax.interop.architecture import Architecture
+from tformer_jax.interop.bert import BERT, BERT_MASKED_LM
 from tformer_jax.interop.decoders import DECODERS
-from tformer_jax.interop.encoders import ENCODERS
+from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.published import DEFAULTS, UNREAD
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import OWN, SpecialTokens
 
-ARCHITECTURES: dict[str, Architecture] = DECODERS | ENCODERS
+ARCHITECTURES: dict[str, Architecture] = DECODERS | ENCODER_DECODERS | {"bert": BERT}
 """Architectures by `model_type` of config.json."""
+MASKED_LMS: dict[str, Architecture] = {"bert": BERT_MASKED_LM}
+"""Architectures of masked language models, likewise."""
+PRETRAINED = {"BertForMaskedLM", "BertForPreTraining"}
+"""`architectures` of config.json whose checkpoints are read as masked language models by default."""
 
 
 class NoHeadError(ConfigError):
@@ -75,8 +80,9 @@ def token_ids(special: SpecialTokens, family: str) -> dict[str, Any]:
 def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[ModelConfig, Any]:
     """Loads the config and parameters of a checkpoint; `settings` override the config (dtype, attention_backend, ...).
 
-    A classifier's checkpoint without a classification head gets a random one if `num_classes` is in `settings`. Arrays
-    are read, converted and placed one by one.
+    A checkpoint of BERT is a masked language model if its config.json says so, else a classifier; `family` in
+    `settings` selects one. A classifier's checkpoint without a classification head gets a random one if `num_classes`
+    is in `settings`. Arrays are read, converted and placed one by one.
 
     Args:
         mesh: mesh that holds the parameters; None: the default device.
@@ -85,7 +91,7 @@ def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[Mo
         ConfigError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
     """
     hf = files.read_config(folder)
-    architecture = _architecture(str(hf.get("model_type")))
+    architecture = architecture_of(str(hf.get("model_type")), settings.get("family") or _family(hf))
     arrays = _named(files.read_arrays(folder), architecture)
     read = _settings(hf, arrays, architecture)
     if read["family"] == "classifier" and "classifier.weight" not in arrays:
@@ -106,7 +112,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     """
     from safetensors.numpy import save_file
 
-    architecture = _architecture(model_type)
+    architecture = architecture_of(model_type, cfg.family)
     arrays = mapping.to_theirs(architecture.rules(cfg), params)
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(OWN, cfg.family) | architecture.config(cfg) | theirs
@@ -116,12 +122,26 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _architecture(model_type: str) -> Architecture:
+def architecture_of(model_type: str, family: str | None = None) -> Architecture:
+    """Returns the architecture of a `model_type` for our model family; None: of any family but "masked_lm".
+
+    Raises:
+        ConfigError: there is none.
+    """
     if model_type not in ARCHITECTURES:
         raise ConfigError(
             f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
-    return ARCHITECTURES[model_type]
+    if family != "masked_lm":
+        return ARCHITECTURES[model_type]
+    if model_type not in MASKED_LMS:
+        raise ConfigError(f"model_type {model_type!r} has no masked language model; {', '.join(MASKED_LMS)} has one")
+    return MASKED_LMS[model_type]
+
+
+def _family(hf: dict[str, Any]) -> str | None:
+    """Returns "masked_lm" for the config.json of a masked language model, else None."""
+    return "masked_lm" if PRETRAINED & set(hf.get("architectures") or ()) else None
 
 
 def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture: Architecture) -> dict[str, Any]:
@@ -138,7 +158,7 @@ def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture
     if untied and "lm_head.weight" not in arrays:
         raise ConfigError("this checkpoint cannot be read: tie_word_embeddings=False, but it has no lm_head.weight")
     read["tie_embeddings"] = _tied(read["family"], arrays, architecture)
-    read["output_bias"] = "final_logits_bias" in arrays
+    read["output_bias"] = architecture.head_bias in arrays
     if read["family"] == "classifier":
         read["pooler"] = "bert.pooler.dense.weight" in arrays
     return read
@@ -159,10 +179,11 @@ def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], a
 
 def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
     """Returns `tie_embeddings`, and removes copies of the embedding from `arrays`."""
-    for name in [name for name in architecture.copies if name in arrays]:
-        if not _equal(arrays, name, architecture.shared):
-            raise ConfigError(f"this checkpoint cannot be read: {name} differs from {architecture.shared}")
-        del arrays[name]
+    for name, original in architecture.copies.items():
+        if name in arrays:
+            if not _equal(arrays, name, original):
+                raise ConfigError(f"this checkpoint cannot be read: {name} differs from {original}")
+            del arrays[name]
     if family == "classifier":
         return "none"
     own_head = "lm_head.weight" in arrays

@@ -58,6 +58,23 @@ class Rule:
     layout: Layout = SAME
 
 
+Part = tuple[str, str, Layout]
+"""The fields of a rule whose names lack their beginnings."""
+
+AFFINE: tuple[Part, ...] = (("kernel", "weight", kernel()), ("bias", "bias", FLAT))
+NORM: tuple[Part, ...] = (("scale", "weight", SAME), ("bias", "bias", SAME))
+
+
+def parts(ours: str, theirs: str, leaves: Iterable[Part]) -> tuple[Part, ...]:
+    """Returns the parts of a module from those of its parameters."""
+    return tuple((f"{ours}/{leaf}", f"{theirs}.{name}", layout) for leaf, name, layout in leaves)
+
+
+def rules_below(ours: str, theirs: str, parts: Iterable[Part]) -> tuple[Rule, ...]:
+    """Returns the rules of parts, given the beginnings of their names."""
+    return tuple(Rule(f"{ours}{a}", f"{theirs}{b}", layout) for a, b, layout in parts)
+
+
 def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Collection[str] = ()) -> Any:
     """Converts their arrays to our parameters, a tree like `shapes` (of `jax.ShapeDtypeStruct`).
 

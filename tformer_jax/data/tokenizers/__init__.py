@@ -3,7 +3,7 @@
 from tformer_jax.data.tokenizers.base import FIRST, Decoder, Tokenizer, ordinary, token_texts
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.dropout import BpeDropout, is_bpe
-from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
+from tformer_jax.data.tokenizers.extended import ExtendedTokenizer, mask_of
 from tformer_jax.data.tokenizers.normalization import normalizer, signature
 from tformer_jax.data.tokenizers.pair import Tokenizers, from_json
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -18,6 +18,7 @@ __all__ = [
     "from_json",
     "is_bpe",
     "load_checkpoint_tokenizers",
+    "mask_of",
     "normalizer",
     "ordinary",
     "signature",

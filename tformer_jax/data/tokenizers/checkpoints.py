@@ -71,7 +71,7 @@ def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings:
 
 def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
     tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return _of_library(tokenizer, settings, read_json(folder / "tokenizer_config.json", {}))
+    return of_library(tokenizer, settings, read_json(folder / "tokenizer_config.json", {}))
 
 
 def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
@@ -97,11 +97,16 @@ def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
     tokenizer.post_processor = hf.processors.TemplateProcessing(
         single="{} $A {}".format(*ends), special_tokens=[(name, vocab[name]) for name in ends]
     )
-    return _of_library(tokenizer, settings, {f"{role}_token": name for role, name in names.items()})
+    return of_library(tokenizer, settings, {f"{role}_token": name for role, name in names.items()})
 
 
-def _of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> Tokenizers:
-    """Wraps a tokenizer, given the settings of `tokenizer_config.json`, as transformers does."""
+def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> Tokenizers:
+    """Wraps a tokenizer as transformers does.
+
+    Args:
+        settings: ids of special tokens, as in config.json.
+        options: settings of tokenizer_config.json.
+    """
     tokenizer.no_truncation()
     tokenizer.no_padding()
     roles = _named(options)

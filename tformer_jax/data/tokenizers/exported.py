@@ -6,6 +6,7 @@ from typing import Any
 
 import tokenizers as hf
 
+from tformer_jax.data.tokenizers.extended import mask_of
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
@@ -68,4 +69,6 @@ def _roles(special: SpecialTokens) -> dict[str, Any]:
     """Returns the names of special tokens by their roles, as in `tokenizer_config.json`."""
     ids = dict(zip(ROLES, (special.bos, special.ends[0], special.unknown, special.pad), strict=True))
     found = {f"{role}_token": special.name(i) for role, i in ids.items() if i is not None}
+    if mask := mask_of(special):
+        found["mask_token"] = mask[1]
     return {role: name for role, name in found.items() if name is not None}

@@ -6,6 +6,7 @@ from typing import Any
 
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.special_tokens import SpecialTokens
 
 MASK = "<mask>"
 SENTINEL_TOKENS = tuple(f"<extra_id_{number}>" for number in range(SENTINELS))
@@ -14,6 +15,11 @@ SYNONYMS = {MASK: "[MASK]"}
 """Other names of these tokens in published vocabularies."""
 ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoising": (MASK,)}
 """Special tokens that each `data.objective` needs."""
+
+
+def mask_of(special: SpecialTokens) -> tuple[int, str] | None:
+    """Returns the id and the name of the mask token; None if there is none."""
+    return next(((i, name) for i, name in special.names if name in (MASK, SYNONYMS[MASK])), None)
 
 
 class ExtendedTokenizer:

@@ -1,93 +1,12 @@
-"""Hugging Face's models with an encoder: BERT (classification), T5, BART, Marian."""
+"""Hugging Face's encoder-decoder models: T5, BART, Marian."""
 
 from typing import Any
 
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, activation, check, refuse, written
-from tformer_jax.interop.mapping import FLAT, ROW, SAME, Layout, Rule, kernel
+from tformer_jax.interop.mapping import AFFINE, NORM, ROW, SAME, Part, Rule, kernel, parts, rules_below
 
 Settings = dict[str, Any]
-Part = tuple[str, str, Layout]
-
-_AFFINE = (("kernel", "weight", kernel()), ("bias", "bias", FLAT))
-_NORM = (("scale", "weight", SAME), ("bias", "bias", SAME))
-
-
-def _parts(ours: str, theirs: str, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
-    return tuple((f"{ours}/{leaf}", f"{theirs}.{name}", layout) for leaf, name, layout in leaves)
-
-
-def _rules(ours: str, theirs: str, parts: tuple[Part, ...]) -> tuple[Rule, ...]:
-    return tuple(Rule(f"{ours}{a}", f"{theirs}{b}", layout) for a, b, layout in parts)
-
-
-_BERT_LAYER = (
-    *_parts("self_attention/query", "attention.self.query", _AFFINE),
-    *_parts("self_attention/key", "attention.self.key", _AFFINE),
-    *_parts("self_attention/value", "attention.self.value", _AFFINE),
-    ("self_attention/output/kernel", "attention.output.dense.weight", kernel(2)),
-    ("self_attention/output/bias", "attention.output.dense.bias", SAME),
-    *_parts("self_attention_residual/norm", "attention.output.LayerNorm", _NORM),
-    *_parts("ffn/expand", "intermediate.dense", _AFFINE),
-    *_parts("ffn/contract", "output.dense", _AFFINE),
-    *_parts("ffn_residual/norm", "output.LayerNorm", _NORM),
-)
-_BERT = (
-    Rule("embedding/embedding", "bert.embeddings.word_embeddings.weight"),
-    Rule("input/positions/embedding", "bert.embeddings.position_embeddings.weight"),
-    Rule("input/types", "bert.embeddings.token_type_embeddings.weight"),
-    *_rules("input/norm/", "bert.embeddings.LayerNorm.", _NORM),
-    *_rules("pooler/", "bert.pooler.dense.", _AFFINE),
-    *_rules("head/", "classifier.", _AFFINE),
-    *_rules("encoder/layers_{i}/", "bert.encoder.layer.{i}.", _BERT_LAYER),
-)
-
-
-def _bert_settings(hf: Settings) -> Settings:
-    refuse(hf, position_embedding_type="absolute", is_decoder=False)
-    return {
-        "family": "classifier",
-        "vocab_size": hf["vocab_size"],
-        "num_classes": len(hf.get("id2label") or [0, 1]),
-        "max_length": hf["max_position_embeddings"],
-        "dim": hf["hidden_size"],
-        "encoder_layers": hf["num_hidden_layers"],
-        "num_heads": hf["num_attention_heads"],
-        "ffn_dim": hf["intermediate_size"],
-        "activation": activation(hf["hidden_act"]),
-        "norm_placement": "post",
-        "norm_eps": hf["layer_norm_eps"],
-        "position": "learned",
-        "embedding_norm": True,
-        "token_types": hf["type_vocab_size"],
-        "scale_embeddings": False,
-        "pooling": "first",
-        "pooler": True,
-        "dropout": hf["hidden_dropout_prob"],
-        "attention_dropout": hf["attention_probs_dropout_prob"],
-        "initializer": "normal",
-        "init_std": hf["initializer_range"],
-    }
-
-
-def _bert_config(cfg: ModelConfig) -> Settings:
-    if not cfg.pooler:
-        raise ConfigError("model_type 'bert' cannot hold this model: model.pooler=False")
-    return {
-        "vocab_size": cfg.vocab_size,
-        "id2label": {str(label): f"LABEL_{label}" for label in range(cfg.known("num_classes"))},
-        "max_position_embeddings": cfg.max_length,
-        "hidden_size": cfg.dim,
-        "num_hidden_layers": cfg.encoder_layers,
-        "num_attention_heads": cfg.num_heads,
-        "intermediate_size": cfg.ffn_dim,
-        "hidden_act": written(cfg.activation),
-        "layer_norm_eps": cfg.norm_eps,
-        "type_vocab_size": cfg.token_types,
-        "hidden_dropout_prob": cfg.dropout,
-        "attention_probs_dropout_prob": cfg.attention_dropout,
-        "initializer_range": cfg.init_std,
-    }
 
 
 def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:
@@ -130,8 +49,8 @@ def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
         Rule("decoder/norm/scale", "decoder.final_layer_norm.weight"),
         Rule("encoder/attention_positions/embedding", f"encoder.{_T5_BIAS}"),
         Rule("decoder/attention_positions/embedding", f"decoder.{_T5_BIAS}"),
-        *_rules("encoder/layers_{i}/", "encoder.block.{i}.", (*_T5_SELF, *_t5_ffn(1), hidden(1))),
-        *_rules("decoder/layers_{i}/", "decoder.block.{i}.", (*_T5_SELF, *_T5_CROSS, *_t5_ffn(2), hidden(2))),
+        *rules_below("encoder/layers_{i}/", "encoder.block.{i}.", (*_T5_SELF, *_t5_ffn(1), hidden(1))),
+        *rules_below("decoder/layers_{i}/", "decoder.block.{i}.", (*_T5_SELF, *_T5_CROSS, *_t5_ffn(2), hidden(2))),
     )
 
 
@@ -193,27 +112,27 @@ def _t5_config(cfg: ModelConfig) -> Settings:
 
 def _bart_attention(ours: str, theirs: str) -> tuple[Part, ...]:
     return (
-        *_parts(f"{ours}/query", f"{theirs}.q_proj", _AFFINE),
-        *_parts(f"{ours}/key", f"{theirs}.k_proj", _AFFINE),
-        *_parts(f"{ours}/value", f"{theirs}.v_proj", _AFFINE),
+        *parts(f"{ours}/query", f"{theirs}.q_proj", AFFINE),
+        *parts(f"{ours}/key", f"{theirs}.k_proj", AFFINE),
+        *parts(f"{ours}/value", f"{theirs}.v_proj", AFFINE),
         (f"{ours}/output/kernel", f"{theirs}.out_proj.weight", kernel(2)),
         (f"{ours}/output/bias", f"{theirs}.out_proj.bias", SAME),
-        *_parts(f"{ours}_residual/norm", f"{theirs}_layer_norm", _NORM),
+        *parts(f"{ours}_residual/norm", f"{theirs}_layer_norm", NORM),
     )
 
 
 _BART_FFN = (
-    *_parts("ffn/expand", "fc1", _AFFINE),
-    *_parts("ffn/contract", "fc2", _AFFINE),
-    *_parts("ffn_residual/norm", "final_layer_norm", _NORM),
+    *parts("ffn/expand", "fc1", AFFINE),
+    *parts("ffn/contract", "fc2", AFFINE),
+    *parts("ffn_residual/norm", "final_layer_norm", NORM),
 )
 _BART_SELF = _bart_attention("self_attention", "self_attn")
 _MARIAN = (
     Rule("target_embedding/embedding", "model.shared.weight"),
     Rule("head/bias", "final_logits_bias", ROW),
     Rule("head/kernel", "lm_head.weight", kernel()),
-    *_rules("encoder/layers_{i}/", "model.encoder.layers.{i}.", (*_BART_SELF, *_BART_FFN)),
-    *_rules(
+    *rules_below("encoder/layers_{i}/", "model.encoder.layers.{i}.", (*_BART_SELF, *_BART_FFN)),
+    *rules_below(
         "decoder/layers_{i}/",
         "model.decoder.layers.{i}.",
         (*_BART_SELF, *_bart_attention("cross_attention", "encoder_attn"), *_BART_FFN),
@@ -223,8 +142,8 @@ _BART = (
     *_MARIAN,
     Rule("source_input/positions/embedding", "model.encoder.embed_positions.weight"),
     Rule("target_input/positions/embedding", "model.decoder.embed_positions.weight"),
-    *_rules("source_input/norm/", "model.encoder.layernorm_embedding.", _NORM),
-    *_rules("target_input/norm/", "model.decoder.layernorm_embedding.", _NORM),
+    *rules_below("source_input/norm/", "model.encoder.layernorm_embedding.", NORM),
+    *rules_below("target_input/norm/", "model.decoder.layernorm_embedding.", NORM),
 )
 
 
@@ -281,19 +200,11 @@ def _marian_config(cfg: ModelConfig) -> Settings:
     }
 
 
-_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-_MODEL_EMBEDDINGS = tuple(f"model.{name}" for name in _EMBEDDINGS)
+_EMBEDDINGS = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight")
+_MODEL_EMBEDDINGS = {f"model.{copy}": f"model.{name}" for copy, name in _EMBEDDINGS.items()}
 _POSITIONS = (r"model\.(en|de)coder\.embed_positions\.weight",)
 
-ENCODERS = {
-    "bert": Architecture(
-        "BertForSequenceClassification",
-        _bert_settings,
-        _bert_config,
-        lambda cfg: _BERT,
-        (r".*position_ids", r"cls\..*"),
-        "bert.",
-    ),
+ENCODER_DECODERS = {
     "t5": Architecture(
         "T5ForConditionalGeneration", _t5_settings, _t5_config, _t5_rules, shared="shared.weight", copies=_EMBEDDINGS
     ),

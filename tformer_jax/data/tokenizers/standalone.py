@@ -1,0 +1,71 @@
+"""Tokenizers of checkpoints that come without them, such as state dicts."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers as hf
+
+from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.checkpoints import of_library
+from tformer_jax.data.tokenizers.pair import Tokenizers, load_file
+from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
+from tformer_jax.special_tokens import SpecialTokens
+
+ROLES = {
+    "bos": ("<s>", "<bos>", "[BOS]", "<sos>", "<|endoftext|>", "[CLS]"),
+    "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
+    "pad": ("<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+"""Names of special tokens; the first one that a vocabulary has is taken."""
+
+
+def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenizers:
+    """Reads one tokenizer, or those of the source and the target.
+
+    A file is a `tokenizer.json`, a tokenizer of a run folder, or a `.txt`: the text whose sorted characters are the
+    vocabulary, without special tokens, as nanoGPT's character-level data has. The decoder of a pair starts with BOS,
+    and targets have no other tokens around them than EOS.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    source, target = _load(files[0]), _load(files[-1])
+    if pair and isinstance(target, CheckpointTokenizer):
+        target.special = dataclasses.replace(target.special, before=(), after=())
+    return Tokenizers(source, target)
+
+
+def _load(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: name the file of a tokenizer")
+    if path.suffix == ".txt":
+        return characters(path.read_text(encoding="utf-8"))
+    if path.read_bytes().startswith(b'{"kind"'):
+        return load_file(path)
+    try:
+        tokenizer = hf.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{path} is not a valid tokenizer ({error})") from error
+    vocab = tokenizer.get_vocab()
+    found = {role: name for role, names in ROLES.items() for name in reversed(names) if name in vocab}
+    if "eos" not in found:
+        raise ConfigError(f"{path} has no end token: one of {', '.join(ROLES['eos'])}")
+    ids = {f"{role}_token_id": tokenizer.token_to_id(name) for role, name in found.items()}
+    return of_library(tokenizer, ids, {f"{role}_token": name for role, name in found.items()}).target
+
+
+def characters(text: str) -> CheckpointTokenizer:
+    """Returns the tokenizer whose ids are the positions of the sorted characters of a text; it drops others.
+
+    Its end token is outside of the vocabulary: texts end only at their maximum length.
+    """
+    vocab = {character: number for number, character in enumerate(sorted(set(text)))}
+    tokenizer = hf.Tokenizer(hf.models.BPE(vocab, []))
+    tokenizer.decoder = hf.decoders.Fuse()
+    end = len(vocab)
+    return CheckpointTokenizer(
+        tokenizer, SpecialTokens(names=(), start=end, ends=(end,), bos=None, pad=None, unknown=None, never=())
+    )

@@ -1,0 +1,124 @@
+"""Fills the masked tokens of texts with a masked language model."""
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.tokenizers import Tokenizers, mask_of
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows, power_of_two
+from tformer_jax.inference.encoding import LongTexts, TextError
+from tformer_jax.nn.sharding import replicate
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
+from tformer_jax.special_tokens import PAD
+
+
+class Fill(NamedTuple):
+    """A text whose masks are filled."""
+
+    text: str
+    tokens: tuple[str, ...]
+    """The token of each mask, as text."""
+    probability: float
+    """The product of the probabilities of the tokens, each given the text with all its masks."""
+
+
+class MaskFiller:
+    """Fills masks with a `MaskedLM` model.
+
+    Args:
+        top: number of fills per text; the n-th one has the n-th most probable token of each mask.
+
+    Raises:
+        ConfigError: the tokenizer has no mask token, or there are fewer than `top` tokens.
+    """
+
+    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, top: int):
+        self.cfg, self.model, self.top, self._tokenizer = cfg, model, top, tokenizers.target
+        mask = mask_of(self._tokenizer.special)
+        if mask is None:
+            raise ConfigError("the tokenizer of this run has no mask token")
+        if not 1 <= top <= cfg.model.known("vocab_size"):
+            raise ConfigError(f"top={top}: must be from 1 to {cfg.model.vocab_size}, the vocabulary size")
+        self._mask, self._name = mask
+
+    def stream(
+        self, params: Any, texts: Iterable[str], *, skip: int = 0, long_texts: LongTexts | None = None
+    ) -> Iterator[list[Fill]]:
+        """Yields the `top` fills of each text, the most probable one first, in order; none for a blank text.
+
+        Arguments and errors are as in `Translator.stream`.
+
+        Raises:
+            TextError: a text has no mask.
+        """
+        special, fit = self._tokenizer.special, (long_texts or LongTexts()).fit
+        limit = self.cfg.model.max_length - special.added
+
+        def encode(index: int, text: str) -> list[int]:
+            ids = fit(index, self._encode(text), limit, "text") or []
+            if ids and self._mask not in ids:
+                raise TextError(index, f"the text has no mask: write {self._name} where a token is to be predicted")
+            return special.whole(ids) if ids else []
+
+        size = WINDOW * self.cfg.eval.batch_size
+        return in_chunks(texts, encode, functools.partial(self._fill, params), skip=skip, size=size)
+
+    def _encode(self, text: str) -> list[int]:
+        """Encodes a text in which the name of the mask token is that token, for any tokenizer."""
+        ids = self._tokenizer.encode(text)
+        if self._mask in ids or self._name not in text:
+            return ids
+        first, *others = map(self._tokenizer.encode, text.split(self._name))
+        return first + [token for part in others for token in (self._mask, *part)]
+
+    def _fill(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[list[Fill]]:
+        mesh = mesh_of(params)
+        masks = [[at for at, token in enumerate(row) if token == self._mask] for row in rows]
+        most = power_of_two(max(map(len, masks), default=1))
+
+        def run(tokens: np.ndarray, indices: np.ndarray) -> Iterator[list[Fill]]:
+            positions = np.maximum(pad_rows([masks[index] for index in indices], len(indices), most), 0)
+            with everywhere(mesh):
+                batch = shard_batch(mesh, {"tokens": tokens, "positions": positions})
+                found = jax.device_get(candidates(self.model, params, **batch, top=self.top))
+            for index, probabilities, ids in zip(indices, *found, strict=True):
+                count = len(masks[index])
+                yield self._fills(rows[index], masks[index], probabilities[:count], ids[:count])
+
+        return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=self.cfg.model.max_length)
+
+    def _fills(self, row: list[int], masks: list[int], probabilities: np.ndarray, ids: np.ndarray) -> list[Fill]:
+        """Returns the fills of a row, given the candidates of each mask, [masks, top]; none without masks."""
+        special, fills = self._tokenizer.special, []
+        for rank in range(self.top if masks else 0):
+            filled = dict(zip(masks, ids[:, rank].tolist(), strict=True))
+            tokens = [filled.get(at, token) for at, token in enumerate(row)]
+            text = self._tokenizer.decode(tokens[len(special.before) : len(tokens) - len(special.after)])
+            names = tuple(special.name(token) or self._tokenizer.decode([token]) for token in filled.values())
+            fills.append(Fill(text, names, float(probabilities[:, rank].prod())))
+        return fills
+
+
+@functools.partial(jax.jit, static_argnames=("model", "top"))
+def candidates(
+    model: nn.Module, params: Any, tokens: jax.Array, positions: jax.Array, *, top: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the most probable tokens at some positions.
+
+    Args:
+        tokens: int [B, S] with PAD on the right.
+        positions: int [B, M].
+
+    Returns:
+        Probabilities, float32 [B, M, top], in descending order, and token ids, int32 [B, M, top].
+    """
+    x: Any = model.apply({"params": params}, tokens, tokens != PAD, right_padded=True, method="features")
+    chosen = jnp.take_along_axis(x, positions[..., None], axis=1)
+    logits: Any = model.apply({"params": params}, chosen, method="logits")
+    return jax.tree.map(replicate, tuple(jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top)))

@@ -1,0 +1,117 @@
+"""Hugging Face's BERT: as a classifier, which needs no head to embed texts, and as a masked language model."""
+
+from typing import Any
+
+from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.interop.architecture import Architecture, activation, refuse, written
+from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Rule, kernel, parts, rules_below
+
+Settings = dict[str, Any]
+
+_LAYER = (
+    *parts("self_attention/query", "attention.self.query", AFFINE),
+    *parts("self_attention/key", "attention.self.key", AFFINE),
+    *parts("self_attention/value", "attention.self.value", AFFINE),
+    ("self_attention/output/kernel", "attention.output.dense.weight", kernel(2)),
+    ("self_attention/output/bias", "attention.output.dense.bias", SAME),
+    *parts("self_attention_residual/norm", "attention.output.LayerNorm", NORM),
+    *parts("ffn/expand", "intermediate.dense", AFFINE),
+    *parts("ffn/contract", "output.dense", AFFINE),
+    *parts("ffn_residual/norm", "output.LayerNorm", NORM),
+)
+_EMBEDDING = "bert.embeddings.word_embeddings.weight"
+_ENCODER = (
+    Rule("embedding/embedding", _EMBEDDING),
+    Rule("input/positions/embedding", "bert.embeddings.position_embeddings.weight"),
+    Rule("input/types", "bert.embeddings.token_type_embeddings.weight"),
+    *rules_below("input/norm/", "bert.embeddings.LayerNorm.", NORM),
+    *rules_below("encoder/layers_{i}/", "bert.encoder.layer.{i}.", _LAYER),
+)
+_CLASSIFIER = (
+    *_ENCODER,
+    *rules_below("pooler/", "bert.pooler.dense.", AFFINE),
+    *rules_below("head/", "classifier.", AFFINE),
+)
+_MASKED_LM = (
+    *_ENCODER,
+    *rules_below("transform/", "cls.predictions.transform.dense.", AFFINE),
+    *rules_below("transform_norm/", "cls.predictions.transform.LayerNorm.", NORM),
+    Rule("head/bias", "cls.predictions.bias"),
+)
+
+
+def _encoder_settings(hf: Settings) -> Settings:
+    refuse(hf, position_embedding_type="absolute", is_decoder=False)
+    return {
+        "vocab_size": hf["vocab_size"],
+        "max_length": hf["max_position_embeddings"],
+        "dim": hf["hidden_size"],
+        "encoder_layers": hf["num_hidden_layers"],
+        "num_heads": hf["num_attention_heads"],
+        "ffn_dim": hf["intermediate_size"],
+        "activation": activation(hf["hidden_act"]),
+        "norm_placement": "post",
+        "norm_eps": hf["layer_norm_eps"],
+        "position": "learned",
+        "embedding_norm": True,
+        "token_types": hf["type_vocab_size"],
+        "scale_embeddings": False,
+        "dropout": hf["hidden_dropout_prob"],
+        "attention_dropout": hf["attention_probs_dropout_prob"],
+        "initializer": "normal",
+        "init_std": hf["initializer_range"],
+    }
+
+
+def _classifier_settings(hf: Settings) -> Settings:
+    head = {"num_classes": len(hf.get("id2label") or [0, 1]), "pooling": "first", "pooler": True}
+    return _encoder_settings(hf) | head | {"family": "classifier"}
+
+
+def _masked_lm_settings(hf: Settings) -> Settings:
+    refuse(hf, tie_word_embeddings=True)
+    return _encoder_settings(hf) | {"family": "masked_lm", "head_transform": True}
+
+
+def _encoder_config(cfg: ModelConfig) -> Settings:
+    return {
+        "vocab_size": cfg.vocab_size,
+        "max_position_embeddings": cfg.max_length,
+        "hidden_size": cfg.dim,
+        "num_hidden_layers": cfg.encoder_layers,
+        "num_attention_heads": cfg.num_heads,
+        "intermediate_size": cfg.ffn_dim,
+        "hidden_act": written(cfg.activation),
+        "layer_norm_eps": cfg.norm_eps,
+        "type_vocab_size": cfg.token_types,
+        "hidden_dropout_prob": cfg.dropout,
+        "attention_probs_dropout_prob": cfg.attention_dropout,
+        "initializer_range": cfg.init_std,
+    }
+
+
+def _classifier_config(cfg: ModelConfig) -> Settings:
+    if not cfg.pooler:
+        raise ConfigError("model_type 'bert' cannot hold this model: model.pooler=False")
+    labels = {str(label): f"LABEL_{label}" for label in range(cfg.known("num_classes"))}
+    return _encoder_config(cfg) | {"id2label": labels}
+
+
+BERT = Architecture(
+    "BertForSequenceClassification",
+    _classifier_settings,
+    _classifier_config,
+    lambda cfg: _CLASSIFIER,
+    (r".*position_ids", r"cls\..*"),
+    "bert.",
+)
+BERT_MASKED_LM = Architecture(
+    "BertForMaskedLM",
+    _masked_lm_settings,
+    _encoder_config,
+    lambda cfg: _MASKED_LM,
+    (r".*position_ids", r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
+    "bert.",
+    copies={"cls.predictions.decoder.weight": _EMBEDDING, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+    head_bias="cls.predictions.bias",
+)

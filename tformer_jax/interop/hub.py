@@ -1,0 +1,34 @@
+"""Downloads checkpoints from the Hugging Face hub."""
+
+import re
+from pathlib import Path
+
+from tformer_jax.config import ConfigError
+
+NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+FILES = ("*.safetensors", "*.json", "*.txt", "*.spm", "*.model")
+OTHERS = ("*/*", "consolidated*")
+"""Patterns of files that are not downloaded: those of other libraries, which repeat the arrays."""
+
+
+def download(name: str) -> Path:
+    """Downloads the safetensors, JSON and tokenizer files of a repository, and returns the folder in the hub's cache.
+
+    Raises:
+        ConfigError: `name` is not a name such as "org/model", or the download fails.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name} does not exist: name a folder, a file of torch.save, or a model of the hub")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} does not exist here, and downloading it needs huggingface_hub: pip install 'tformer_jax[interop]'"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)))
+    except Exception as error:  # the library's own types, those of its HTTP client, and OSError
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError(
+            f"{name} does not exist here, and downloading it from the Hugging Face hub failed: {reason}"
+        ) from error

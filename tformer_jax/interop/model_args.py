@@ -1,0 +1,47 @@
+"""Sizes of the models of state dicts: most are those of the arrays, the others are given as "model_args"."""
+
+import re
+from typing import Any
+
+from tformer_jax.config import ConfigError
+from tformer_jax.interop.files import StoredArrays
+
+Settings = dict[str, Any]
+
+REQUIRED = None
+"""Default of an argument that must be given."""
+
+
+def checked(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
+    """Returns the given arguments, with defaults.
+
+    Args:
+        arrays: arguments that the arrays determine, which may be given as well.
+
+    Raises:
+        ConfigError: an argument is unknown or missing, or contradicts the arrays.
+    """
+    for name, value in given.items():
+        if name not in arrays and name not in defaults:
+            known = ", ".join([*arrays, *defaults])
+            raise ConfigError(f"model_args: {name}={value!r} is not supported; supported are {known}")
+        if name in arrays and arrays[name] != value:
+            raise ConfigError(f"model_args: {name}={value!r}, but the arrays have {arrays[name]!r}")
+    found = defaults | given
+    for name, default in defaults.items():
+        if default is REQUIRED and found[name] is REQUIRED:
+            raise ConfigError(f"model_args: {name} is missing, and no array shows it: add --model-args {name}=...")
+    return found
+
+
+def shape(arrays: StoredArrays, name: str) -> tuple[int, ...]:
+    """Returns the shape of an array."""
+    if name not in arrays:
+        raise ConfigError(f"the checkpoint has no {name!r}")
+    found: tuple[int, ...] = arrays[name].shape
+    return found
+
+
+def depth(arrays: StoredArrays, pattern: str) -> int:
+    """Returns the number of layers, given a pattern of names whose group is the number of a layer."""
+    return 1 + max((int(found[1]) for name in arrays if (found := re.match(pattern, name))), default=-1)

@@ -1,0 +1,66 @@
+"""nanoGPT's state dicts: GPT-2 with `nn.Linear`, the exact GELU, and biases that may be absent."""
+
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.interop.files import StoredArrays
+from tformer_jax.interop.mapping import AFFINE, FLAT, NORM, SAME, Rule, kernel, parts, rules_below
+from tformer_jax.interop.model_args import REQUIRED, checked, depth, shape
+
+HAS = "transformer.h.0.attn.c_attn.weight"
+BUFFERS = (r"transformer\.h\.\d+\.attn\.bias",)
+_EMBEDDING, _HEAD = "transformer.wte.weight", "lm_head.weight"
+RULES = (
+    Rule("embedding/embedding", _EMBEDDING),
+    Rule("input/positions/embedding", "transformer.wpe.weight"),
+    Rule("head/kernel", _HEAD, kernel()),
+    *rules_below("decoder/norm/", "transformer.ln_f.", NORM),
+    *rules_below(
+        "decoder/layers_{i}/",
+        "transformer.h.{i}.",
+        (
+            *parts("self_attention_residual/norm", "ln_1", NORM),
+            *parts("self_attention/qkv", "attn.c_attn", AFFINE),
+            ("self_attention/output/kernel", "attn.c_proj.weight", kernel(2)),
+            ("self_attention/output/bias", "attn.c_proj.bias", SAME),
+            *parts("ffn_residual/norm", "ln_2", NORM),
+            *parts("ffn/expand", "mlp.c_fc", AFFINE),
+            ("ffn/contract/kernel", "mlp.c_proj.weight", kernel()),
+            ("ffn/contract/bias", "mlp.c_proj.bias", FLAT),
+        ),
+    ),
+)
+
+
+def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
+    """Returns our settings, given `model_args`; removes the head from `arrays` if it is the embedding."""
+    vocab_size, dim = shape(arrays, _EMBEDDING)
+    length, ffn_dim = (shape(arrays, f"transformer.{name}.weight")[0] for name in ("wpe", "h.0.mlp.c_fc"))
+    layers, bias = depth(arrays, r"transformer\.h\.(\d+)\."), "transformer.ln_f.bias" in arrays
+    sizes = {"n_layer": layers, "n_embd": dim, "block_size": length, "vocab_size": vocab_size, "bias": bias}
+    found = checked(args, sizes, {"n_head": REQUIRED, "dropout": 0.0})
+    tied = _HEAD not in arrays or np.array_equal(arrays[_HEAD], arrays[_EMBEDDING])
+    if tied and _HEAD in arrays:
+        del arrays[_HEAD]
+    return {
+        "family": "decoder_lm",
+        "vocab_size": vocab_size,
+        "max_length": length,
+        "dim": dim,
+        "decoder_layers": layers,
+        "num_heads": found["n_head"],
+        "ffn_dim": ffn_dim,
+        "attention_projections": "fused_qkv",
+        "attention_bias": ("query", "key", "value", "output") if bias else (),
+        "ffn_bias": bias,
+        "norm_bias": bias,
+        "activation": "gelu",
+        "position": "learned",
+        "tie_embeddings": "output" if tied else "none",
+        "scale_embeddings": False,
+        "dropout": found["dropout"],
+        "attention_dropout": found["dropout"],
+        "initializer": "normal",
+        "scale_residual_init": True,
+    }

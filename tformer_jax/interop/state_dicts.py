@@ -1,0 +1,122 @@
+"""Loads PyTorch state dicts of nanoGPT and of models built from `torch.nn.Transformer`.
+
+The file is one of `torch.save`: a state dict, or a dictionary with one under "model" or "state_dict", and perhaps with
+"model_args". It is read by `torch.load(..., weights_only=True)`, which creates tensors and plain values only.
+"""
+
+import functools
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.interop import mapping, nanogpt, torch_transformer
+from tformer_jax.interop.files import StoredArrays
+from tformer_jax.models import registry
+
+Settings = dict[str, Any]
+
+SUFFIXES = (".pt", ".pth")
+STATES = ("model", "state_dict", "model_state_dict")
+"""Keys of a checkpoint that hold its state dict."""
+WRAPPERS = ("_orig_mod.", "module.")
+"""Prefixes of names that `torch.compile` and `DistributedDataParallel` add."""
+
+
+class Layout(NamedTuple):
+    """Description of the state dicts of one kind of model."""
+
+    has: str
+    """Name of an array that only this kind has."""
+    settings: Callable[[StoredArrays, Settings], Settings]
+    """Arrays and model_args -> our settings; removes arrays that repeat others."""
+    rules: tuple[mapping.Rule, ...]
+    ignored: tuple[str, ...]
+    """Patterns of names of buffers."""
+
+
+LAYOUTS = {
+    "nanoGPT": Layout(nanogpt.HAS, nanogpt.settings, nanogpt.RULES, nanogpt.BUFFERS),
+    "torch.nn.Transformer": Layout(
+        torch_transformer.HAS, torch_transformer.settings, torch_transformer.RULES, torch_transformer.BUFFERS
+    ),
+}
+
+
+def load(
+    path: Path, args: Mapping[str, Any], *, mesh: Mesh | None = None, **settings: Any
+) -> tuple[str, ModelConfig, Any]:
+    """Returns the kind of model, and its config and parameters; arrays are read, converted and placed one by one.
+
+    Args:
+        args: values of model_args, which replace those of the file.
+        mesh: mesh that holds the parameters; None: the default device.
+        settings: override the config (dtype, attention_backend, ...).
+
+    Raises:
+        ConfigError: the file is damaged, holds other objects than tensors, or its arrays fit no kind of model.
+    """
+    arrays, given = read(path)
+    found = [name for name, layout in LAYOUTS.items() if layout.has in arrays]
+    if not found:
+        names = " or ".join(f"{layout.has!r} ({name})" for name, layout in LAYOUTS.items())
+        raise ConfigError(f"{path} is a state dict of another model: it has no array {names}")
+    layout = LAYOUTS[found[0]]
+    cfg = ModelConfig(**layout.settings(arrays, {**given, **args}) | settings)
+    model = registry.build(cfg)
+    shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)
+    return found[0], cfg, mapping.to_ours(layout.rules, arrays, shapes, ignored=layout.ignored)
+
+
+def read(path: Path) -> tuple[StoredArrays, Settings]:
+    """Opens a file of `torch.save`, and returns its arrays and its model_args.
+
+    Attention's stacked `in_proj_weight` and `in_proj_bias` are split into `q_proj`, `k_proj` and `v_proj`.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError("reading PyTorch's files needs torch: pip install torch") from error
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"{path} holds other objects than tensors, which are never unpickled: save model.state_dict() instead"
+        ) from error
+    except Exception as error:  # PyTorch raises RuntimeError, EOFError and others for damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError(f"{path} is not a file of torch.save, or is damaged ({reason})") from error
+    content = found if isinstance(found, dict) else {}
+    state = next((content[key] for key in STATES if isinstance(content.get(key), dict)), content)
+    tensors = {_unwrapped(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    if not state or len(tensors) < len(state):
+        raise ConfigError(f"{path} has no state dict, neither as a whole nor under one of {', '.join(STATES)}")
+    args = content.get("model_args", {})
+    return StoredArrays(_readers(tensors)), args if isinstance(args, dict) else {}
+
+
+def _unwrapped(name: str) -> str:
+    for prefix in WRAPPERS:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
+    readers: dict[str, Callable[[], np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        stem, stacked, leaf = name.rpartition("in_proj_")
+        parts = [f"{stem}{side}_proj.{leaf}" for side in "qkv"] if stacked else [name]
+        for part, values in zip(parts, tensor.chunk(len(parts)), strict=True):
+            readers[part] = functools.partial(_numpy, values)
+    return readers
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    """Converts a tensor to float32, which holds float16 and bfloat16 exactly."""
+    array: np.ndarray = tensor.detach().float().numpy()
+    return array

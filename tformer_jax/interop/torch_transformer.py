@@ -1,0 +1,122 @@
+"""State dicts of `torch.nn.Transformer` with embeddings and a generator, as in PyTorch's translation tutorial.
+
+The expected names are `transformer.*` (nn.Transformer), `src_tok_emb.embedding.weight` and
+`tgt_tok_emb.embedding.weight` (embeddings, multiplied by sqrt(D)), `generator.*` (nn.Linear) and, optionally,
+`positional_encoding.pos_embedding` (sinusoids [max_len, 1, D]).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.config import ConfigError
+from tformer_jax.interop.files import StoredArrays
+from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Part, Rule, kernel, parts, rules_below
+from tformer_jax.interop.model_args import REQUIRED, checked, depth, shape
+
+HAS = "transformer.encoder.layers.0.self_attn.q_proj.weight"
+_SOURCE, _TARGET, _HEAD = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight", "generator.weight"
+_POSITIONS = "positional_encoding.pos_embedding"
+BUFFERS = (r"positional_encoding\.pos_embedding",)
+
+
+def _attention(ours: str, theirs: str, norm: str) -> tuple[Part, ...]:
+    inputs = ((name, f"{theirs}.{name[0]}_proj") for name in ("query", "key", "value"))
+    return (
+        *(part for a, b in inputs for part in parts(f"{ours}/{a}", b, AFFINE)),
+        (f"{ours}/output/kernel", f"{theirs}.out_proj.weight", kernel(2)),
+        (f"{ours}/output/bias", f"{theirs}.out_proj.bias", SAME),
+        *parts(f"{ours}_residual/norm", norm, NORM),
+    )
+
+
+def _layer(*attentions: Part) -> tuple[Part, ...]:
+    ffn = (*parts("ffn/expand", "linear1", AFFINE), *parts("ffn/contract", "linear2", AFFINE))
+    return (*attentions, *ffn)
+
+
+_SELF = _attention("self_attention", "self_attn", "norm1")
+_CROSS = _attention("cross_attention", "multihead_attn", "norm2")
+RULES = (
+    Rule("source_embedding/embedding", _SOURCE),
+    Rule("target_embedding/embedding", _TARGET),
+    *rules_below("head/", "generator.", AFFINE),
+    *rules_below("encoder/norm/", "transformer.encoder.norm.", NORM),
+    *rules_below("decoder/norm/", "transformer.decoder.norm.", NORM),
+    *rules_below(
+        "encoder/layers_{i}/",
+        "transformer.encoder.layers.{i}.",
+        _layer(*_SELF, *parts("ffn_residual/norm", "norm2", NORM)),
+    ),
+    *rules_below(
+        "decoder/layers_{i}/",
+        "transformer.decoder.layers.{i}.",
+        _layer(*_SELF, *_CROSS, *parts("ffn_residual/norm", "norm3", NORM)),
+    ),
+)
+
+
+def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
+    """Returns our settings, given arguments of `nn.Transformer`; removes copies of an embedding from `arrays`."""
+    (source_size, dim), (target_size, _) = shape(arrays, _SOURCE), shape(arrays, _TARGET)
+    encoder, decoder = "transformer.encoder.", "transformer.decoder."
+    bias = f"{encoder}layers.0.self_attn.q_proj.bias" in arrays
+    sizes = {
+        "d_model": dim,
+        "num_encoder_layers": depth(arrays, rf"{encoder}layers\.(\d+)\."),
+        "num_decoder_layers": depth(arrays, rf"{decoder}layers\.(\d+)\."),
+        "dim_feedforward": shape(arrays, f"{encoder}layers.0.linear1.weight")[0],
+        "src_vocab_size": source_size,
+        "tgt_vocab_size": target_size,
+        "bias": bias,
+    }
+    options = {"nhead": REQUIRED, "activation": "relu", "norm_first": False, "layer_norm_eps": 1e-5, "dropout": 0.1}
+    found = checked(args, sizes, options | {"max_len": _longest(arrays, dim)})
+    if found["activation"] not in ("relu", "gelu"):
+        raise ConfigError(f"model_args: activation={found['activation']!r} is not supported; supported are relu, gelu")
+    return {
+        "family": "seq2seq",
+        "source_vocab_size": source_size,
+        "vocab_size": target_size,
+        "max_length": found["max_len"],
+        "dim": dim,
+        "encoder_layers": sizes["num_encoder_layers"],
+        "decoder_layers": sizes["num_decoder_layers"],
+        "num_heads": found["nhead"],
+        "attention_bias": ("query", "key", "value", "output") if bias else (),
+        "ffn_dim": sizes["dim_feedforward"],
+        "ffn_bias": bias,
+        "activation": found["activation"],
+        "norm_placement": "pre" if found["norm_first"] else "post",
+        "norm_eps": found["layer_norm_eps"],
+        "norm_bias": f"{encoder}layers.0.norm1.bias" in arrays,
+        "final_norm": f"{encoder}norm.weight" in arrays,
+        "tie_embeddings": _tied(arrays),
+        "output_bias": "generator.bias" in arrays,
+        **dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), found["dropout"]),
+    }
+
+
+def _longest(arrays: StoredArrays, dim: int) -> int:
+    """Returns the number of positions in the table, whose values must be those of the tutorial; 5000 without one."""
+    if _POSITIONS not in arrays:
+        return 5000
+    table = arrays[_POSITIONS].reshape(-1, dim)
+    angles = np.arange(len(table))[:, None] * 10_000.0 ** (-np.arange(0, dim, 2) / dim)
+    expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(table.shape)
+    if np.abs(table - expected).max() > 1e-2:  # their angles are rounded to float32
+        raise ConfigError(f"{_POSITIONS} of the checkpoint is not supported, only interleaved sines and cosines are")
+    return len(table)
+
+
+def _tied(arrays: StoredArrays) -> str:
+    """Returns `tie_embeddings`, and removes copies of the target's embedding."""
+
+    def remove(name: str) -> bool:
+        same = name in arrays and np.array_equal(arrays[name], arrays[_TARGET])
+        if same:
+            del arrays[name]
+        return same
+
+    kinds = {(True, True): "all", (True, False): "inputs", (False, True): "output", (False, False): "none"}
+    return kinds[remove(_SOURCE), remove(_HEAD)]
