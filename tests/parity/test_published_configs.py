@@ -1,6 +1,7 @@
 """Configs and checkpoints as published, not only as the current transformers writes them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,13 +88,37 @@ def test_which_layers_see_a_window(name):
         assert [names[kind] for kind in theirs.layer_types] == expected
 
 
-def test_t5_small_as_published():
-    config = {"d_ff": 2048, "d_kv": 64, "d_model": 512, "dropout_rate": 0.1, "initializer_factor": 1.0}
-    config |= {"is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "n_positions": 512, "num_heads": 8}
-    config |= {"num_layers": 6, "relative_attention_num_buckets": 32, "vocab_size": 32128}
-    arrays = {"shared.weight": np.ones(1)}
-    cfg = ModelConfig(**hf._settings({"model_type": "t5", **config}, arrays, hf.ARCHITECTURES["t5"]))
-    assert exact.differences(cfg, presets.build("t5_small")) == []
+LITERAL = json.loads(Path(__file__).with_name("published.json").read_text())
+PRESETS = {
+    "gpt2": "gpt2",
+    "meta-llama/Llama-2-7b-hf": "llama2_7b",
+    "meta-llama/Meta-Llama-3-8B": "llama3_8b",
+    "meta-llama/Llama-3.2-1B": "llama3_2_1b",
+    "mistralai/Mistral-7B-v0.1": "mistral_7b",
+    "Qwen/Qwen2.5-0.5B": "qwen2_5_0_5b",
+    "Qwen/Qwen3-0.6B": "qwen3_0_6b",
+    "google/gemma-2-2b": "gemma2_2b",
+    "google/gemma-3-1b-it": "gemma3_1b",
+    "google-bert/bert-base-uncased": "bert_base_mlm",
+    "google-t5/t5-small": "t5_small",
+    "google/flan-t5-small": "t5_v1_1_small",
+    "facebook/bart-base": "bart_base",
+    "Helsinki-NLP/opus-mt-en-de": "opus_mt",
+}
+NOT_TIED = ("Llama-2", "Meta-Llama-3", "Mistral", "Mixtral", "Qwen2-7B", "flan-t5")
+
+
+@pytest.mark.parametrize("name", LITERAL)
+def test_a_config_of_the_hub_is_read_as_our_preset(name):
+    config = LITERAL[name]
+    arrays = {"lm_head.weight": np.ones(1)} if any(part in name for part in NOT_TIED) else {}
+    arrays |= (
+        dict.fromkeys(("cls.predictions.bias", "final_logits_bias"), 0) if "bert-base" in name or "opus" in name else {}
+    )
+    architecture = hf.architecture_of(config["model_type"], hf._family(config))
+    cfg = ModelConfig(**hf._settings(config, arrays, architecture))
+    if name in PRESETS:
+        assert exact.differences(cfg, presets.build(PRESETS[name])) == []
 
 
 @pytest.mark.parametrize(
@@ -110,6 +135,7 @@ def test_t5_small_as_published():
         ("llama", LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate=False"),
         ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),
+        ("bart", PAIR | {"normalize_embedding": False}, "normalize_embedding=False"),
         ("bart", PAIR | {"decoder_attention_heads": 4}, "decoder_attention_heads=4"),
         ("marian", PAIR | {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False"),
     ],

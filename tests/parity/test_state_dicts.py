@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import tformer_jax as tj
-from tests.helpers import assert_close
+from tests.helpers import assert_close, rest_slow
 from tests.parity.checkpoints import TEXTS
 from tformer_jax.cli import generate, import_hf, translate
 from tformer_jax.config import ConfigError
@@ -117,7 +117,7 @@ def text_file(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", rest_slow([True, False], 1))
 def test_nanogpt_as_its_training_saves_it(tmp_path, text_file, bias, capsys):
     """After `torch.compile`, with the optimizer's state, and with character-level data."""
     characters = sorted(set(TEXT))
@@ -168,9 +168,8 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_torch_transformer(tmp_path, word_files, name, capsys):
-    options = TRANSFORMERS[name]
+@pytest.mark.parametrize("options", rest_slow(TRANSFORMERS, 1))
+def test_torch_transformer(tmp_path, word_files, options, capsys):
     model = randomized(Seq2Seq(sizes(word_files), **options))
     torch.save(model.state_dict(), tmp_path / "model.pt")
     given = [f"{key}={value}" for key, value in {"nhead": N, "dropout": 0.0, **options}.items()]
@@ -193,6 +192,7 @@ def test_torch_transformer(tmp_path, word_files, name, capsys):
     assert capsys.readouterr().out == expected + "\n"
 
 
+@pytest.mark.slow
 def test_tied_embeddings(tmp_path, word_files):
     model = randomized(Seq2Seq((sizes(word_files)[1],) * 2))
     model.generator.weight = model.src_tok_emb.embedding.weight = model.tgt_tok_emb.embedding.weight

@@ -149,7 +149,7 @@ _BART = (
 
 def _marian_settings(hf: Settings) -> Settings:
     refuse(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
-    refuse(hf, decoder_vocab_size=hf["vocab_size"], normalize_embedding=True, add_bias_logits=False)
+    refuse(hf, decoder_vocab_size=hf["vocab_size"], add_bias_logits=False)
     for name in ("attention_heads", "ffn_dim"):
         refuse(hf, **{f"decoder_{name}": hf[f"encoder_{name}"]})
     return {
@@ -175,6 +175,7 @@ def _marian_settings(hf: Settings) -> Settings:
 
 
 def _bart_settings(hf: Settings) -> Settings:
+    refuse(hf, normalize_embedding=True)
     return _marian_settings(hf) | {"position": "learned", "position_offset": 2, "embedding_norm": True}
 
 

@@ -97,7 +97,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 _FILES = (
     *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "use_cache"),
     *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "auto_map", "prefix"),
-    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "output_past"),
+    *(
+        "id2label",
+        "label2id",
+        "num_labels",
+        "_num_labels",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+        "output_past",
+    ),
     *("tokenizer_class", "is_encoder_decoder", "tie_word_embeddings", "gradient_checkpointing", "cache_implementation"),
     *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "num_hidden_layers"),
 )
@@ -122,7 +131,13 @@ _HEADS = (
 _COPIES = (
     *("n_ctx", "dense_act_fn", "is_gated_act", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"),
     *("_sliding_window_pattern", "sliding_window_pattern", "sliding_window", "max_window_layers", "layer_types"),
-    *("static_position_embeddings", "extra_pos_embeddings", "max_position_embeddings", "head_dim"),
+    *(
+        "normalize_embedding",
+        "static_position_embeddings",
+        "extra_pos_embeddings",
+        "max_position_embeddings",
+        "head_dim",
+    ),
     *("hidden_act", "hidden_activation", "reorder_and_upcast_attn", "decoder_vocab_size", "type_vocab_size"),
 )
 UNREAD = frozenset((*_FILES, *_TOKENS, *_GENERATION, *_TRAINING, *_HEADS, *_COPIES))
