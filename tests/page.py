@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from tests import commands
+from tests.report.checks import WIDTHS, texts_have_contrast, the_page_fits_its_width
 
 DELAY = 0.05
 """Seconds per letter."""
 
 
-def type_and_start(page: Any, text: str, alternatives: int = 1, length: int = 100) -> None:
+def type_and_start(page: Any, text: str, count: int = 1, length: int = 100) -> None:
     """The first steps of a user."""
     page.get_by_label("Text to").fill(text)
-    page.get_by_label("Alternatives").fill(str(alternatives))
-    page.get_by_label("Longest output, in tokens").fill(str(length))
-    page.get_by_role("button", name="Translate").or_(page.get_by_role("button", name="Continue")).click()
+    if page.locator("#settings").is_visible():
+        page.locator("#settings").evaluate("(settings) => { settings.open = true; }")
+        page.get_by_label("Number of outputs").fill(str(count))
+        page.get_by_label("Maximum length, in tokens").fill(str(length))
+    page.locator("#start").click()
 
 
 def outputs(page: Any) -> list[str]:
@@ -39,23 +42,29 @@ def ended(page: Any, status: str) -> None:
 
 
 def the_output_grows_while_it_is_made(page: Any, translates: bool) -> None:
+    page.evaluate(
+        """() => {
+          window.seen = [];
+          const note = () => window.seen.push(document.getElementById("outputs").textContent);
+          new MutationObserver(note).observe(document.getElementById("outputs"), { childList: true, subtree: true });
+        }"""
+    )
     type_and_start(page, "abcdefghijklmnopqrst")
-    seen: set[str] = set()
-    while page.get_by_role("status").text_content() != "Done.":
-        seen |= set(outputs(page))
-        time.sleep(DELAY / 4)
+    ended(page, "Done.")
     assert outputs(page) == ["tsrqponmlkjihgfedcba"]
-    assert len(seen) > 8 and all("tsrqponmlkjihgfedcba".startswith(part) for part in seen), seen
+    grown = {text for text in page.evaluate("window.seen") if text and "tsrqponmlkjihgfedcba".startswith(text)}
+    assert len(grown) > 8, grown
 
 
-def alternatives_appear(page: Any, translates: bool) -> None:
+def several_outputs_appear(page: Any, translates: bool) -> None:
+    page.locator("#settings").evaluate("(settings) => { settings.open = true; }")
     page.get_by_label("Temperature").fill("1") if not translates else None
-    type_and_start(page, "abc", alternatives=3)
+    type_and_start(page, "abc", count=3)
     ended(page, "Done.")
     found = outputs(page)
     assert len(found) == 3 and len(set(found)) == 3 and all(text.endswith("cba") for text in found), found
-    notes = page.locator("#outputs li small").all_text_contents()
-    assert notes == (["score 0.0000", "score -0.2500", "score -0.5000"] if translates else ["", "", ""]), notes
+    notes = page.locator("#outputs small:nth-child(1)").all_text_contents()
+    assert notes == (["score 0.0000", "score −0.2500", "score −0.5000"] if translates else ["", "", ""]), notes
 
 
 def stop_stops(page: Any, translates: bool) -> None:
@@ -72,7 +81,7 @@ def stop_stops(page: Any, translates: bool) -> None:
 
 
 def a_refusal_is_shown(page: Any, translates: bool) -> None:
-    type_and_start(page, "abc", alternatives=12)
+    type_and_start(page, "abc", count=12)
     error = page.get_by_role("alert")
     error.filter(has_text="12 outputs need more than 8 slots").wait_for()
     type_and_start(page, "abc")
@@ -84,7 +93,7 @@ def a_refusal_is_shown(page: Any, translates: bool) -> None:
 def a_cut_output_says_so(page: Any, translates: bool) -> None:
     type_and_start(page, "abcdef", length=2)
     ended(page, "Done.")
-    assert "cut at the longest length" in page.locator("#outputs li small").text_content()
+    assert page.get_by_text("cut at the maximum length").is_visible()
 
 
 def text_is_shown_as_text(page: Any, translates: bool) -> None:
@@ -96,7 +105,6 @@ def text_is_shown_as_text(page: Any, translates: bool) -> None:
 def the_keyboard_is_enough(page: Any, translates: bool) -> None:
     box = page.get_by_label("Text to")
     box.fill("abc")
-    page.get_by_label("Alternatives").fill("1")
     box.press("Control+Enter")
     ended(page, "Done.")
     assert outputs(page) == ["cba"]
@@ -104,20 +112,78 @@ def the_keyboard_is_enough(page: Any, translates: bool) -> None:
     focused = []
     for _ in range(8):
         page.keyboard.press("Tab")
-        focused.append(page.evaluate("document.activeElement.id"))
-    assert focused[:3] == ["text", "alternatives", "length"] and "start" in focused, focused
+        focused.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", focused[-1]
+    example = "a longer text\n" * 9
+    assert focused == ["text", "abc", example.strip(), "start", "Settings", *focused[5:]], focused
+    assert "Show attention" in focused, focused
 
 
 def everything_has_a_label(page: Any, translates: bool) -> None:
+    page.locator("#settings").evaluate("(settings) => { settings.open = true; }")
     fields = page.locator("input:visible, textarea:visible")
-    assert fields.count() == (3 if translates else 4)
+    assert fields.count() == 4
     assert all(field.evaluate("(field) => field.labels.length") == 1 for field in fields.all())
+
+
+def the_model_is_described(page: Any, translates: bool) -> None:
+    assert page.locator("#task").text_content() == (
+        "Translation, English to German" if translates else "Language model"
+    )
+    assert page.locator("#metrics").text_content() == "BLEU31.42"
+    facts = page.locator("#facts").text_content()
+    assert facts == "Scores on the test split · 1.05 M parameters · 2 layers", facts
+
+
+def examples_start(page: Any, translates: bool) -> None:
+    page.get_by_role("button", name="abc", exact=True).press("Enter")
+    ended(page, "Done.")
+    assert outputs(page) == ["cba"]
+    assert page.locator("#reference").text_content() == "Reference of the test splitcba"
+    type_and_start(page, "abd")
+    ended(page, "Done.")
+    assert not page.locator("#reference").is_visible()
+
+
+def tokens_show_their_alternatives(page: Any, translates: bool) -> None:
+    type_and_start(page, "cd a")
+    ended(page, "Done.")
+    tokens = page.get_by_role("option")
+    assert tokens.all_text_contents() == ["a", " ", "d", "c"]
+    assert {token.get_attribute("class") for token in tokens.all()} == {"p2"}, "exp(-1) is between 0.1 and 0.5"
+    tokens.nth(1).click()
+
+    def rows() -> list[list[str]]:
+        found = page.locator("#outputs tr").all()
+        return [[cell for cell in row.locator("th, td").all_text_contents() if cell] for row in found]
+
+    others = ["all others", "49.7 %"]  # 1 - exp(-1) - exp(-2)
+    assert rows() == [["▁", "36.8 %"], ["!", "13.5 %"], others], rows()
+    assert page.locator("caption").text_content() == "Token 2 of 4 after “a”"
+    page.keyboard.press("ArrowRight")
+    assert rows() == [["d", "36.8 %"], ["e", "13.5 %"], others], rows()
+    assert page.locator(".chosen").text_content() == "d36.8 %"
+    page.keyboard.press("Home")
+    assert page.locator("caption").text_content() == "Token 1 of 4"
+    assert page.locator("[role=option][tabindex='0']").count() == 1
+
+
+def classes_have_probabilities(page: Any, translates: bool) -> None:
+    page.get_by_role("button", name="abc", exact=True).click()
+    ended(page, "Done.")
+    assert outputs(page) == ["long"]
+    rows = [row.locator("th, td:last-child").all_text_contents() for row in page.locator("#outputs tr").all()]
+    assert rows == [["long", "60.0 %"], ["short", "20.0 %"], ["other", "20.0 %"]], rows
+    assert page.locator("#reference").text_content() == "Reference of the test splitshort"
+    assert page.locator("#task").text_content() == "Classification into 3 classes"
+    page.get_by_role("button", name="Show attention").click()
+    page.frame_locator("iframe").get_by_text("abc to").wait_for()
 
 
 def attention_is_shown(page: Any, translates: bool) -> None:
     type_and_start(page, "abc")
     ended(page, "Done.")
-    page.get_by_role("button", name="Attention").press("Enter")
+    page.get_by_role("button", name="Show attention").press("Enter")
     page.frame_locator("iframe").get_by_text("abc to cba").wait_for()
     assert page.evaluate("document.querySelector('iframe').contentDocument") is None, "it is another origin"
     type_and_start(page, "abc")
@@ -132,9 +198,19 @@ def a_lost_server_is_said(page: Any, translates: bool) -> None:
     page.context.set_offline(False)
 
 
+def it_fits_and_can_be_read(page: Any, translates: bool) -> None:
+    type_and_start(page, "a_very_long_word" * 3)
+    ended(page, "Done.")
+    the_page_fits_its_width(page)
+    texts_have_contrast(page)
+
+
 CHECKS: tuple[Callable[[Any, bool], None], ...] = (
+    the_model_is_described,
+    examples_start,
     the_output_grows_while_it_is_made,
-    alternatives_appear,
+    several_outputs_appear,
+    tokens_show_their_alternatives,
     stop_stops,
     a_refusal_is_shown,
     a_cut_output_says_so,
@@ -144,6 +220,8 @@ CHECKS: tuple[Callable[[Any, bool], None], ...] = (
     attention_is_shown,
     a_lost_server_is_said,
 )
+OF_FAMILY = {"seq2seq": CHECKS, "decoder_lm": CHECKS, "classifier": (classes_have_probabilities, a_lost_server_is_said)}
+LAYOUTS = [(width, scheme) for width in WIDTHS for scheme in ("light", "dark")]
 
 
 def main() -> None:
@@ -157,7 +235,7 @@ def main() -> None:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
-        found = {family: check(family, browser, options.pictures) for family in ("seq2seq", "decoder_lm")}
+        found = {family: check(family, browser, options.pictures) for family in OF_FAMILY}
         if options.record:
             commands.write_record(options.record, "tests.page", chromium=browser.version, checked=found)
         browser.close()
@@ -171,26 +249,51 @@ def check(family: str, browser: Any, pictures: Path | None) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         process = commands.start(command, Path(folder))
         url = process.stdout.readline().split(" at ")[1].split(";")[0]
-        for one in CHECKS:
-            page = browser.new_page()
-            mistakes: list[str] = []
-            page.on("pageerror", lambda error, mistakes=mistakes: mistakes.append(str(error)))
-            page.on("dialog", lambda dialog, mistakes=mistakes: mistakes.append(dialog.message))
-            page.goto(url)
-            page.get_by_role("heading", name="fake").wait_for()
-            try:
-                one(page, family == "seq2seq")
-                assert not mistakes, mistakes
-                found[one.__name__] = "passed"
-            except Exception as error:
-                found[one.__name__] = f"{type(error).__name__}: {error}"
-            if pictures:
-                page.screenshot(path=pictures / f"{family}_{one.__name__}.png")
-            page.close()
-            print(f"{family}: {one.__name__.replace('_', ' ')}: {found[one.__name__]}", flush=True)
+        for one in OF_FAMILY[family]:
+            found[one.__name__] = outcome(one, family, browser, url, LAYOUTS[0], pictures)
+        for width, scheme in LAYOUTS:
+            name = f"{it_fits_and_can_be_read.__name__} ({width}, {scheme})"
+            found[name] = outcome(it_fits_and_can_be_read, family, browser, url, (width, scheme), pictures)
         process.terminate()
         process.wait(20)
+    for name, result in found.items():
+        print(f"{family}: {name.replace('_', ' ')}: {result}", flush=True)
     return found
+
+
+def is_mistake(message: Any) -> bool:
+    """Whether a console message tells of a mistake of the page; the browser itself reports responses with an error."""
+    return message.type in ("error", "warning") and not message.text.startswith("Failed to load resource")
+
+
+def outcome(
+    one: Callable[[Any, bool], None],
+    family: str,
+    browser: Any,
+    url: str,
+    layout: tuple[str, str],
+    pictures: Path | None,
+) -> str:
+    """Returns "passed", or why a check fails on a new page of this width and color scheme."""
+    width, height = WIDTHS[layout[0]]
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=layout[1])
+    mistakes: list[str] = []
+    page.on("pageerror", lambda error: mistakes.append(str(error)))
+    page.on("console", lambda message: mistakes.append(message.text) if is_mistake(message) else None)
+    page.on("dialog", lambda dialog: mistakes.append(dialog.message))
+    page.on("request", lambda request: None if request.url.startswith(url) else mistakes.append(request.url))
+    page.goto(url)
+    page.get_by_role("heading", name="fake").wait_for()
+    try:
+        one(page, family == "seq2seq")
+        assert not mistakes, mistakes
+        result = "passed"
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+    if pictures:
+        page.screenshot(path=pictures / f"{family}_{one.__name__}_{'_'.join(layout)}.png", full_page=True)
+    page.close()
+    return result
 
 
 if __name__ == "__main__":

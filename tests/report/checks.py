@@ -9,6 +9,7 @@ from typing import Any
 
 STEPS, HEADS = 10_000, 3
 """Of the long report, and of each layer of the page of attention."""
+WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 SECTIONS = ("curves", "evaluation", "outputs", "events", "config", "environment", "parameters", "files")
 CONTRAST = """() => {
   const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return { r, g, b, a }; };

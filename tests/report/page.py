@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from tests import commands
-from tests.report.checks import ATTENTION, CHECKS, EXPLAIN, HEADS, QUICK, STEPS, every_chart_is_drawn_when_it_is_seen
+from tests.report.checks import (
+    ATTENTION,
+    CHECKS,
+    EXPLAIN,
+    HEADS,
+    QUICK,
+    STEPS,
+    WIDTHS,
+    every_chart_is_drawn_when_it_is_seen,
+)
 from tests.report.folders import cut, lock, write_run
 from tformer_jax.cli import explain
 from tformer_jax.inference.watch import Watched
@@ -25,7 +34,6 @@ from tformer_jax.report.run import load_all
 
 MEGABYTES, SECONDS = 6, 2
 """Largest file, and longest time until its text is painted; charts follow."""
-WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from tformer_jax.special_tokens import IGNORED
 
 LONGEST = 2000
 BYTES = ByteTokenizer()
+LABELS = "short", "long", "other"
 
 
 def expected(request: Request, sample: int = 0) -> tuple[str, str]:
@@ -146,13 +148,30 @@ def served(engine: FakeEngine, family: str) -> Served:
     def embed(rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         return [np.array([len(row), 0.5], np.float32) for row in rows]
 
+    def classify(rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        return [np.array([1, len(row), 1], np.float32) / (len(row) + 2) for row in rows]
+
     def attention(text: str, output: str) -> str:
-        if not output:
+        if not text:
             raise ConfigError("the text is empty: write at least one character")
         return f"<!doctype html><title>Attention</title><p>{text} to {output}</p>"
 
     parts = "fake", family, engine.decode, Tokenizers(BYTES, BYTES), LONGEST + 1, False
-    return Served(*parts, score=score, embed=embed, attention=None if family == "classifier" else attention)
+    options = {"labels": LABELS if family == "classifier" else (), "attention": attention, "about": about(family)}
+    return Served(*parts, score=score, embed=embed, classify=classify, **options)
+
+
+def about(family: str) -> dict[str, Any]:
+    """Returns what `cli.about.about` does for a trained run."""
+    reference = "short" if family == "classifier" else "cba"
+    return {
+        "languages": ("en", "de") if family == "seq2seq" else None,
+        "labels": LABELS if family == "classifier" else None,
+        "facts": ["1.05 M parameters", "2 layers"],
+        "split": "test",
+        "metrics": [{"title": "BLEU", "value": "31.42", "signature": "nrefs:1"}],
+        "examples": [{"text": "abc", "reference": reference}, {"text": "a longer text\n" * 9, "reference": "cba"}],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -28,7 +28,7 @@ class Live:
         self.engine, self.model = engine, model
         self.socket = server.listen("127.0.0.1", 0)
         queue = {**LIMITS, **limits}["queue"]
-        self.thread = Worker(queue) if model.family == "classifier" else EngineThread(engine, queue)
+        self.thread = Worker(queue) if model.family in ("classifier", "masked_lm") else EngineThread(engine, queue)
         application = app.build(self.thread, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback, key=key)
         self.server = server.Server(
             application, self.thread, grace=grace, header_seconds={**LIMITS, **limits}["body_timeout"]

@@ -1,17 +1,19 @@
 """The requests of OpenAI's Python client and of lm-evaluation-harness, literally, and what these clients read."""
 
 import base64
+import dataclasses
 import struct
 import threading
 
 import httpx
+import numpy as np
 import pytest
 
-from tests.serving.fake_engine import BYTES
-from tests.serving.live import live, until
+from tests.serving.fake_engine import BYTES, FakeEngine, served
+from tests.serving.live import around, live, until
 from tformer_jax.special_tokens import EOS
 
-COMPLETE, EMBED = "/v1/completions", "/v1/embeddings"
+COMPLETE, EMBED, CLASSIFY = "/v1/completions", "/v1/embeddings", "/classify"
 EVERY_ARGUMENT = {
     "model": "fake",
     "prompt": "abc",
@@ -103,11 +105,15 @@ def test_log_probabilities(lm):
     assert found(logprobs=1, max_tokens=0)[1] == {name: [] for name in {**expected, **top}}
 
 
-def test_a_stream_with_log_probabilities_has_a_chunk_for_each_choice(lm):
+def test_a_stream_ends_with_the_log_probabilities_of_each_choice(lm):
     body = {"prompt": ["ab", "c"], "n": 2, "seed": 1, "logprobs": 1, "echo": True}
     whole = lm.post(COMPLETE, **body).json()
     *chunks, last = lm.stream(COMPLETE, **body, stream_options={"include_usage": True})
-    assert [chunk["choices"] for chunk in chunks] == [[choice] for choice in whole["choices"]]
+    parts = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert parts[-4:] == [{**choice, "text": ""} for choice in whole["choices"]]
+    assert {(part["logprobs"], part["finish_reason"]) for part in parts[:-4]} == {(None, None)}
+    texts = ["".join(part["text"] for part in parts if part["index"] == index) for index in range(4)]
+    assert texts == [choice["text"] for choice in whole["choices"]]
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
 
 
@@ -156,9 +162,25 @@ def test_embeddings_that_are_refused(encoder, body, sentence):
 
 
 def test_routes_of_other_families(encoder, lm):
-    for server, path in ((encoder, COMPLETE), (encoder, "/translate"), (encoder, "/"), (lm, EMBED)):
-        answer = server.client.get(path) if path == "/" else server.post(path, prompt="a")
+    for server, path in ((encoder, COMPLETE), (encoder, "/translate"), (lm, EMBED), (lm, CLASSIFY)):
+        answer = server.post(path, prompt="a")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "wrong_family")
+    with around(None, served(FakeEngine(), "masked_lm")) as one:
+        assert "which does not have a page: use /v1/embeddings" in one.client.get("/").json()["error"]["message"]
+    untrained = dataclasses.replace(encoder.model, labels=())
+    with around(None, untrained) as one:
+        assert "is not trained: use /v1/embeddings" in one.post(CLASSIFY, input="a").json()["error"]["message"]
+
+
+def test_probabilities_of_labels(encoder):
+    found = encoder.post(CLASSIFY, input=["abc", BYTES.encode("a")], model="fake").json()
+    assert [(one["index"], one["label"], one["num_classes"]) for one in found["data"]] == [
+        (0, "long", 3),
+        (1, "short", 3),
+    ]
+    np.testing.assert_allclose([one["probs"] for one in found["data"]], [[0.2, 0.6, 0.2], [1 / 3] * 3], rtol=1e-6)
+    assert (found["object"], found["usage"]) == ("list", {"prompt_tokens": 4, "total_tokens": 4})
+    assert encoder.client.get("/").headers["content-type"].startswith("text/html")
 
 
 def test_a_function_of_the_model_that_fails(encoder, monkeypatch):

@@ -183,12 +183,20 @@ def test_log_probabilities_of_outputs_sum_to_their_scores(translator):
         assert sum(choice["logprobs"]["token_logprobs"]) == pytest.approx(output["score"], rel=1e-4)
 
 
-def test_embeddings_are_means_of_the_encoder_s_outputs():
+def test_embeddings_and_labels_equal_the_oracle():
+    """Embeddings are means of the encoder's outputs, whatever the classifier pools."""
     data = DataConfig(source="cldr_language", bucket_lengths=(8, 16))
     cfg = Config(model=tiny("classifier", pooling="first"), data=data)
     model, params = build(cfg.model, seed=2)
-    with around(None, Served.of(cfg, model, params, TOKENIZERS)) as server:
+    labels = ("en", "de", "fr")
+    with around(None, Served.of(cfg, model, params, TOKENIZERS, labels=labels)) as server:
         found = server.post("/v1/embeddings", input=TEXTS).json()["data"]
+        classes = server.post("/classify", input=TEXTS).json()["data"]
+    for text, one in zip(TEXTS, classes, strict=True):
+        tokens = np.array([LETTERS.encode(text)])
+        (logits,) = oracles.classifier(oracles.f64(params), cfg.model, tokens, tokens != PAD)
+        assert_close(one["probs"], oracles.softmax(logits))
+        assert one["label"] == labels[logits.argmax()]
     for text, one in zip(TEXTS, found, strict=True):
         tokens, p = np.array([LETTERS.encode(text)]), oracles.f64(params)
         x = oracles.embed(tokens, p["embedding"], p.get("input"), cfg.model)

@@ -1,12 +1,13 @@
 """The responses of every route, complete and streamed."""
 
+import dataclasses
 import math
 import time
 
 import pytest
 
-from tests.serving.fake_engine import expected
-from tests.serving.live import live
+from tests.serving.fake_engine import FakeEngine, expected, served
+from tests.serving.live import around, live
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.metrics import Histogram
@@ -48,6 +49,26 @@ def test_translate_streams_pieces(translator):
     assert whole == {(0, 0): "cba", (0, 1): "1cba", (1, 0): "yx", (1, 1): "1yx"}
     ends = {(piece["index"], piece["rank"]): piece["score"] for piece in found if piece["finish_reason"] == "stop"}
     assert ends == {(0, 0): 0.0, (0, 1): -0.25, (1, 0): 0.0, (1, 1): -0.25}
+
+
+def test_translations_with_log_probabilities(translator):
+    body = {"text": ["ab", " "], "n_best": 2, "logprobs": 2}
+    whole = translator.post("/translate", **body).json()["translations"]
+    assert [one["text"] for row in whole for one in row] == ["ba", "1ba", "", ""]
+    assert whole[0][1]["logprobs"] == {
+        "tokens": ["1", "b", "a"],
+        "token_logprobs": [-1, -1, -1],
+        "top_logprobs": [{"1": -1, "2": -2}, {"b": -1, "c": -2}, {"a": -1, "b": -2}],
+        "text_offset": [0, 1, 2],
+    }
+    pieces = translator.stream("/translate", **body)
+    ends = [piece for piece in pieces if "logprobs" in piece]
+    assert all(piece["finish_reason"] is None for piece in pieces if piece not in ends)
+    assert [{name: one[name] for name in ("score", "logprobs")} for one in ends] == [
+        {name: one[name] for name in ("score", "logprobs")} for row in whole for one in row
+    ]
+    assert [(one["index"], one["rank"], one["finish_reason"]) for one in ends[:2]] == [(0, 0, "stop"), (0, 1, "stop")]
+    assert pieces[-4:] == ends
 
 
 def test_a_completion_has_openai_s_shape(lm):
@@ -147,8 +168,19 @@ def test_models_and_health(lm):
     health = lm.client.get("/health")
     assert (health.status_code, health.json()) == (
         200,
-        {"status": "ok", "model": "fake", "family": "decoder_lm", "attention": True},
+        {"status": "ok", "model": "fake", "family": "decoder_lm"},
     )
+
+
+def test_info_is_what_the_page_shows(lm, translator):
+    found = translator.client.get("/info").json()
+    assert (found["model"], found["family"], found["languages"]) == ("fake", "seq2seq", ["en", "de"])
+    assert found["metrics"] == [{"title": "BLEU", "value": "31.42", "signature": "nrefs:1"}]
+    assert (found["attention"], found["logprobs"]) == (True, True)
+    whole_prompt = dataclasses.replace(lm.model, prefix_lm=True, attention=None)
+    with around(FakeEngine(), whole_prompt) as one:
+        found = one.client.get("/info").json()
+        assert (found["attention"], found["logprobs"]) == (False, False)
 
 
 def test_metrics_count_requests():
@@ -202,7 +234,7 @@ def test_a_page_of_attention(translator):
     assert (found.status_code, "<p>abc to cba</p>" in found.text) == (200, True)
     assert found.headers["content-type"].startswith("text/html")
     assert found.headers["content-security-policy"] == "sandbox allow-scripts"
-    refused = translator.post("/attention", text="abc", output="")
+    refused = translator.post("/attention", text="", output="cba")
     assert (refused.status_code, refused.json()["error"]["message"]) == (
         400,
         "the text is empty: write at least one character",
@@ -210,8 +242,7 @@ def test_a_page_of_attention(translator):
 
 
 def test_no_attention_without_its_packages():
-    with live("classifier") as encoder:
-        assert encoder.client.get("/health").json()["attention"] is False
-        refused = encoder.post("/attention", text="a", output="b")
+    with around(FakeEngine(), dataclasses.replace(served(FakeEngine(), "seq2seq"), attention=None)) as one:
+        refused = one.post("/attention", text="a", output="b")
         assert refused.status_code == 404
         assert "shows no attention" in refused.json()["error"]["message"]

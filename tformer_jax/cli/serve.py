@@ -7,10 +7,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
 from tformer_jax.cli import common
+from tformer_jax.cli.about import about
 from tformer_jax.config import ConfigError
 from tformer_jax.report import html
 
@@ -32,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with server.listen(options.host, options.port) as bound:
         run = tj.load(options.run, mesh=options.mesh)
         engine = None if run.config.model.family in ("classifier", "masked_lm") else engine_of(run, options)
-        attention = None if engine is None else attention_of(run)
         parts = run.config, run.model, run.params, run.tokenizers
-        serve(engine, Served.of(*parts, attention=attention), bound, options)
+        told: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": about(run)}
+        serve(engine, Served.of(*parts, **told), bound, options)
 
 
 def attention_of(run: "tj.Run") -> Callable[[str, str], str] | None:
@@ -103,8 +104,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = common.run_parser(
         "serve.py",
-        "Serves a trained model over HTTP: a translator or language model with a web page at /, or the embeddings of a "
-        "classifier. Requests of all clients are batched together.",
+        "Serves a trained model over HTTP, with a web page at /: a translator, a language model or a classifier; of "
+        "encoders also their embeddings. Requests of all clients are batched together.",
     )
     add = result.add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")

@@ -157,14 +157,21 @@ class LabelClassifier:
         return encode
 
     def _classify(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[tuple[str, float]]:
-        mesh = mesh_of(params)
+        for found in classify_rows(self.model, params, rows, self.cfg.eval.batch_size):
+            yield self.labels[int(found.argmax())], float(found.max())
 
-        def run(tokens: np.ndarray, _: np.ndarray) -> list[tuple[str, float]]:
-            with everywhere(mesh):
-                found = np.asarray(label_probabilities(self.model, params, **shard_batch(mesh, {"tokens": tokens})))
-            return [(self.labels[int(row.argmax())], float(row.max())) for row in found]
 
-        return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=self.cfg.model.max_length)
+def classify_rows(
+    model: nn.Module, params: Any, rows: Sequence[Sequence[int]], batch_size: int
+) -> Iterator[np.ndarray]:
+    """Yields the label probabilities of each row of token ids, float32 [classes], with a `Classifier` model."""
+    mesh = mesh_of(params)
+
+    def run(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:
+        with everywhere(mesh):
+            return np.asarray(label_probabilities(model, params, **shard_batch(mesh, {"tokens": tokens})))
+
+    return in_batches(rows, run, size=batch_size, max_length=model.cfg.max_length)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -230,9 +230,9 @@ def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row, size in zip(rows, sizes, strict=True) if size <= MOST_CHARACTERS]
 
 
-def shortened(text: str) -> str:
-    """Returns the first `LONGEST` characters of a text, with an ellipsis if it is longer."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """Returns the first `longest` characters of a text, with an ellipsis if it is longer."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def metric(value: float | None, name: str) -> str:

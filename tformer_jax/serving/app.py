@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import importlib.resources
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
@@ -19,13 +18,30 @@ from starlette.types import ASGIApp
 
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.engine import Request
-from tformer_jax.serving.bodies import Attention, Body, Completion, Detokenization, Embedding, Tokenization, Translation
+from tformer_jax.serving.bodies import (
+    Attention,
+    Body,
+    Classification,
+    Completion,
+    Detokenization,
+    Embedding,
+    Tokenization,
+    Translation,
+)
 from tformer_jax.serving.generation import CLIENT_CLOSED, Generation
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.middleware import CountRequests, LoopbackOnly, RequireKey
+from tformer_jax.serving.page import page
 from tformer_jax.serving.reading import read_object
 from tformer_jax.serving.refusal import Refusal
-from tformer_jax.serving.replies import CompletionReply, EmbeddingReply, Reply, TranslationReply
+from tformer_jax.serving.replies import (
+    ClassificationReply,
+    CompletionReply,
+    EmbeddingReply,
+    Reply,
+    TokenScores,
+    TranslationReply,
+)
 from tformer_jax.serving.served import Served
 from tformer_jax.serving.worker import Empty, Worker, stopping
 
@@ -36,7 +52,7 @@ ATTENTION_HEADERS = {"Content-Security-Policy": "sandbox allow-scripts", "Cache-
 ROUTES = {
     "seq2seq": "/translate",
     "decoder_lm": "/v1/completions",
-    "classifier": "/v1/embeddings",
+    "classifier": "/classify",
     "masked_lm": "/v1/embeddings",
 }
 """The main route, by model family."""
@@ -66,13 +82,14 @@ class Handlers:
         self.metrics = Metrics()
         self._rendering = asyncio.Lock()
         self._created = int(time.time())
-        self._page = (importlib.resources.files(__package__) / "page.html").read_text(encoding="utf-8")
+        self._page = page()
 
     def routes(self) -> list[Route]:
         """Returns all routes."""
         return [
             Route("/", self.page),
             Route("/health", self.health),
+            Route("/info", self.info),
             Route("/metrics", self.show_metrics),
             Route("/translate", self.translate, methods=["POST"]),
             Route("/attention", self.attention, methods=["POST"]),
@@ -80,6 +97,7 @@ class Handlers:
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
+            Route("/classify", self.classify, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
@@ -87,18 +105,23 @@ class Handlers:
 
     async def page(self, _: HttpRequest) -> Response:
         """Returns the web page."""
-        self._require("have a page", "seq2seq", "decoder_lm")
+        self._require("have a page", "seq2seq", "decoder_lm", "classifier")
         return HTMLResponse(self._page, headers=PAGE_HEADERS)
 
     async def health(self, _: HttpRequest) -> Response:
         """Returns 200 while requests are accepted; otherwise 503, with the reason."""
         found: dict[str, Any] = {"status": "ok", "model": self.served.name, "family": self.served.family}
-        found["attention"] = self.served.attention is not None
         if self.thread.failure is not None:
             found |= {"status": "unhealthy", "reason": self.thread.failure}
         elif self.thread.stopping:
             found |= {"status": "stopping", "reason": str(stopping())}
         return JSONResponse(found, 200 if found["status"] == "ok" else 503)
+
+    async def info(self, _: HttpRequest) -> Response:
+        """Returns what the page says about the model, and which parts of the page the server can fill."""
+        served = self.served
+        offered = {"attention": served.attention is not None, "logprobs": served.gives_logprobs}
+        return JSONResponse({"model": served.name, "family": served.family, **offered, **served.about})
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Returns the metrics in Prometheus' text format."""
@@ -117,7 +140,10 @@ class Handlers:
         """Translates one or several texts."""
         self._require("translate", "seq2seq")
         body = await self._read(request, Translation)
-        return self._generate(body.requests(self.served), TranslationReply(), "text", body.stream)
+        rows = self.served.encode("text", body.texts("text"), self.served.longest_prompt)
+        scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs)
+        requests = body.requests(rows, self.served.decode)
+        return self._generate(requests, TranslationReply(scores), "text", body.stream)
 
     async def attention(self, request: HttpRequest) -> Response:
         """Returns a page with what the model attends to in a text and its output; one request at a time computes it."""
@@ -143,6 +169,16 @@ class Handlers:
         self._check_model(body.model)
         rows = self.served.encode("input", body.texts("input"), self.served.max_length)
         return self._generate([], EmbeddingReply(self.served, body, rows), "input", stream=False)
+
+    async def classify(self, request: HttpRequest) -> Response:
+        """Computes the probabilities of all labels of one or several texts."""
+        self._require("classify", "classifier")
+        if not self.served.labels:
+            raise Refusal("the classification head of this model is not trained: use /v1/embeddings", 404)
+        body = await self._read(request, Classification)
+        self._check_model(body.model)
+        rows = self.served.encode("input", body.texts("input"), self.served.max_length)
+        return self._generate([], ClassificationReply(self.served, rows), "input", stream=False)
 
     async def tokenizer_info(self, _: HttpRequest) -> Response:
         """Returns the special tokens of texts, as vLLM does."""

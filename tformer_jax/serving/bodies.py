@@ -4,7 +4,7 @@ import dataclasses
 import re
 import reprlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from tformer_jax.config import ConfigError, DecodeConfig
@@ -21,7 +21,7 @@ MOST_BEAMS = 16
 """Maximum beam width: each width has its own cache, whose size grows with it."""
 MOST_LOGPROBS = 5
 MOST_INPUTS = 2048
-"""Maximum number of texts to embed at once."""
+"""Maximum number of texts to classify or embed at once."""
 STOPS, STOP_LENGTH = 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
@@ -89,6 +89,7 @@ class Translation(Body):
     beams: int | None = setting(None, "beam width (default: that of the run)", low=1, high=MOST_BEAMS)
     n_best: int = setting(1, "translations of each text", low=1, high=MOST_BEAMS)
     max_new_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=1, high=MOST)
+    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MOST_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
 
     def check(self) -> None:
@@ -96,13 +97,12 @@ class Translation(Body):
         if self.beams is not None and self.n_best > self.beams:
             raise self.error("n_best", f"needs at least as many beams: write {self.n_best} for beams")
 
-    def requests(self, served: Served) -> list[Request | Empty]:
-        """Returns one request per text; more than one translation of a text requires beam search.
+    def requests(self, rows: Sequence[tuple[int, ...]], saved: DecodeConfig) -> list[Request | Empty]:
+        """Returns one request per row of token ids; more than one translation of a text requires beam search.
 
         Raises:
-            ConfigError: a text does not fit the model, or settings contradict each other.
+            ConfigError: settings contradict each other.
         """
-        saved = served.decode
         changes: dict[str, Any] = {}
         beams = self.beams or (saved.beams if saved.strategy == "beam" else 1)
         if self.beams or self.n_best > 1:
@@ -110,7 +110,6 @@ class Translation(Body):
         if self.max_new_tokens:
             changes["max_new_tokens"] = self.max_new_tokens
         decode = dataclasses.replace(saved, **changes)
-        rows = served.encode("text", self.texts("text"), served.longest_prompt)
         return [
             Request(ids, decode, samples=self.n_best, scored=True) if ids else Empty(self.n_best, "stop")
             for ids in rows
@@ -215,14 +214,11 @@ class Completion(Body):
 
 
 @dataclasses.dataclass(frozen=True)
-class Embedding(Body):
-    """Fields of `POST /v1/embeddings`, those of OpenAI's API."""
-
-    neutral: ClassVar[Mapping[str, Any]] = {"dimensions": None}
+class Classification(Body):
+    """Fields of `POST /classify`, those of vLLM's API."""
 
     model: str | None = setting(None, "name of the model")
     input: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
-    encoding_format: str = setting("float", "a list of numbers, or little-endian float32", choices=("float", "base64"))
     user: str | None = setting(None, "accepted, and not used")
 
     def check(self) -> None:
@@ -231,11 +227,20 @@ class Embedding(Body):
 
 
 @dataclasses.dataclass(frozen=True)
+class Embedding(Classification):
+    """Fields of `POST /v1/embeddings`, those of OpenAI's API."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"dimensions": None}
+
+    encoding_format: str = setting("float", "a list of numbers, or little-endian float32", choices=("float", "base64"))
+
+
+@dataclasses.dataclass(frozen=True)
 class Attention(Body):
     """Fields of `POST /attention`."""
 
-    text: str = setting("", "the source or prompt")
-    output: str = setting("", "the output made of it")
+    text: str = setting("", "the source, prompt or text")
+    output: str = setting("", "the output made of it; a classifier has none")
 
 
 @dataclasses.dataclass(frozen=True)

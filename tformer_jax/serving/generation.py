@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.refusal import Refusal
-from tformer_jax.serving.replies import Reply, empty_outputs
+from tformer_jax.serving.replies import Outputs, Reply, empty_outputs
 from tformer_jax.serving.worker import Empty, Job, Worker
 
 CLIENT_CLOSED = 499
@@ -86,8 +86,12 @@ class Generation(Response):
         outputs = empty_outputs(self.requests)
         async for event in self._events(job):
             outputs[event.request][event.sample].add(event)
+        return self.reply.complete(outputs, await self._computed(job, outputs))
+
+    async def _computed(self, job: Job, outputs: Outputs) -> Any:
+        """Returns what the reply needs besides the outputs, or None."""
         work = self.reply.work(outputs)
-        return self.reply.complete(outputs, None if work is None else await self.thread.compute(job, work))
+        return None if work is None else await self.thread.compute(job, work)
 
     async def _stream(self, job: Job, send: Send) -> None:
         async for part in self._parts(job):
@@ -98,16 +102,13 @@ class Generation(Response):
 
     async def _parts(self, job: Job) -> AsyncIterator[dict[str, Any]]:
         """Yields the chunks of a stream."""
-        if self.reply.whole:
-            for part in self.reply.chunks(await self._complete(job)):
-                yield part
-            return
+        outputs = empty_outputs(self.requests)
         async for event in self._events(job):
+            outputs[event.request][event.sample].add(event)
             chunk = self.reply.chunk(event)
             if chunk is not None:
                 yield chunk
-        last = self.reply.last()
-        if last is not None:
+        for last in self.reply.last(outputs, await self._computed(job, outputs)):
             yield last
 
     async def _events(self, job: Job) -> AsyncIterator[Event]:

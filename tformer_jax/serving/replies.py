@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.inference.engine import Event, Request
-from tformer_jax.inference.score import Row, pair_row, text_row
+from tformer_jax.inference.score import Row, Scored, pair_row, text_row
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.serving.bodies import Completion, Embedding
 from tformer_jax.serving.logprobs import logprobs
@@ -44,11 +44,6 @@ Outputs = Sequence[Sequence[Output]]
 class Reply:
     """Builds the JSON of one route."""
 
-    @property
-    def whole(self) -> bool:
-        """Whether a stream begins only after the last token."""
-        return False
-
     def work(self, outputs: Outputs) -> Callable[[], Any] | None:
         """Returns what the model computes after the last token; None for nothing."""
         return None
@@ -61,28 +56,84 @@ class Reply:
         """Returns the chunk for an event, whose `request` is an index into this reply; None if there is nothing new."""
         raise NotImplementedError
 
-    def chunks(self, complete: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the chunks of a complete response, if `whole`."""
-        raise NotImplementedError
+    def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
+        """Yields the chunks after those of all events; arguments are as for `complete`."""
+        yield from ()
 
-    def last(self) -> dict[str, Any] | None:
-        """Returns the chunk after those of all events; None for none."""
-        return None
+
+class TokenScores:
+    """Log-probabilities of the tokens of outputs, in one pass after the last token.
+
+    Args:
+        served: the model.
+        rows: token ids of the sources or prompts.
+        top: number of most probable tokens to show at each place.
+        echo: whether the tokens of the prompts are scored, too.
+    """
+
+    def __init__(self, served: Served, rows: Sequence[tuple[int, ...]], top: int, *, echo: bool = False) -> None:
+        self.served, self.rows, self.top, self.echo = served, rows, top, echo
+        self._decoder = output_decoder(served.tokenizers.target, served.family)
+
+    def work(self, outputs: Outputs) -> Callable[[], list[Scored]]:
+        """Returns the function that scores all outputs."""
+        rows = [self._row(ids, output) for ids, row in zip(self.rows, outputs, strict=True) for output in row]
+        return functools.partial(self.served.score, rows, self.top)
+
+    def named(self, outputs: Outputs, scored: Sequence[Scored]) -> list[list[dict[str, Any]]]:
+        """Returns the log-probabilities of each output, by request, in OpenAI's format."""
+        found = iter(scored)
+        prompts = [[(self.served.tokenizer, ids)] if self.echo else [] for ids in self.rows]
+        return [
+            [logprobs([*prompt, (self._decoder, output.ids)], next(found)) for output in row]
+            for prompt, row in zip(prompts, outputs, strict=True)
+        ]
+
+    def _row(self, ids: tuple[int, ...], output: Output) -> Row:
+        if self.served.translates:
+            source, start = [*ids] or self.served.framed([]), self.served.tokenizers.target.special.start
+            return pair_row(source, output.ids, start)
+        return text_row([*ids, *output.ids], given=1 if self.echo else len(ids))
 
 
 class TranslationReply(Reply):
-    """Reply of `POST /translate`: the translations of each text, best first."""
+    """Reply of `POST /translate`: the translations of each text, best first.
+
+    Args:
+        scores: computes the log-probabilities of tokens; None: they are not requested.
+    """
+
+    def __init__(self, scores: TokenScores | None) -> None:
+        self._scores = scores
+
+    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
+        """Returns the scoring of all translations, if it is requested."""
+        return None if self._scores is None else self._scores.work(outputs)
 
     def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
-        """Returns `{"translations": [[{"text", "score"}, ...], ...]}`."""
-        return {"translations": [[{"text": one.text, "score": one.score} for one in row] for row in outputs]}
+        """Returns `{"translations": [[{"text", "score"}, ...], ...]}`, with "logprobs" if they are requested."""
+        rows: list[list[dict[str, Any]]] = [[{"text": one.text, "score": one.score} for one in row] for row in outputs]
+        for row, named in zip(rows, self._named(outputs, found), strict=False):
+            for one, of in zip(row, named, strict=True):
+                one["logprobs"] = of
+        return {"translations": rows}
 
     def chunk(self, event: Event) -> dict[str, Any] | None:
         """Returns `{"index", "rank", "text", "finish_reason", "score"}`, with the new text of one translation."""
+        if self._scores is not None:  # the end comes with the log-probabilities
+            event = event._replace(finish=None, score=None)
         if not event.text and event.finish is None:
             return None
-        found = {"index": event.request, "rank": event.sample, "text": event.text}
-        return {**found, "finish_reason": event.finish, "score": finite(event.score)}
+        return piece(event.request, event.sample, event.text, event.finish, finite(event.score))
+
+    def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
+        """Yields the end of each translation with its "logprobs", if they are requested."""
+        for index, named in enumerate(self._named(outputs, found)):
+            for rank, (one, of) in enumerate(zip(outputs[index], named, strict=True)):
+                yield {**piece(index, rank, "", one.finish, one.score), "logprobs": of}
+
+    def _named(self, outputs: Outputs, found: Any) -> list[list[dict[str, Any]]]:
+        return [] if self._scores is None else self._scores.named(outputs, found)
 
 
 class CompletionReply(Reply):
@@ -95,13 +146,13 @@ class CompletionReply(Reply):
     """
 
     def __init__(self, served: Served, body: Completion, rows: Sequence[tuple[int, ...]]) -> None:
-        self.served, self.body, self.rows = served, body, rows
+        self.body, self.rows = body, rows
         self._prompts = [
             text if isinstance(text, str) else served.tokenizer.decode(text) for text in body.texts("prompt")
         ]
-        self._decoder = output_decoder(served.tokenizers.target, served.family)
-        self._tokens: dict[int, int] = {}
-        """Number of tokens of each choice of a stream so far."""
+        self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, echo=body.echo)
+        self._started: set[int] = set()
+        """Choices of a stream of which a chunk was sent."""
         self._frame = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -109,56 +160,39 @@ class CompletionReply(Reply):
             "model": served.name,
         }
 
-    @property
-    def whole(self) -> bool:
-        """Whether log-probabilities are requested, which are computed after the last token."""
-        return self.body.logprobs is not None
-
     def work(self, outputs: Outputs) -> Callable[[], Any] | None:
         """Returns the scoring of all choices, if log-probabilities are requested."""
-        if self.body.logprobs is None:
-            return None
-        rows = [self._scored_row(ids, output) for ids, row in zip(self.rows, outputs, strict=True) for output in row]
-        return functools.partial(self.served.score, rows, self.body.logprobs)
+        return None if self._scores is None else self._scores.work(outputs)
 
     def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
         """Returns the completion, with its usage."""
-        n = self.body.n
-        flat = [output for row in outputs for output in row]
-        choices = [
-            choice(index, self._echo(index // n) + output.text, output.finish) for index, output in enumerate(flat)
-        ]
-        for index, scored in enumerate(found or ()):
-            prompt = [(self.served.tokenizer, self.rows[index // n])] if self.body.echo else []
-            choices[index]["logprobs"] = logprobs([*prompt, (self._decoder, flat[index].ids)], scored)
-        return {**self._frame, "choices": choices, "usage": self._usage(sum(output.tokens for output in flat))}
+        texts = [self._echo(number) + output.text for number, row in enumerate(outputs) for output in row]
+        choices = self._choices(texts, outputs, found)
+        return {**self._frame, "choices": choices, "usage": self._usage(outputs)}
 
     def chunk(self, event: Event) -> dict[str, Any] | None:
         """Returns a chunk; with `echo`, the first chunk of each choice starts with the prompt."""
         index = event.request * self.body.n + event.sample
-        text = event.text if index in self._tokens else self._echo(event.request) + event.text
-        self._tokens[index] = event.tokens
-        if not text and event.finish is None:
-            return None
-        return self._chunk([choice(index, text, event.finish)])
+        text = event.text if index in self._started else self._echo(event.request) + event.text
+        self._started.add(index)
+        finish = event.finish if self._scores is None else None
+        return self._chunk([choice(index, text, finish)]) if text or finish else None
 
-    def chunks(self, complete: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields one chunk per choice, and the usage if it is requested."""
-        yield from (self._chunk([one]) for one in complete["choices"])
+    def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
+        """Yields a chunk with the log-probabilities of each choice, and the usage, as far as they are requested."""
+        if self._scores is not None:
+            texts = [""] * sum(map(len, outputs))
+            yield from (self._chunk([one]) for one in self._choices(texts, outputs, found))
         if self.body.stream_options.include_usage:
-            yield {**self._frame, "choices": [], "usage": complete["usage"]}
+            yield {**self._frame, "choices": [], "usage": self._usage(outputs)}
 
-    def last(self) -> dict[str, Any] | None:
-        """Returns the usage, if it is requested."""
-        if not self.body.stream_options.include_usage:
-            return None
-        return {**self._frame, "choices": [], "usage": self._usage(sum(self._tokens.values()))}
-
-    def _scored_row(self, ids: tuple[int, ...], output: Output) -> Row:
-        if self.served.translates:
-            source, start = [*ids] or self.served.framed([]), self.served.tokenizers.target.special.start
-            return pair_row(source, output.ids, start)
-        return text_row([*ids, *output.ids], given=1 if self.body.echo else len(ids))
+    def _choices(self, texts: Sequence[str], outputs: Outputs, found: Any) -> list[dict[str, Any]]:
+        flat = [output for row in outputs for output in row]
+        choices = [choice(index, text, flat[index].finish) for index, text in enumerate(texts)]
+        if self._scores is not None:
+            named = (one for row in self._scores.named(outputs, found) for one in row)
+            choices = [{**one, "logprobs": of} for one, of in zip(choices, named, strict=True)]
+        return choices
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -170,9 +204,41 @@ class CompletionReply(Reply):
     def _echo(self, number: int) -> str:
         return self._prompts[number] if self.body.echo else ""
 
-    def _usage(self, new: int) -> dict[str, int]:
-        prompt = sum(map(len, self.rows))
+    def _usage(self, outputs: Outputs) -> dict[str, int]:
+        prompt, new = sum(map(len, self.rows)), sum(output.tokens for row in outputs for output in row)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+class ClassificationReply(Reply):
+    """Reply of `POST /classify`: the probabilities of all labels of each text, as vLLM replies.
+
+    Args:
+        served: the model.
+        rows: token ids of the texts.
+    """
+
+    def __init__(self, served: Served, rows: Sequence[tuple[int, ...]]) -> None:
+        self.served, self.rows = served, rows
+
+    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
+        """Returns the computation of the probabilities."""
+        return functools.partial(self.served.classify, self.rows)
+
+    def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
+        """Returns label and probabilities of each text, in the order of the texts, with the usage."""
+        labels = self.served.labels
+        data = [
+            {"index": index, "label": labels[row.argmax()], "probs": row.tolist(), "num_classes": len(labels)}
+            for index, row in enumerate(found)
+        ]
+        return {
+            "id": f"classify-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": self.served.name,
+            "data": data,
+            "usage": usage(self.rows),
+        }
 
 
 class EmbeddingReply(Reply):
@@ -197,9 +263,7 @@ class EmbeddingReply(Reply):
             {"object": "embedding", "index": index, "embedding": self._encoded(embedding)}
             for index, embedding in enumerate(found)
         ]
-        count = sum(map(len, self.rows))
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "data": data, "model": self.served.name, "usage": usage}
+        return {"object": "list", "data": data, "model": self.served.name, "usage": usage(self.rows)}
 
     def _encoded(self, embedding: np.ndarray) -> list[float] | str:
         if self.body.encoding_format == "base64":
@@ -207,9 +271,20 @@ class EmbeddingReply(Reply):
         return embedding.tolist()
 
 
+def piece(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:
+    """Returns a chunk of a translation."""
+    return {"index": index, "rank": rank, "text": text, "finish_reason": finish, "score": score}
+
+
 def choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
     """Returns one of OpenAI's choices."""
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+
+
+def usage(rows: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Returns the usage of a request that generates nothing."""
+    count = sum(map(len, rows))
+    return {"prompt_tokens": count, "total_tokens": count}
 
 
 def empty_outputs(requests: Sequence[Request | Empty]) -> list[list[Output]]:

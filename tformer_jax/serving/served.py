@@ -1,7 +1,7 @@
 """The model that a server serves, and what it computes for one request besides generation."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.embed import embed_rows
 from tformer_jax.inference.encoding import too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
+from tformer_jax.inference.text import classify_rows
 from tformer_jax.serving.refusal import Refusal
 
 Text = str | tuple[int, ...]
@@ -34,8 +35,14 @@ class Served:
     """Scores rows, with the given number of most probable tokens at each position."""
     embed: Callable[[Sequence[Sequence[int]]], list[np.ndarray]]
     """Computes the embeddings of rows of token ids, float32 [D]."""
+    classify: Callable[[Sequence[Sequence[int]]], list[np.ndarray]]
+    """Computes the probabilities of all labels of rows of token ids, float32 [classes]."""
+    labels: tuple[str, ...] = ()
+    """Class names of a classifier; empty: its head is not trained."""
     attention: Callable[[str, str], str] | None = None
     """Renders the page of the attention of a source or prompt and its output; None: not available."""
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What the web page says about the run, ready for JSON."""
 
     @classmethod
     def of(
@@ -44,9 +51,9 @@ class Served:
         model: nn.Module,
         params: Any,
         tokenizers: Tokenizers,
-        attention: Callable[[str, str], str] | None = None,
+        **options: Any,
     ) -> "Served":
-        """Serves a trained model."""
+        """Serves a trained model; `options` are `labels`, `attention` and `about`."""
         batch_size = cfg.eval.batch_size
         return cls(
             cfg.name,
@@ -57,13 +64,19 @@ class Served:
             cfg.model.prefix_lm,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
             embed=lambda rows: list(embed_rows(model, params, rows, batch_size)),
-            attention=attention,
+            classify=lambda rows: list(classify_rows(model, params, rows, batch_size)),
+            **options,
         )
 
     @property
     def translates(self) -> bool:
         """Whether the model translates its inputs, instead of continuing them."""
         return self.family == "seq2seq"
+
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether the tokens of outputs have log-probabilities that one pass over the output computes."""
+        return self.translates or (self.family == "decoder_lm" and not self.prefix_lm)
 
     @property
     def tokenizer(self) -> Tokenizer:

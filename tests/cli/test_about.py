@@ -1,0 +1,74 @@
+"""What the server's page says about a run, from run folders written by hand."""
+
+import dataclasses
+import json
+
+import pytest
+
+import tformer_jax as tj
+from tests.report.folders import SIGNATURES, write_run
+from tformer_jax import config
+from tformer_jax.cli.about import EXAMPLES, LONGEST, about
+
+
+def run(folder, labels=None, **data) -> tj.Run:
+    """Returns a run without a model."""
+    cfg = config.load(folder / "config.json")
+    cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **data))
+    return tj.Run(folder, cfg, None, None, None, labels)
+
+
+def test_a_finished_translator(tmp_path):
+    folder = write_run(tmp_path / "run")
+    found = about(run(folder))
+    result = json.loads((folder / "result.json").read_text())
+    titles = {"BLEU": "bleu", "chrF": "chrf", "Exact match": "exact_match"}
+    assert [one["title"] for one in found["metrics"]] == list(titles)
+    for one in found["metrics"]:
+        name = titles[one["title"]]
+        assert float(one["value"].removesuffix(" %")) == pytest.approx(result["test"][name], abs=0.005)
+        assert one["signature"] == SIGNATURES.get(name, "")
+    assert (found["split"], found["languages"], found["labels"]) == ("test", ("en", "de"), None)
+    assert found["facts"][0] == "710 k parameters"  # 66,048 + 131,712 + 512,000
+    assert found["facts"][-1] == "trained for 40 steps on 36 k tokens"
+
+
+def test_examples_are_those_of_the_run(tmp_path):
+    folder = write_run(tmp_path / "run")
+    rows = json.loads((folder / "outputs" / "test.json").read_text())["outputs"]
+    pairs = {row["source"]: row["reference"] for row in rows}
+    found = about(run(folder))["examples"]
+    assert len({one["text"] for one in found}) == len(found) == EXAMPLES
+    assert all(pairs[one["text"]] == one["reference"] and len(one["text"]) <= LONGEST for one in found)
+    assert found == about(run(folder))["examples"]
+
+
+def test_a_run_that_has_not_finished(tmp_path):
+    folder = write_run(tmp_path / "run", tested=False)
+    found = about(run(folder))
+    assert found["split"] == "validation"
+    assert [one["value"] for one in found["metrics"]] == ["30.00", "50.00", "10.00 %"]
+    assert found["examples"]
+
+
+def test_a_folder_with_only_a_config(tmp_path):
+    folder = write_run(tmp_path / "run", tested=False)
+    for path in [*folder.glob("*.jsonl"), *folder.glob("outputs/*"), folder / "model.json"]:
+        path.unlink()
+    found = about(run(folder))
+    assert (found["metrics"], found["examples"]) == ([], [])
+    assert found["facts"] == ["6 + 6 layers", "width 512", "8 heads"]
+
+
+def test_other_families(tmp_path):
+    found = about(run(write_run(tmp_path / "labels", family="classifier"), labels=("de", "en")))
+    assert [one["title"] for one in found["metrics"]] == ["Accuracy", "Loss"]
+    assert (found["languages"], found["labels"]) == (None, ("de", "en"))
+    found = about(run(write_run(tmp_path / "text", family="decoder_lm")))
+    assert [one["title"] for one in found["metrics"]] == ["Loss"]
+
+
+def test_languages_that_nobody_set_are_not_told(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert about(run(folder, source="tsv", train=("a.tsv",)))["languages"] is None
+    assert about(run(folder, source="tsv", train=("a.tsv",), target_language="zh"))["languages"] == ("en", "zh")

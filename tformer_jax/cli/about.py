@@ -1,0 +1,86 @@
+"""What the server's page says about a run: its size, its scores, and examples of a held-out split."""
+
+import random
+from typing import Any
+
+import tformer_jax as tj
+from tformer_jax.config import Config, DataConfig
+from tformer_jax.report import sections
+from tformer_jax.report.charts import TITLES
+from tformer_jax.report.outputs import Outputs
+from tformer_jax.report.run import Run, load_all
+
+METRICS = ("bleu", "chrf", "exact_match", "accuracy", "perplexity", "loss")
+"""Metrics that are shown, the first `SHOWN` of them that a run has."""
+SHOWN = 3
+EXAMPLES, LONGEST = 6, 120
+"""Number of examples, and the number of characters that they have at most unless all texts are longer."""
+REFERENCE = 400
+"""Maximum number of characters of a reference that is shown."""
+
+
+def about(run: tj.Run) -> dict[str, Any]:
+    """Returns the description of a run, ready for JSON."""
+    (found,) = load_all([run.path])
+    cfg, split = run.config, found.split or "validation"
+    return {
+        "languages": languages(cfg),
+        "labels": run.labels,
+        "facts": facts(cfg, found),
+        "split": split,
+        "metrics": metrics(found, split),
+        "examples": examples(found.outputs[split]) if split in found.outputs else [],
+    }
+
+
+def languages(cfg: Config) -> tuple[str, str] | None:
+    """Returns the languages of a translator; None if the config does not tell them."""
+    pair, default = (cfg.data.source_language, cfg.data.target_language), DataConfig()
+    unset = pair == (default.source_language, default.target_language)
+    told = cfg.data.source in ("cldr_translation", "parallel_lines") or not unset
+    return pair if cfg.model.family == "seq2seq" and cfg.data.objective is None and told else None
+
+
+def facts(cfg: Config, found: Run) -> list[str]:
+    """Returns the size of the model and of its training, each as a few words."""
+    known, model = sections.facts(found), cfg.model
+    depths = {"seq2seq": (model.encoder_layers, model.decoder_layers), "decoder_lm": (model.decoder_layers,)}
+    layers = " + ".join(map(str, depths.get(model.family, (model.encoder_layers,))))
+    found_facts = [
+        f"{known['parameters']} parameters",
+        f"{layers} layer{'' if layers == '1' else 's'}",
+        f"width {model.dim}",
+        f"{model.num_heads} head{'' if model.num_heads == 1 else 's'}",
+        f"trained for {found.step:,} steps on {known['tokens']} tokens",
+    ]
+    return [fact for fact in found_facts if sections.ABSENT not in fact]
+
+
+def metrics(found: Run, split: str) -> list[dict[str, str]]:
+    """Returns titles, values and sacreBLEU's signatures of the main metrics of a split."""
+    series = found.group(split)
+    values = {name: series.last(name) for name in METRICS}
+    outputs = found.outputs.get(split)
+    signatures = outputs.signatures if outputs else {}
+    return [
+        {
+            "title": TITLES[name][0],
+            "value": sections.metric(values[name], name) + ("" if name in ("bleu", "chrf") else unit(name)),
+            "signature": signatures.get(name, ""),
+        }
+        for name in METRICS
+        if values[name] is not None
+    ][:SHOWN]
+
+
+def unit(name: str) -> str:
+    """Returns the percent sign of a rate, with its space, or nothing."""
+    return " %" if TITLES[name][1] == "%" else ""
+
+
+def examples(outputs: Outputs) -> list[dict[str, str]]:
+    """Returns sources of a split with their references, the same ones at every call."""
+    pairs = dict(zip(outputs.sources, outputs.references, strict=True))
+    texts = [text for text in pairs if text and len(text) <= LONGEST] or sorted(pairs, key=len)[:1]
+    drawn = random.Random(0).sample(texts, min(EXAMPLES, len(texts)))
+    return [{"text": text, "reference": sections.shortened(pairs[text], REFERENCE)} for text in drawn]
