@@ -81,7 +81,13 @@ def assert_same(first, second) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_anywhere_it_continues_with_the_very_next_batch(kind):
-    assert_restored_exactly(setup(kind), batches=40, points=20)
+    assert_restored_exactly(setup(kind), batches=40, points=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_before_each_batch(kind):
+    assert_restored_exactly(setup(kind), batches=40, points=40)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +104,7 @@ def test_restored_from_corpora_that_are_made(family, data):
         data=DataConfig(tokenizer="bytes", bucket_lengths=(64,), batch_tokens=256, batch_multiple=4, **data),
     )
     corpus = load_corpus(cfg, None)
-    assert_restored_exactly((cfg, corpus, train_tokenizers(cfg.data, corpus.train)), batches=20, points=20)
+    assert_restored_exactly((cfg, corpus, train_tokenizers(cfg.data, corpus.train)), batches=20, points=6)
 
 
 @pytest.mark.slow

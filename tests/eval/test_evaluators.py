@@ -8,7 +8,7 @@ import pytest
 import sacrebleu
 
 from tests import oracles
-from tests.helpers import apply, build, tiny
+from tests.helpers import apply, build, rest_slow, tiny
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus
@@ -54,7 +54,7 @@ def evaluate(family: str, model, params, split: list, *, batch_size: int, limit:
     return metrics, outputs
 
 
-@pytest.mark.parametrize("batch_size", [2, 5])
+@pytest.mark.parametrize("batch_size", rest_slow([2, 5], 1))
 def test_translation(batch_size):
     model, params = build(tiny("seq2seq"))
     total, hits, count = 0.0, 0, 0
@@ -75,7 +75,7 @@ def test_translation(batch_size):
     assert [(output.source, output.reference) for output in outputs] == [tuple(pair.values()) for pair in PAIRS]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", rest_slow([3, 1], 1))
 def test_language_model(batch_size):
     model, params = build(tiny("decoder_lm"))
     text = "abcdefgabcdefggg"
@@ -116,7 +116,7 @@ def test_pre_training_objectives(family, objective):
     assert metrics["token_accuracy"] == pytest.approx(100 * hits / count)
 
 
-@pytest.mark.parametrize("batch_size", [2, 4])
+@pytest.mark.parametrize("batch_size", rest_slow([2, 4], 1))
 def test_classification(batch_size):
     model, params = build(tiny("classifier"))
     losses, hits = [], []

@@ -5,6 +5,7 @@ import gc
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.helpers import build, tiny
 from tformer_jax.inference import layout
@@ -25,8 +26,15 @@ def test_the_same_arrays_are_converted_once():
     assert not np.array_equal(other["head"]["kernel"], first["head"]["kernel"])
 
 
-def test_converted_arrays_are_freed_with_the_originals():
-    gc.collect()
+@pytest.fixture
+def frozen_heap():
+    """Excludes the objects of earlier tests from collections, which would take seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_converted_arrays_are_freed_with_the_originals(frozen_heap):
     before = len(layout._converted)
     model, params = built()
     decoding_layout(model, params)

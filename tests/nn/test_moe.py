@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, init_module, normal, tiny
+from tests.helpers import apply, assert_close, init_module, normal, tiny
 from tformer_jax import axes
 from tformer_jax.nn import moe
 from tformer_jax.nn.ffn import make_ffn
@@ -134,7 +134,7 @@ def test_router_z_loss_by_hand():
 def test_losses_are_weighted_and_count_real_tokens_only():
     module, x = mixture(moe={"balance_loss": 0.5, "router_z_loss": 0.25}), normal(B, T, 8)
     params = init_module(module, x)
-    _, collected = module.apply({"params": params}, x, REAL, mutable=["losses"])
+    _, collected = apply(module, params, x, REAL, mutable=["losses"])
     logits = np.float64(x) @ np.float64(params["router"])
     z = np.log(np.exp(logits).sum(-1))[REAL]
     assert_close(collected["losses"]["router_z"][0], 0.25 * (z**2).mean())
@@ -151,7 +151,7 @@ def test_the_router_learns_from_the_losses():
     def balance(params):
         return module.apply({"params": params}, x, mutable=["losses"])[1]["losses"]["balance"][0]
 
-    assert np.abs(jax.grad(balance)(params)["router"]).max() > 1e-4
+    assert np.abs(jax.jit(jax.grad(balance))(params)["router"]).max() > 1e-4
 
 
 def test_kernels_have_axis_names_and_the_last_one_is_scaled_down():

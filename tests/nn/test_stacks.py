@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close, build, rest_slow, tiny, with_settings
+from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax.benchmarks.jitted_loop import continue_text
 from tformer_jax.config import DecodeConfig, model
 from tformer_jax.models import registry
@@ -84,10 +84,8 @@ def test_dropout_differs_from_layer_to_layer_of_a_scan():
     model, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=True, dropout=0.5))
     twice = jax.tree.map(lambda leaf: leaf.at[1].set(leaf[0]), params["decoder"]["periods"])
     params["decoder"]["periods"] = twice
-    outputs = [
-        registry.forward(model, params, BATCH, train=True, dropout_key=jax.random.key(seed)).logits
-        for seed in (1, 1, 2)
-    ]
+    forward = jax.jit(lambda key: registry.forward(model, params, BATCH, train=True, dropout_key=key).logits)
+    outputs = [forward(jax.random.key(seed)) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(outputs[0], outputs[1])
     assert np.abs(outputs[0] - outputs[2]).max() > 1e-3
 
@@ -141,8 +139,7 @@ def test_scanned_layers_have_different_parameters_and_dropout():
     assert not np.allclose(kernel[0], kernel[1])
     silent = jax.tree.map(jnp.zeros_like, params)
     silent["decoder"]["periods"]["layers_0"]["ffn"]["contract"]["bias"] += 1.0
-    _, state = model.apply(
-        {"params": silent}, TOKENS[:1], train=True, rngs={"dropout": jax.random.key(1)}, capture_intermediates=True
-    )
+    rngs = {"dropout": jax.random.key(1)}
+    _, state = apply(model, silent, TOKENS[:1], train=True, rngs=rngs, capture_intermediates=True)
     (sums,) = state["intermediates"]["decoder"]["__call__"]
     assert set(np.unique(sums)) == {0, 2, 4, 6}, "1 a layer, doubled or dropped; only 0 and 6 where layers drop alike"

@@ -170,6 +170,7 @@ def test_a_trace_is_written(corpus_folder, tmp_path):
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
     folder = tmp_path / "killed"
     program = (

@@ -29,6 +29,14 @@ def run(cfg, folder, data, **options):
     return loop.run(experiment.build(cfg, folder, data_root=data, **options))
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, corpus_folder) -> Path:
+    """A run of one step."""
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    run(small_config(steps=1), folder, corpus_folder)
+    return folder
+
+
 def checkpoint(folder, step: int) -> state.TrainState:
     trained = load_trained(folder)
     optimizer = optimizers.build(trained.cfg, registry.shapes(trained.model))
@@ -107,9 +115,9 @@ def test_only_evaluated_parameters_are_read(tmp_path, kind, optimizer, factor):
     assert factor * 0.8 < read < factor + 0.5
 
 
-def test_a_run_with_only_its_weights(corpus_folder, tmp_path):
+def test_a_run_with_only_its_weights(first, tmp_path):
     """A copy without checkpoints loads, and initializes another run."""
-    run(small_config(steps=1), tmp_path / "run", corpus_folder)
+    shutil.copytree(first, tmp_path / "run")
     expected = load_trained(tmp_path / "run").params
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, expected)
@@ -186,20 +194,18 @@ def wider(cfg: Config) -> Config:
     )
 
 
-def test_matching_parameters_of_another_run_are_loaded(corpus_folder, tmp_path):
-    cfg = small_config(steps=2)
-    run(cfg, tmp_path / "first", corpus_folder)
-    first = load_trained(tmp_path / "first").params
-    built = experiment.build(wider(cfg), tmp_path / "second", data_root=corpus_folder)
+def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp_path):
+    loaded = load_trained(first).params
+    built = experiment.build(wider(small_config()), tmp_path / "second", data_root=corpus_folder)
     fresh = state.create(
         built.model,
         optimizers.build(built.cfg, registry.shapes(built.model)),
         dataclasses.replace(built.cfg, seed=5),
         built.mesh,
     ).params
-    params, report = load_matching(fresh, tmp_path / "first")
+    params, report = load_matching(fresh, first)
     built.close()
-    same = params["decoder"]["layers_0"]["self_attention"], first["decoder"]["layers_0"]["self_attention"]
+    same = params["decoder"]["layers_0"]["self_attention"], loaded["decoder"]["layers_0"]["self_attention"]
     jax.tree.map(np.testing.assert_array_equal, *same)
     assert "decoder/layers_0/ffn/expand/kernel (16, 16), not (16, 24)" in report.other_shape
     assert "head/bias" in report.missing
@@ -210,33 +216,29 @@ def test_matching_parameters_of_another_run_are_loaded(corpus_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_loaded_parameters_and_reports_them(corpus_folder, tmp_path, capsys):
-    run(small_config(steps=2), tmp_path / "first", corpus_folder)
-    tuned = small_config(steps=1, start_from=str(tmp_path / "first"), ema_decay=0.9)
+def test_fine_tuning_starts_from_loaded_parameters_and_reports_them(first, corpus_folder, tmp_path, capsys):
+    tuned = small_config(steps=1, start_from=str(first), ema_decay=0.9)
     tuned = dataclasses.replace(tuned, optim=dataclasses.replace(tuned.optim, learning_rate=0.0))
     run(tuned, tmp_path / "second", corpus_folder)
-    jax.tree.map(
-        np.testing.assert_array_equal, load_trained(tmp_path / "second").params, load_trained(tmp_path / "first").params
-    )
+    jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "second").params, load_trained(first).params)
     assert "parameters loaded" in capsys.readouterr().out
     report = json.loads((tmp_path / "second" / "start_from.json").read_text())
     assert report["loaded"]
     assert report["missing"] == report["unused"] == report["other_shape"] == []
 
 
-def test_the_optimizer_starts_from_the_loaded_parameters(corpus_folder, tmp_path):
+def test_the_optimizer_starts_from_the_loaded_parameters(first, corpus_folder, tmp_path):
     """The averages of a schedule-free optimizer and the EMA start from the loaded parameters, too."""
-    run(small_config(steps=1), tmp_path / "first", corpus_folder)
-    first = load_trained(tmp_path / "first").params
-    cfg = small_config(start_from=str(tmp_path / "first"), ema_decay=0.9)
+    loaded = load_trained(first).params
+    cfg = small_config(start_from=str(first), ema_decay=0.9)
     free = dataclasses.replace(cfg, seed=3, optim=dataclasses.replace(cfg.optim, optimizer="schedule_free_adamw"))
     built = experiment.build(free, tmp_path / "second", data_root=corpus_folder)
     with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
         initial = trainer.state
-        jax.tree.map(np.testing.assert_array_equal, initial.params, first)
-        jax.tree.map(np.testing.assert_array_equal, initial.ema, first)
+        jax.tree.map(np.testing.assert_array_equal, initial.params, loaded)
+        jax.tree.map(np.testing.assert_array_equal, initial.ema, loaded)
         averages = optimizers.evaluation_params(initial.opt_state, initial.params)
-        jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), averages, first)
+        jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), averages, loaded)
 
 
 def test_starting_from_a_folder_without_a_run(corpus_folder, tmp_path):

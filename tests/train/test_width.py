@@ -65,20 +65,20 @@ def sizes(cfg: Config, seeds: int = 2) -> dict[str, float]:
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), data[family.labels][..., None], -1)
         return -picked.mean()
 
-    @jax.jit
-    def step(params, state):
+    def step(_, current):
+        params, state = current
         updates, state = optimizer.update(jax.grad(loss)(params), state, params)
         return jax.tree.map(jnp.add, params, updates), state
 
-    found = []
-    for seed in range(seeds):
-        params = nn.unbox(registry.init(model, jax.random.key(seed)))
-        first, state = jax.jit(activations)(params), optimizer.init(params)
-        for _ in range(STEPS):
-            params, state = step(params, state)
-        last = jax.jit(activations)(params)
+    @jax.jit
+    def trained(key):
+        params = nn.unbox(registry.init(model, key))
+        first = activations(params)
+        last = activations(jax.lax.fori_loop(0, STEPS, step, (params, optimizer.init(params)))[0])
         changes = {f"change of {name}": last[name] - first[name] for name in last}
-        found.append({name: float(jnp.sqrt((x**2).mean())) for name, x in (last | changes).items()})
+        return {name: jnp.sqrt((x**2).mean()) for name, x in (last | changes).items()}
+
+    found = [jax.device_get(trained(jax.random.key(seed))) for seed in range(seeds)]
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
