@@ -15,6 +15,9 @@ from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.train import lora, optimizers
 
+COMPILED_ONCE = {"xla_backend_optimization_level": 1}
+"""Options of XLA's CPU compiler for `create`: half the compilation time, the same speed and the same values."""
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -40,8 +43,9 @@ def create(
         params: initial parameters of the model; None: newly initialized ones.
     """
     init, shardings = initializer(model, optimizer, cfg, mesh)
+    options = COMPILED_ONCE if mesh.devices.flat[0].platform == "cpu" else None
     with rules.on(mesh):
-        return jax.jit(init, out_shardings=shardings)(params)
+        return jax.jit(init, out_shardings=shardings, compiler_options=options)(params)
 
 
 def abstract(

@@ -135,7 +135,9 @@ class Lane:
         indices[: len(leaders)] = [request[0][0] for request in assigned]
         if not self.running:
             self._shrink()
-        self._widen(max((len(row.source) for row in leaders if row.source), default=0), 0)
+        longest = max((len(row.source) for row in leaders if row.source), default=0)
+        expected = min(longest, max(row.max_new_tokens for row in leaders))  # most outputs are as long as their source
+        self._widen(longest, expected)
         self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows(leaders, indices))
         self._read_prompts(leaders, indices)
         for (index, _), *siblings in assigned:
