@@ -79,7 +79,7 @@ def test_restored_exactly(kind, corpus_folder, tmp_path):
     prepare(cfg, corpus_folder, tmp_path / "p")
     cfg = prepared(cfg, tmp_path / "p")
     corpus = load_corpus(cfg, None)
-    assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=6)
+    assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=20)
 
 
 @pytest.mark.parametrize("overlong", ["carry", "cut"])
