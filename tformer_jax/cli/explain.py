@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import tformer_jax as tj
 from tformer_jax.cli import report
 from tformer_jax.report import html
 
@@ -17,13 +18,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the page and prints its path."""
     options = parser().parse_args(argv)
     html.check_installed("this command")
+    from tformer_jax.cli.explaining import default_text, explained
     from tformer_jax.report.explain import page
     from tformer_jax.report.explain.topic import Example
 
-    target = TARGET if options.target is None and options.text == TEXT else options.target
-    example = Example.of(options.text, target)
-    command = f"python scripts/explain.py {shlex.join(options.topics)} --text {shlex.quote(options.text)}"
-    report.write_page(page.render(page.build(example, options.topics), example, command), options.output)
+    arguments, name = options.topics, ""
+    if options.run is None:
+        text = TEXT if options.text is None else options.text
+        example = Example.of(text, TARGET if options.target is None and text == TEXT else options.target)
+        trained = None
+    else:
+        run = tj.load(options.run)
+        text = default_text(run, TEXT) if options.text is None else options.text
+        example, trained = explained(run, text, options.target)
+        arguments, name = [*arguments, "--run", str(options.run)], trained.name
+    command = shlex.join(["python", "scripts/explain.py", *arguments, "--text", text])
+    topics = page.build(example, options.topics, trained)
+    report.write_page(page.render(topics, example, command, name), options.output)
     print(options.output)
 
 
@@ -33,13 +44,21 @@ def parser() -> argparse.ArgumentParser:
         prog="explain.py",
         description="Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "
         "file that needs no network: formulas, shapes, functions of this package, and pictures that they compute on a "
-        "text. No trained model is needed.",
+        "text. No trained model is needed; --run adds the pictures of one.",
         allow_abbrev=False,
     )
     result.add_argument("topics", nargs="*", metavar="TOPIC", help="topics to explain, such as rope (default: all)")
-    result.add_argument("--text", default=TEXT, help="the text of the pictures (default: %(default)s)")
     result.add_argument(
-        "--target", help="its translation (default: that of the default text; of another text, its words backwards)"
+        "--run",
+        type=Path,
+        metavar="DIR",
+        help="a run folder: its tokenizer splits the text, and its weights compute pictures of attention, the residual "
+        "stream and beam search",
+    )
+    result.add_argument("--text", help=f"the text of the pictures (default: {TEXT}; with --run, a held-out text)")
+    result.add_argument(
+        "--target",
+        help="its translation (default: that of the default text, or by the run; else its tokens backwards)",
     )
     result.add_argument(
         "--output",

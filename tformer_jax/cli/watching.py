@@ -52,10 +52,7 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
         count = max((weights.shape[axis] for weights in found.weights.values()), default=0)
         if wanted is not None and wanted >= count:
             raise ConfigError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
-    texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in found.tokens.items()}
-    if not all(texts.values()):
-        raise ConfigError("the text is empty: write at least one character")
-    tokens = {kind: texts[queries] for kind, (queries, _) in ATTENTIONS[family].items() if kind != "cross"}
+    tokens = read_tokens(run, found)
     parts = {"source": example[0], "target": example[1]} if family == "seq2seq" else {"text": example}
 
     def label(number: int) -> str:
@@ -64,6 +61,19 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
         return token_texts(run.tokenizers.target, [number])[0]
 
     return attention.render(run.path.name, parts, found, tokens, label, layer=layer, head=head)
+
+
+def read_tokens(run: tj.Run, found: Watched) -> dict[str, list[str]]:
+    """Returns the texts of the tokens that the stacks "encoder" and "decoder" read, as far as the model has them.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in found.tokens.items()}
+    if not all(texts.values()):
+        raise ConfigError("the text is empty: write at least one character")
+    kinds = ATTENTIONS[run.config.model.family].items()
+    return {kind: texts[queries] for kind, (queries, _) in kinds if kind != "cross"}
 
 
 def write_arrays(path: Path, run: tj.Run, results: Iterable[Watched]) -> None:

@@ -48,15 +48,15 @@ def render(
     attentions = [_attention(kind, np.asarray(found.weights[kind]), shown, layer, head, with_heads) for kind in kinds]
     masks = [packed(np.packbits(found.masks[kind]).tobytes()) for kind in kinds]
     data = [{key: one[key] for key in ("name", "queries", "keys", "layers", "heads")} for one in attentions]
-    norms = [_norms(stack, found, shown) for stack in shown]
+    residuals = [norms(stack, found, shown) for stack in shown]
     return render_page(
         "attention",
-        {"attentions": data, "norms": norms},
+        {"attentions": data, "norms": residuals},
         title=f"Attention of {name}",
         name=name,
         texts=texts,
         attentions=list(zip(attentions, masks, strict=True)),
-        norms=norms,
+        norms=residuals,
         lens=_lens(found, label),
         read=shown.get("decoder", ["text"]),
         with_heads=with_heads,
@@ -109,17 +109,17 @@ def _attention(
     }
 
 
-def _norms(stack: str, found: Watched, tokens: dict[str, list[str]]) -> dict[str, Any]:
+def norms(stack: str, found: Watched, tokens: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Returns the norms of a stack's residual stream and of what each sub-layer adds, by row of the chart."""
-    norms = found.norms[stack]
+    stream = found.norms[stack]
     sublayers = [
         name for name in SUBLAYERS if name != "cross_attention" or (stack == "decoder" and "cross" in found.weights)
     ]
-    names = [f"{number // len(sublayers)} {sublayers[number % len(sublayers)]}" for number in range(len(norms) - 1)]
+    names = [f"{number // len(sublayers)} {sublayers[number % len(sublayers)]}" for number in range(len(stream) - 1)]
     return {
         "name": stack,
         "tokens": tokens[stack],
-        "stream": {"rows": [*(f"before {name}" for name in names), "end"], "values": _rounded(norms)},
+        "stream": {"rows": [*(f"before {name}" for name in names), "end"], "values": _rounded(stream)},
         "added": {"rows": names, "values": _rounded(found.added[stack]) if names else []},
     }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from tformer_jax.config import ConfigError
 from tformer_jax.report.explain import attention, caches, layers, positions, search, sequences
 from tformer_jax.report.explain.topic import Example, Topic
+from tformer_jax.report.explain.trained import Trained
 from tformer_jax.report.html import render_page
 
 GROUPS: dict[str, dict[str, Callable[[Example], Topic]]] = {
@@ -47,8 +48,11 @@ LETTERS = {
 TOPICS = {name: build for topics in GROUPS.values() for name, build in topics.items()}
 
 
-def build(example: Example, names: Sequence[str] = ()) -> dict[str, dict[str, Topic]]:
+def build(example: Example, names: Sequence[str] = (), trained: Trained | None = None) -> dict[str, dict[str, Topic]]:
     """Computes topics, by group and name; without names, all.
+
+    Args:
+        trained: adds pictures of a run.
 
     Raises:
         ConfigError: a name is unknown.
@@ -61,11 +65,17 @@ def build(example: Example, names: Sequence[str] = ()) -> dict[str, dict[str, To
         group: {name: topic(example) for name, topic in topics.items() if name in wanted}
         for group, topics in GROUPS.items()
     }
-    return {group: topics for group, topics in found.items() if topics}
+    add = trained.add if trained else dict
+    return {group: add(topics) for group, topics in found.items() if topics}
 
 
-def render(groups: dict[str, dict[str, Topic]], example: Example, command: str) -> str:
-    """Returns the page of topics; `command` is shown as the way to make it for another text."""
+def render(groups: dict[str, dict[str, Topic]], example: Example, command: str, run: str = "") -> str:
+    """Returns the page of topics.
+
+    Args:
+        command: shown as the way to make the page for another text.
+        run: name of the run that computed some of the pictures.
+    """
     pictures = [picture.data() for topics in groups.values() for topic in topics.values() for picture in topic.pictures]
     return render_page(
         "explain",
@@ -74,5 +84,6 @@ def render(groups: dict[str, dict[str, Topic]], example: Example, command: str) 
         groups=groups,
         example=example,
         command=command,
+        run=run,
         letters=LETTERS,
     )

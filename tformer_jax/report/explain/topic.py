@@ -20,6 +20,7 @@ FEWEST, MOST = 2, 32
 """Numbers of tokens that a text may have."""
 DIGITS = 5
 """Significant digits of the numbers in a picture."""
+WORDS = "words, punctuation, Chinese characters"
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
 _TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 
@@ -39,12 +40,15 @@ class Example:
             ConfigError: a text has fewer than `FEWEST` or more than `MOST` tokens.
         """
         source = tuple(_TOKEN.findall(text))
-        found = {"--text": source, "--target": source[::-1] if target is None else tuple(_TOKEN.findall(target))}
-        for flag, tokens in found.items():
+        return cls.checked(source, source[::-1] if target is None else tuple(_TOKEN.findall(target)), WORDS)
+
+    @classmethod
+    def checked(cls, source: Sequence[str], target: Sequence[str], kind: str) -> "Example":
+        """Returns the example with these tokens; `kind` says what they are. Errors are as for `of`."""
+        for flag, tokens in (("--text", source), ("--target", target)):
             if not FEWEST <= len(tokens) <= MOST:
-                count = f"{len(tokens)} tokens (words, punctuation, Chinese characters)"
-                raise ConfigError(f"{flag} has {count}: write {FEWEST} to {MOST}")
-        return cls(*found.values())
+                raise ConfigError(f"{flag} has {len(tokens)} tokens ({kind}): write {FEWEST} to {MOST}")
+        return cls(tuple(source), tuple(target))
 
     @property
     def x(self) -> np.ndarray:

@@ -1,0 +1,97 @@
+"""The pictures that `scripts/explain.py --run` computes with a trained run."""
+
+import dataclasses
+import json
+import types
+
+import numpy as np
+import pytest
+
+from tests.helpers import tiny
+from tests.report.folders import write_run
+from tests.test_api import DATA, run_of
+from tformer_jax.cli import explain
+from tformer_jax.cli.explaining import default_text, explained
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.report.explain import page
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A translator with random parameters."""
+    return run_of(Config(model=tiny("seq2seq"), data=DATA["seq2seq"]))
+
+
+@pytest.fixture(scope="module")
+def computed(run):
+    return explained(run, "abc", "bca")
+
+
+def pictures(computed, name: str):
+    example, trained = computed
+    return {one.title: one for one in trained.add({name: page.TOPICS[name](example)})[name].pictures}
+
+
+def test_tokens_are_those_of_the_run(computed):
+    example, _ = computed
+    assert example.source == ("a", "b", "c")
+    assert example.target == ("b", "c", "a")
+
+
+def test_attention_is_that_of_the_last_layer(run, computed):
+    (found,) = run.watch([("abc", "bca")])
+    name = run.path.name
+    shown = pictures(computed, "heads")
+    assert list(shown)[: found.weights["encoder"].shape[1]] == [f"Head {n} of {name}" for n in range(4)]
+    np.testing.assert_array_equal(shown[f"Head 2 of {name}"].values, found.weights["encoder"][-1, 2])
+    cross = pictures(computed, "encoder-decoder")[f"Cross-attention of {name}"]
+    np.testing.assert_allclose(cross.values.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(cross.values, found.weights["cross"][-1].mean(axis=0))
+    assert (cross.rows, cross.columns) == (["<s>", "b", "c", "a"], ["a", "b", "c", "</s>"])
+    stream = pictures(computed, "placement")[f"Norms of the residual stream of {name}, decoder"]
+    np.testing.assert_allclose(stream.values, found.norms["decoder"], rtol=1e-3)
+
+
+def test_sums_of_outputs_are_their_log_probabilities(run, computed):
+    shown = pictures(computed, "beams")
+    lines, scores, *_ = shown.values()
+    assert len(lines.curves) > 1
+    for curve, row in zip(lines.curves, scores.values, strict=True):
+        length = len(curve.x) - 1
+        np.testing.assert_allclose(row, curve.y[-1] / length ** np.array([0, 0.6, 1]), rtol=1e-5)
+        text = curve.name.removesuffix("</s>")
+        if curve.name.endswith("</s>") and "<" not in text:
+            (scored,) = run.score([("abc", text)])
+            assert curve.y[-1] == pytest.approx(scored.total, rel=1e-5)
+
+
+def test_topics_without_a_part_of_the_run_are_unchanged(computed):
+    example, trained = computed
+    topic = page.TOPICS["alibi"](example)
+    assert trained.add({"alibi": topic}) == {"alibi": topic}
+
+
+def test_the_command_names_the_run(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(explain, "tj", types.SimpleNamespace(load=lambda path: run))
+    path = tmp_path / "page.html"
+    explain.main(["encoder-decoder", "--run", "runs/x", "--text", "abc", "--target", "bca", "--output", str(path)])
+    text = path.read_text(encoding="utf-8")
+    assert "python scripts/explain.py encoder-decoder --run runs/x --text abc" in text
+    assert f"with random weights, except those of {run.path.name}, whose title names it" in text
+
+
+def test_the_default_text_has_few_tokens(run, tmp_path):
+    folder = write_run(tmp_path / "run")
+    outputs = folder / "outputs" / "test.json"
+    found = json.loads(outputs.read_text())
+    found["outputs"][3]["source"] = "a short one"
+    outputs.write_text(json.dumps(found))
+    assert default_text(dataclasses.replace(run, path=folder), explain.TEXT) == "a short one"
+    outputs.unlink()
+    (folder / "outputs" / "validation.json").unlink()
+    assert default_text(dataclasses.replace(run, path=folder), explain.TEXT) == "The cat sat on the mat because"
+
+
+def test_a_text_without_enough_tokens(run):
+    with pytest.raises(ConfigError, match=r"--text has 1 tokens \(of the run's tokenizer\): write 2 to 32"):
+        explained(run, " ", None)

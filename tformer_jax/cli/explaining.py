@@ -1,0 +1,71 @@
+"""What `scripts/explain.py --run` computes with a trained run."""
+
+import functools
+from collections.abc import Sequence
+
+import tformer_jax as tj
+from tformer_jax.cli import watching
+from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers import Tokenizer, token_texts
+from tformer_jax.inference.score import Scored
+from tformer_jax.report.attention import visible
+from tformer_jax.report.explain.search import BEAMS, STEPS
+from tformer_jax.report.explain.topic import MOST, Example
+from tformer_jax.report.explain.trained import Trained
+from tformer_jax.report.run import load_all
+
+Scores = tuple[Sequence[str], Scored]
+
+
+def default_text(run: tj.Run, otherwise: str) -> str:
+    """Returns the first held-out text of a run that has few enough tokens for a page, or the beginning of another."""
+    (found,) = load_all([run.path])
+    texts = found.outputs[found.split].sources if found.split else []
+    tokenizer = run.tokenizers.source if run.config.model.family == "seq2seq" else run.tokenizers.target
+    short = (text for text in texts if 3 < len(tokenizer.encode(text)) < MOST // 2)
+    words = otherwise.split()
+    while len(tokenizer.encode(" ".join(words))) > MOST:
+        words.pop()
+    return next(short, " ".join(words))
+
+
+def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, Trained]:
+    """Returns the tokens of the pictures, and what the run computes for them.
+
+    Args:
+        target: None: the translation by the run; of a model without one, the tokens backwards.
+
+    Raises:
+        ConfigError: a text has too few or too many tokens.
+    """
+    translates = run.config.model.family == "seq2seq"
+    if target is not None and not translates:
+        raise ConfigError(f"--target: {run.path} is not a translator; leave it out")
+    if translates and target is None:
+        (target,) = run.translate([text])
+    (found,) = run.watch([(text, target) if translates else text])
+    tokens = {stack: list(map(visible, texts)) for stack, texts in watching.read_tokens(run, found).items()}
+    source = pieces(run.tokenizers.source if translates else run.tokenizers.target, text)
+    other = source[::-1] if target is None else pieces(run.tokenizers.target, target)
+    example = Example.checked(source, other, "of the run's tokenizer")
+    return example, Trained(run.path.name, found, tokens, outputs(run, text))
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Returns the texts of the tokens of a text, without the special tokens around it."""
+    return list(map(visible, token_texts(tokenizer, tokenizer.encode(text))))
+
+
+def outputs(run: tj.Run, text: str) -> list[Scores]:
+    """Returns the tokens of the outputs of beam search with their log-probabilities, best first; encoders have none."""
+    family = run.config.model.family
+    if family not in ("seq2seq", "decoder_lm"):
+        return []
+    settings = {"strategy": "beam", "beams": BEAMS} | ({} if family == "seq2seq" else {"max_new_tokens": STEPS})
+    (found,) = run.outputs([text], BEAMS, **settings)
+    texts = [one.text for one in found if one.text.strip()]
+    given = 0 if family == "seq2seq" else len(run.score([text])[0].tokens)
+    scored = run.score([(text, one) if family == "seq2seq" else text + one for one in texts])
+    kept = [Scored(one.tokens[given:], one.log_probabilities[given:]) for one in scored]
+    name = functools.partial(token_texts, run.tokenizers.target)
+    return [(list(map(visible, name(one.tokens))), one) for one in kept if one.tokens]
