@@ -90,9 +90,10 @@ class TestBatches:
         assert (last["target_out"][-1] == IGNORED).all()
 
     @pytest.mark.slow
-    def test_any_number_of_loader_processes(self):
-        expected = take(train_batches(*setup("spans")), 12)
+    @pytest.mark.parametrize("kind", ["masked tokens", "spans", "denoising"])
+    def test_any_number_of_loader_processes(self, kind):
+        expected = take(train_batches(*setup(kind)), 12)
         for workers in (1, 3):
-            batches = train_batches(*setup("spans", workers=workers))
+            batches = train_batches(*setup(kind, workers=workers))
             assert_same(expected, take(batches, 12))
             batches.close()

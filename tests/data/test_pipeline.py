@@ -108,8 +108,9 @@ def test_restored_from_corpora_that_are_made(family, data):
 
 
 @pytest.mark.slow
-def test_restored_with_loader_processes():
-    assert_restored_exactly(setup("translation packed", workers=2), batches=8, points=1)
+@pytest.mark.parametrize("kind", ["translation packed", "masked tokens", "spans", "denoising"])
+def test_restored_with_loader_processes(kind):
+    assert_restored_exactly(setup(kind, workers=2), batches=8, points=1)
 
 
 def assert_restored_exactly(arguments, batches: int, points: int) -> None:

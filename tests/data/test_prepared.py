@@ -27,6 +27,13 @@ KINDS = {
     "decoder_lm packed": ("lines", {"batching": "packed", "window": 20, "batch_size": 3, "overlong": "carry"}),
 }
 
+WINDOWS = {"batching": "windows", "window": 9, "batch_size": 3}
+OBJECTIVES = {
+    "masked_lm": ("lines", WINDOWS | {"objective": "masked_tokens"}),
+    "seq2seq spans": ("lines", WINDOWS | {"objective": "span_corruption"}),
+    "seq2seq denoising": ("lines", WINDOWS | {"objective": "denoising"}),
+}
+
 
 @pytest.fixture(scope="module")
 def corpus_folder(tmp_path_factory):
@@ -38,14 +45,12 @@ def corpus_folder(tmp_path_factory):
 
 
 def config(kind: str, **changes) -> Config:
-    source, data = KINDS[kind]
+    source, data = (KINDS | OBJECTIVES)[kind]
     family = kind.split()[0]
-    suffix = "txt" if source == "lines" else "tsv"
+    train = "decoder_lm.txt" if source == "lines" else f"{family}.tsv"
     return Config(
         model=ModelConfig(family=family, max_length=64),
-        data=DataConfig(
-            **{"source": source, "train": f"{family}.{suffix}", "tokenizer": "characters", **data, **changes}
-        ),
+        data=DataConfig(**{"source": source, "train": train, "tokenizer": "characters", **data, **changes}),
         eval=EvalConfig(batch_size=4),
     )
 
@@ -55,7 +60,7 @@ def prepared(cfg: Config, *folders) -> Config:
     return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="prepared", train=names))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OBJECTIVES])
 def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("tformer_jax.data.prepare.EXAMPLES_PER_CHUNK", 16)  # so that this small split has several files
     cfg = config(kind)
@@ -73,7 +78,22 @@ def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path, m
     assert_same(list(found), list(expected))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_loader_processes_corrupt_as_the_main_process_does(kind, corpus_folder, tmp_path):
+    cfg = config(kind)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    cfg = prepared(cfg, tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    tokenizers = Tokenizers.load(corpus.tokenizers)
+    expected = list(itertools.islice(train_batches(cfg, corpus, tokenizers), 12))
+    parallel = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, workers=2))
+    found = train_batches(parallel, corpus, tokenizers)
+    assert_same(list(itertools.islice(found, 12)), expected)
+    found.close()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OBJECTIVES])
 def test_restored_exactly(kind, corpus_folder, tmp_path):
     cfg = config(kind)
     prepare(cfg, corpus_folder, tmp_path / "p")
