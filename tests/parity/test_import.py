@@ -1,7 +1,6 @@
 """Checkpoints imported by the command compute what transformers computes, from text to text, and are exported equal."""
 
-import contextlib
-import io
+import dataclasses
 import json
 import shutil
 import sys
@@ -21,32 +20,15 @@ from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints
 from tformer_jax.cli import classify, embed, export_hf, fill_mask, generate, import_hf, score, translate
 from tformer_jax.cli.outputs import as_line
-from tformer_jax.config import ConfigError, read_mesh
+from tformer_jax.config import ConfigError, EvalConfig, OptimConfig, ParallelConfig, TrainConfig, read_mesh
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.interop import files, hf
 from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.train import experiment, loop
 
 PROMPTS = ["the cat", "a dog and the", "der Hund"]
 NEW = 6
-
-
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory):
-    """Returns a function that makes the folder, the run and their model of a kind, once."""
-    made = {}
-
-    def make(kind: str):
-        if kind not in made:
-            folder = tmp_path_factory.mktemp(kind)
-            model = checkpoints.MAKERS[kind](folder)
-            run = folder.with_name(f"{folder.name}_run")
-            with contextlib.redirect_stdout(io.StringIO()):  # which tests read
-                import_hf.main([str(folder), "--run", str(run)])
-            made[kind] = folder, run, model
-        return made[kind]
-
-    return make
 
 
 def their_tokenizer(folder):
@@ -189,6 +171,34 @@ def test_a_masked_language_model_is_imported_as_a_classifier_on_demand(imported,
         found.fill_mask(PROMPTS)
     with pytest.raises(ConfigError, match="model_type 'llama' has no masked language model; bert has one"):
         import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "other"), "--family", "masked_lm"])
+
+
+@pytest.mark.slow
+def test_a_run_tuned_with_lora_is_exported_merged(imported, tmp_path):
+    """transformers computes what the tuned run computes, and only kernels of layers differ from the original."""
+    folder, run, model = imported("llama")
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in checkpoints.TEXTS))
+    cfg = tj.load(run).config
+    cfg = dataclasses.replace(
+        cfg,
+        data=dataclasses.replace(cfg.data, bucket_lengths=(16,), window=16, batch_size=4),
+        optim=OptimConfig(schedule="constant", learning_rate=0.1, warmup_steps=1),
+        train=TrainConfig(steps=2, lora_rank=2, start_from=str(run)),
+        parallel=ParallelConfig(data=1),
+        eval=EvalConfig(batch_size=4, examples=4, samples=0),
+    )
+    assert loop.run(experiment.build(cfg, tmp_path / "tuned", data_root=tmp_path))
+    export_hf.main(["--run", str(tmp_path / "tuned"), "--model-type", "llama", str(tmp_path / "out")])
+    tuned = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = their_tokenizer(folder)(PROMPTS[0], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = tuned(ids).logits[0].numpy()
+        assert np.abs(expected - model(ids).logits[0].numpy()).max() > 1e-2
+    assert_close(tj.load(tmp_path / "tuned").logits(PROMPTS[:1])[0], expected, 1e-5)
+    before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "out"))
+    changed = {name.split(".")[-2] for name, array in after.items() if not np.array_equal(array, before[name])}
+    projections = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert changed == projections
 
 
 @pytest.mark.parametrize("kind", checkpoints.MAKERS)

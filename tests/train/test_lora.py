@@ -1,6 +1,10 @@
 """Low-rank adaptation: kernels, gradients and updates in NumPy, and runs that train only the factors."""
 
 import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -192,6 +196,32 @@ def test_a_run_from_another_run_is_saved_merged(corpus_folder, finished, tmp_pat
             rank = RANK * (2 if "weights" in train and train["weights"] == "average_last" else 1)
             assert sizes[0] > 1e-3
             assert sizes[rank:].max(initial=0) < 1e-4 * sizes[0]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(corpus_folder, finished, tmp_path):
+    """Equal bit for bit to an uninterrupted run, with a moving average of the factors."""
+    program = (
+        "import sys; from pathlib import Path; from tests.train.conftest import small_config;"
+        "from tformer_jax.train import experiment, loop;"
+        f"cfg = small_config(lora_rank={RANK}, ema_decay=0.9, start_from=sys.argv[3]);"
+        "loop.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2]), resume='-r' in sys.argv))"
+    )
+
+    def start(folder, *flags):
+        arguments = [sys.executable, "-c", program, str(folder), str(corpus_folder), str(finished), *flags]
+        return subprocess.Popen(arguments, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.DEVNULL)
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole).wait() == 0
+    process = start(killed)
+    while not (killed / "checkpoints" / "4").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() != 0
+    assert start(killed, "-r").wait() == 0
+    jax.tree.map(np.testing.assert_array_equal, api.load(killed).params, api.load(whole).params)
+    assert (killed / "metrics.jsonl").read_text().count("\n") == (whole / "metrics.jsonl").read_text().count("\n")
 
 
 @pytest.mark.slow
