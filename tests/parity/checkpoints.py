@@ -25,7 +25,13 @@ MARIAN = {
 def save(folder: Path, kind: str, config: dict, **generation) -> torch.nn.Module:
     """Saves a model with random parameters, large enough to matter, and returns it."""
     model_class = getattr(transformers, kind)
-    model = model_class(model_class.config_class(**config)).eval()
+    settings = model_class.config_class(**config)
+    untied = kind.startswith("T5") and not config.get("tie_word_embeddings", True)
+    if untied:
+        settings.tie_word_embeddings = False  # which the class of the config replaces
+    model = model_class(settings).eval()
+    if untied:
+        model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "embed_positions" not in name or parameter.requires_grad:
@@ -93,6 +99,17 @@ def t5(folder: Path) -> torch.nn.Module:
     model = save(folder, "T5ForConditionalGeneration", config)
     save_tokenizer(folder, tokenizer, eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
     return model
+
+
+def bart_tokenizer(folder: Path) -> dict:
+    """Writes a tokenizer with BART's ids of special tokens; returns the config's fields."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = trained(hf.models.BPE(), hf.trainers.BpeTrainer, special, metaspace=False)
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    save_tokenizer(folder, tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    return {"vocab_size": tokenizer.get_vocab_size()}
 
 
 def pieces(texts: list[str], size: int) -> bytes:

@@ -1,0 +1,166 @@
+"""Each family, in and out by the commands, with configs as the hub has them but for their sizes.
+
+The weights are random; the outputs are those of transformers, and so are those of the exported checkpoint.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+import tformer_jax as tj
+from tests.helpers import assert_close
+from tests.parity import checkpoints
+from tformer_jax.cli import embed, export_hf, generate, import_hf, translate
+from tformer_jax.cli.outputs import as_line
+
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
+PROMPTS = ["the cat", "a dog and the", "der Hund"]
+NEW = 6
+
+DECODER = {"hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER |= {"num_key_value_heads": 2, "max_position_embeddings": 32}
+SIZES = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_ctx": 32},
+    "bert": checkpoints.SIZES | {"max_position_embeddings": 32},
+    "t5": checkpoints.PAIR | {"n_positions": 32},
+    **dict.fromkeys(("bart", "marian"), checkpoints.MARIAN | {"num_hidden_layers": 2}),
+    "gemma3_text": DECODER | {"num_hidden_layers": 7},
+}
+"""Small sizes by `model_type`; 7 layers of Gemma 3 have one without a window."""
+SMALLER = {"head_dim": 4, "sliding_window": 4, "num_decoder_layers": 2}
+"""Sizes of a config that has them."""
+CLASSES = {"BartModel": "BartForConditionalGeneration"}
+DECODERS = [name for name, config in PUBLISHED.items() if config["model_type"] not in ("bert", "t5", "bart", "marian")]
+ENCODER_DECODERS = [name for name, config in PUBLISHED.items() if config["model_type"] in ("t5", "bart", "marian")]
+ENCODERS = [name for name, config in PUBLISHED.items() if config["model_type"] == "bert"]
+BYTES = ("gpt2", "qwen2", "qwen3")
+"""Types with byte-level tokenizers, besides Llama 3."""
+
+
+def small(name: str) -> dict:
+    """Returns the config of the hub with small sizes; its token ids are those of the tokenizer."""
+    config = PUBLISHED[name]
+    sizes = SIZES.get(config["model_type"], DECODER)
+    sizes = sizes | {key: size for key, size in SMALLER.items() if config.get(key) is not None}
+    if config.get("num_key_value_heads") == config.get("num_attention_heads") and "num_key_value_heads" in config:
+        sizes |= {"num_key_value_heads": 4}
+    return config | sizes
+
+
+def tokenizer_of(folder: Path, name: str) -> dict:
+    """Writes a tokenizer as the family has it; returns the fields of config.json that depend on it."""
+    kind = PUBLISHED[name]["model_type"]
+    if kind == "bert":
+        return {"vocab_size": checkpoints.word_pieces(folder)["vocab_size"], "pad_token_id": 1}
+    if kind == "bart":
+        neutral = {"forced_eos_token_id": None, "num_beams": 1, "no_repeat_ngram_size": 0, "early_stopping": False}
+        return checkpoints.bart_tokenizer(folder) | neutral
+    makers = {"t5": checkpoints.t5, "marian": checkpoints.marian}
+    maker = makers.get(kind, checkpoints.gpt2 if kind in BYTES or "Llama-3" in name else checkpoints.llama)
+    theirs = maker(folder).config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "decoder_vocab_size")
+    found = {field: getattr(theirs, field) for field in names if field in PUBLISHED[name]}
+    if kind == "marian":
+        found |= {"bad_words_ids": [[theirs.pad_token_id]], "forced_eos_token_id": None, "num_beams": 1}
+    return found | {"vocab_size": theirs.vocab_size}
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Returns a function that makes the folder, the run and transformers' model of a name, once."""
+    made = {}
+
+    def make(name: str):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("checkpoint")
+            config = small(name) | tokenizer_of(folder, name)
+            made[name] = folder, folder.with_name(f"{folder.name}_run"), save(folder, config)
+            import_hf.main([str(folder), "--run", str(made[name][1])])
+        return made[name]
+
+    return make
+
+
+def save(folder: Path, config: dict) -> torch.nn.Module:
+    """Saves random parameters, and the config as it is, not as today's transformers writes it."""
+    kind = config["architectures"][0]
+    model_class = getattr(transformers, CLASSES.get(kind, kind))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    given = {key: value for key, value in config.items() if key not in ("model_type", "architectures", "torch_dtype")}
+    stored = getattr(torch, config.get("torch_dtype", "float32"))
+    checkpoints.save(folder, CLASSES.get(kind, kind), given).to(stored).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return model_class.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def their_outputs(folder: Path, model: torch.nn.Module, beams: int) -> list[str]:
+    tokenizer, found = transformers.AutoTokenizer.from_pretrained(folder), []
+    for text in PROMPTS:
+        ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        settings = {"num_beams": beams, "max_new_tokens": NEW, "do_sample": False, "use_cache": False}
+        with torch.no_grad():
+            output = model.generate(**ids, **settings, pad_token_id=0)[0]
+        found.append(as_line(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False)))
+    return found
+
+
+def our_outputs(run: Path, beams: int, folder: Path, capsys) -> list[str]:
+    capsys.readouterr()
+    flags = ["--strategy", "greedy"] if beams == 1 else ["--beams", str(beams)]
+    flags += ["--run", str(run), "--max-new-tokens", str(NEW)]
+    if tj.load(run).config.model.family == "seq2seq":
+        translate.main([*PROMPTS, *flags])
+    else:
+        (folder / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+        generate.main(["--input", str(folder / "prompts.txt"), *flags])
+    return capsys.readouterr().out.split("\n")[:-1]
+
+
+def exported(run: Path, folder: Path, model: torch.nn.Module) -> torch.nn.Module:
+    """Exports the run, checks that its arrays are those of the model, and returns transformers' model of it."""
+    export_hf.main(["--run", str(run), str(folder)])
+    back = type(model).from_pretrained(folder, dtype=torch.float32).eval()
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(back.state_dict()[name], array)
+    return back
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
+def test_outputs_of_the_import_and_of_the_export(imported, tmp_path, name, capsys):
+    folder, run, model = imported(name)
+    back = exported(run, tmp_path / "out", model)
+    for beams in (1, 3):
+        expected = their_outputs(folder, model, beams)
+        assert our_outputs(run, beams, tmp_path, capsys) == expected
+        assert their_outputs(tmp_path / "out", back, beams) == expected
+    if small(name)["model_type"] not in ("bart", "marian"):  # which repeat a token with random weights
+        assert len(set(expected)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
+def test_embeddings_of_the_import_and_of_the_export(imported, tmp_path, name):
+    folder, run, model = imported(name)
+    base = getattr(model, "bert", model)
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)(PROMPTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        states = base(**inputs).last_hidden_state
+    real = inputs["attention_mask"][..., None]
+    expected = ((states * real).sum(1) / real.sum(1)).numpy()
+    embed.main(["--run", str(run), *PROMPTS, "--output", str(tmp_path / "a.npy")])
+    assert_close(np.load(tmp_path / "a.npy"), expected, 1e-5)
+    export_hf.main(["--run", str(run), str(tmp_path / "out")])
+    arrays, original = (load_file(place / "model.safetensors") for place in (tmp_path / "out", folder))
+    prefix = "" if "bert.embeddings.word_embeddings.weight" in original else "bert."
+    assert {prefix + key for key in original if "pooler" not in key} <= arrays.keys() | {"cls.predictions.decoder.bias"}
+    for key in original:
+        if prefix + key in arrays:
+            np.testing.assert_array_equal(arrays[prefix + key], original[key])
