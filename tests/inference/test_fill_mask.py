@@ -1,0 +1,61 @@
+"""Masks are filled with the most probable tokens of the model's logits, also with tokenizers that read no names."""
+
+import numpy as np
+import pytest
+import scipy.special
+
+from tests.helpers import apply, build, tiny
+from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
+from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.inference.batching import pad_rows
+from tformer_jax.inference.encoding import LongTexts, TextError
+from tformer_jax.inference.fill_mask import MaskFiller
+
+TOKENIZER = ExtendedTokenizer.of(CharacterTokenizer("abcde"), ["<mask>"])
+CFG = Config(
+    model=tiny("masked_lm", vocab_size=TOKENIZER.vocab_size, head_transform=True),
+    data=DataConfig(source="text", train="-", batching="windows", window=16, objective="masked_tokens"),
+    eval=EvalConfig(batch_size=2),
+)
+TOP = 3
+
+
+@pytest.fixture(scope="module")
+def filler():
+    model, params = build(CFG.model)
+    return MaskFiller(CFG, model, Tokenizers(TOKENIZER, TOKENIZER), top=TOP), params
+
+
+def test_fills_are_the_best_tokens_of_the_logits(filler):
+    filler, params = filler
+    texts = ["ab<mask>de", "", "<mask><mask>c", "abcde<mask>"]
+    mask, found = TOKENIZER.id_of("<mask>"), list(filler.stream(params, texts))
+    assert [len(fills) for fills in found] == [TOP, 0, TOP, TOP]
+    rows = [[mask if c == "m" else TOKENIZER.encode(c)[0] for c in text.replace("<mask>", "m")] for text in texts]
+    tokens = pad_rows(rows, len(rows), 16)
+    outputs = np.asarray(apply(filler.model, params, tokens, tokens >= 0))
+    for ids, fills, logits in zip(rows, found, outputs, strict=True):
+        masks = [at for at, token in enumerate(ids) if token == mask]
+        order = np.argsort(-logits[masks], axis=1)
+        probabilities = scipy.special.softmax(logits[masks].astype(np.float64), axis=1)
+        for rank, fill in enumerate(fills):
+            best = order[:, rank]
+            assert fill.tokens == tuple(TOKENIZER.special.name(i) or TOKENIZER.decode([i]) for i in best.tolist())
+            assert abs(fill.probability - np.prod(probabilities[np.arange(len(masks)), best])) < 1e-6
+            filled = np.array(ids)
+            filled[masks] = best
+            assert fill.text == TOKENIZER.decode(filled)
+
+
+def test_texts_that_cannot_be_filled(filler):
+    filler, params = filler
+    with pytest.raises(TextError, match="text 2: the text has no mask: write <mask> where a token is to be predicted"):
+        list(filler.stream(params, ["a<mask>", "abc"]))
+    with pytest.raises(TextError, match="the text has 17 tokens, but the model takes at most 16"):
+        list(filler.stream(params, ["<mask>" + 16 * "a"]))
+    (skipped,) = filler.stream(params, ["<mask>" + 16 * "a"], long_texts=LongTexts("skip"))
+    assert skipped == []
+    plain = CharacterTokenizer("abcde")
+    with pytest.raises(ConfigError, match="the tokenizer of this run has no mask token"):
+        MaskFiller(CFG, filler.model, Tokenizers(plain, plain), top=1)
