@@ -4,6 +4,7 @@ Functions with a parameter `p` read the package's parameter trees, in float64 (`
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -176,6 +177,62 @@ def basic_attention(x, memory, mask=None, bias=None):
     return attention_core(x[:, :, None], m, m, mask, 1.0, bias=bias)[:, :, 0]
 
 
+def latent_attention(p, query, key, mask, cfg, *, position=None, kind="full", bias=None):
+    """DeepSeek-V2, equations 9 to 19: all keys and values are written out. query [B, T, D], key [B, S, D]."""
+    H, N, rotary = cfg.head_size, cfg.num_heads, SimpleNamespace(head_size=cfg.mla.rotary_dim, rotary=cfg.rotary)
+    if cfg.mla.query_latent_dim:
+        query = norm(linear(query, p["query_latent"]), p["query_latent_norm"], cfg)
+    q, latent = linear(query, p["query"]), norm(linear(key, p["latent"]), p["latent_norm"], cfg)
+    rotated = linear(key, p["rotated"])[:, :, None]
+    if position == "rotary":
+        q = np.concatenate([q[..., :H], rotate(q[..., H:], rotary, kind)], axis=-1)
+        rotated = rotate(rotated, rotary, kind)
+    k = np.concatenate([linear(latent, p["key"]), np.repeat(rotated, N, axis=2)], axis=-1)
+    heads = attention_core(q, k, linear(latent, p["value"]), mask, cfg.attention_scale, cfg.attention_softcap, bias)
+    return linear(heads, p["output"])
+
+
+def delta_rule(q, k, v, log_decay, rate, state=None):
+    """Gated Delta Networks, equation 10: S <- a S (I - b k k^T) + b v k^T, o = S q, with S [V, H].
+
+    q and k [T, H], v [T, V], log_decay and rate [T]; returns [T, V] and the last S.
+    """
+    state = np.zeros((v.shape[-1], k.shape[-1])) if state is None else state
+    out = []
+    for q_t, k_t, v_t, g, b in zip(q, k, v, log_decay, rate, strict=True):
+        state = math.exp(g) * state @ (np.eye(len(k_t)) - b * np.outer(k_t, k_t)) + b * np.outer(v_t, k_t)
+        out.append(state @ q_t)
+    return np.array(out), state
+
+
+def gated_delta(p, x, cfg):
+    """The layer on rows without padding: x [B, T, D] -> [B, T, D]."""
+
+    def convolved(p):
+        h, W = linear(x, p["project"]), len(p["taps"])
+        out = np.zeros_like(h)
+        for t in range(x.shape[1]):
+            for back in range(min(W, t + 1)):
+                out[:, t] += p["taps"][W - 1 - back] * h[:, t - back]
+        return ACTIVATIONS["silu"](out)
+
+    def unit(x):
+        return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+
+    q, k, v = convolved(p["queries"]), convolved(p["keys"]), convolved(p["values"])
+    B, _, N, H = *v.shape[:3], q.shape[-1]
+    group = N // q.shape[2]
+    q, k = unit(q) / math.sqrt(H), unit(k)
+    log_decay = -np.exp(p["log_rate"]) * np.log1p(np.exp(linear(x, p["decay"]) + p["shift"]))
+    rate = ACTIVATIONS["sigmoid"](linear(x, p["rate"]))
+    out = np.zeros_like(v)
+    for b, n in np.ndindex(B, N):
+        out[b, :, n], _ = delta_rule(
+            q[b, :, n // group], k[b, :, n // group], v[b, :, n], log_decay[b, :, n], rate[b, :, n]
+        )
+    return linear(rms_norm(out, p["scale"], cfg.norm_eps) * ACTIVATIONS["silu"](linear(x, p["gate"])), p["output"])
+
+
 def ffn(p, x, cfg):
     if cfg.ffn == "moe":
         return mixture(p, x, cfg)
@@ -238,6 +295,10 @@ def layer(x, p, cfg, mask=None, memory=None, memory_mask=None, kind="full", bias
     def self_attention(h):
         if cfg.attention == "basic":
             return basic_attention(h, h, mask, bias)
+        if "gated_delta" in (cfg.attention, kind):
+            return gated_delta(p["self_attention"], h, cfg)
+        if cfg.attention == "mla":
+            return latent_attention(p["self_attention"], h, h, mask, cfg, position=cfg.position, kind=kind, bias=bias)
         return attention(p["self_attention"], h, h, h, mask, cfg, position=cfg.position, kind=kind, bias=bias)
 
     x = residual(x, p["self_attention_residual"], cfg, self_attention)
@@ -245,6 +306,8 @@ def layer(x, p, cfg, mask=None, memory=None, memory_mask=None, kind="full", bias
     def cross_attention(h):
         if cfg.attention == "basic":
             return basic_attention(h, memory, memory_mask)
+        if cfg.attention == "mla":
+            return latent_attention(p["cross_attention"], h, memory, memory_mask, cfg)
         return attention(p["cross_attention"], h, memory, memory, memory_mask, cfg)
 
     if memory is not None:

@@ -17,7 +17,7 @@ def sections(kind: type[Section]) -> list[type[Section]]:
 
 
 def test_every_setting_has_a_meaning():
-    assert len(sections(Config)) == 12
+    assert len(sections(Config)) == 14
     for section in sections(Config):
         for field in dataclasses.fields(section):
             assert field.name in section.nested() or field.metadata["meaning"]
@@ -125,6 +125,7 @@ def test_differences_are_named():
 
 ROTARY, MOE = {"position": "rotary"}, {"ffn": "moe"}
 YARN = {"scaling": "yarn", "factor": 2}
+DELTA = {"family": "decoder_lm", "attention": "gated_delta"}
 WITHOUT_EFFECT = {
     "model.moe.num_experts=4: is used only by model.ffn='moe', not 'mlp'": {"moe": {"num_experts": 4}},
     "model.rotary.base=5.0: is used only by model.position='rotary'": {"rotary": {"base": 5}},
@@ -148,6 +149,10 @@ WITHOUT_EFFECT = {
         "attention_projections": "fused_kv",
     },
     "model.attention_bias=(): is used only by": {"attention": "basic", "num_heads": 1, "attention_bias": ()},
+    "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'": {"mla": {"latent_dim": 8}},
+    "model.gated_delta.key_heads=2: no layer uses it": {"gated_delta": {"key_heads": 2}},
+    "model.num_kv_heads=2: is used only by": {"attention": "mla", "num_kv_heads": 2},
+    "model.qk_norm=True: is used only by model.attention='multi_head'": DELTA | {"qk_norm": True},
 }
 
 
@@ -155,6 +160,49 @@ WITHOUT_EFFECT = {
 def test_a_setting_without_effect_is_refused(sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         ModelConfig(**WITHOUT_EFFECT[sentence])
+
+
+UNSUPPORTED = {
+    "model.family='seq2seq': is not supported by attention 'gated_delta': a recurrent state only reads earlier tokens; "
+    "write 'decoder_lm'": {"attention": "gated_delta"},
+    "model.prefix_lm=True: is not supported by attention 'gated_delta'": DELTA | {"prefix_lm": True},
+    "model.window=4: is not supported by": DELTA | {"window": 4, "layer_pattern": ("window",)},
+    "model.attention_backend='blockwise': is not supported by": DELTA | {"attention_backend": "blockwise"},
+    "model.position='rotary': is not supported by attention 'gated_delta'": DELTA | {"position": "rotary"},
+    "model.parameterization='mup': is not supported by attention 'mla'": {
+        "attention": "mla",
+        "parameterization": "mup",
+        "base_dim": 8,
+    },
+    "model.gated_delta.key_heads=3: must divide the 8 value heads": DELTA | {"gated_delta": {"key_heads": 3}},
+    "model.mla.rotary_dim=3: must be even": {"attention": "mla", "mla": {"rotary_dim": 3}},
+    "model.prefix_lm=True: is not": {
+        "family": "decoder_lm",
+        "layer_pattern": ("gated_delta", "full"),
+        "prefix_lm": True,
+    },
+}
+
+
+@pytest.mark.parametrize("sentence", UNSUPPORTED)
+def test_what_a_kind_of_attention_does_not_support_is_refused(sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        ModelConfig(**UNSUPPORTED[sentence])
+
+
+def test_other_layers_may_use_what_a_recurrence_does_not():
+    own = {"layer_pattern": ("gated_delta", "window"), "window": 4, "position": "rotary"}
+    cfg = ModelConfig(family="decoder_lm", attention_backend="blockwise", gated_delta={"key_heads": 2}, **own)
+    assert cfg.attentions == ("gated_delta", "multi_head")
+
+
+def test_a_registered_kind_of_attention_brings_its_limits(monkeypatch):
+    monkeypatch.setitem(kinds.ATTENTIONS, "own", object())
+    monkeypatch.setitem(kinds.LIMITS, "own", (kinds.Limit("num_heads", (1, 2), "is small"),))
+    with pytest.raises(
+        ConfigError, match="model.num_heads=8: is not supported by attention 'own': is small; write 1 or 2"
+    ):
+        ModelConfig(attention="own")
 
 
 def test_registered_kinds_may_use_any_setting(monkeypatch):

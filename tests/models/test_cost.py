@@ -77,6 +77,22 @@ def test_neither_flops_nor_memory_of_experts_grow_with_their_number():
     assert many.memory_analysis().temp_size_in_bytes < 1.1 * few.memory_analysis().temp_size_in_bytes
 
 
+def test_caches_of_latents_and_states_by_hand():
+    L, S, H = 3, 100, 2
+    latents = tiny("decoder_lm", decoder_layers=L, attention="mla", mla={"latent_dim": 6, "rotary_dim": 2})
+    assert cost.of(latents, 5, S).cache_bytes == 4 * L * 5 * S * (6 + 2)
+    halves = tiny("decoder_lm", decoder_layers=L, layer_pattern=("gated_delta", "gated_delta", "full"))
+    assert cost.of(halves, 5, S).cache_bytes == 4 * 5 * 4 * (2 * (H * H + 3 * 3 * H) + 2 * S * H)
+
+
+def test_flops_of_the_gated_delta_rule_by_hand():
+    D, F, V, T, C, N, H = 64, 256, 50, 48, 48, 4, 16
+    cfg = tiny("decoder_lm", **SIZES, attention="gated_delta")
+    projections = 2 * (3 * D * N * H + 2 * D * N + 2 * D * N * H)
+    rule = N * (3 * 2 * C * H + C * 2 * H + 3 * 2 * H * H)
+    assert cost.of(cfg, 2, T).forward_flops == 2 * T * (projections + rule + 2 * 2 * D * F + 2 * D * V)
+
+
 def test_parameters_by_module():
     found = cost.of(tiny("decoder_lm", decoder_layers=2, position="learned"), 1, 4, depth=2)
     D, V = 8, 11
@@ -87,9 +103,18 @@ def test_parameters_by_module():
     assert found.total == sum(found.parameters.values())
 
 
-@pytest.mark.parametrize("settings", [{}, {"layer_pattern": ("window", "full"), "window": 4}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_kv_heads": 2},
+        {"layer_pattern": ("window", "full"), "window": 4, "num_kv_heads": 2},
+        {"attention": "mla"},
+        {"layer_pattern": ("gated_delta", "full")},
+    ],
+    ids=str,
+)
 def test_predicted_cache_size_equals_the_real_one(settings):
-    cfg = tiny("decoder_lm", decoder_layers=3, num_kv_heads=2, dtype="bfloat16", **settings)
+    cfg = tiny("decoder_lm", decoder_layers=3, dtype="bfloat16", **settings)
     cache = registry.build(cfg).apply({}, 3, 9, method="init_cache")
     assert cost.of(cfg, 3, 9).cache_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers))
 

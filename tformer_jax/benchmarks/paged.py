@@ -137,6 +137,7 @@ def filled(cache: DecoderCache, lengths: jax.Array) -> DecoderCache:
         _, K, _, H = jax.tree.leaves(layer.self_attention)[0].shape
         keys = jax.random.split(jax.random.key(number))
         new = KeyValues(*(jax.random.normal(key, (rows, K, longest, H)) for key in keys))
+        assert isinstance(layer.self_attention, KeyValues)
         layers.append(dataclasses.replace(layer, self_attention=layer.self_attention.extend(new, slots)[0]))
     return dataclasses.replace(cache, layers=tuple(layers), slots={"full": slots.end_call()})
 

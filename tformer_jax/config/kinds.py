@@ -5,14 +5,44 @@ kind by assigning to the dictionary before the config is built.
 """
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 Kinds = dict[str, Any]
 
 ATTENTIONS: Kinds = {
     "multi_head": "tformer_jax.nn.attention:Attention",
     "basic": "tformer_jax.nn.attention:BasicAttention",
+    "mla": "tformer_jax.nn.latent_attention:LatentAttention",
+    "gated_delta": "tformer_jax.nn.gated_delta:GatedDelta",
 }
+RECURRENT = {"gated_delta"}
+"""Kinds of attention with a recurrent state (`nn.recurrence`) instead of keys and values."""
+LAYERS: dict[str, str | None] = {"full": None, "window": None, "gated_delta": "gated_delta"}
+"""Kinds of layers, and the kind of attention of each; None: `model.attention`."""
+
+
+class Limit(NamedTuple):
+    """Values of a setting of `model` that layers of one kind of attention support."""
+
+    setting: str
+    allowed: tuple[Any, ...]
+    reason: str
+    lifted: bool = False
+    """Whether other values are allowed if only some layers are of this kind."""
+
+
+LIMITS: dict[str, tuple[Limit, ...]] = {
+    "mla": (Limit("parameterization", ("standard",), "has no rule for latents"),),
+    "gated_delta": (
+        Limit("family", ("decoder_lm",), "a recurrent state only reads earlier tokens"),
+        Limit("prefix_lm", (False,), "a recurrent state only reads earlier tokens"),
+        Limit("parameterization", ("standard",), "has no rule for recurrent states"),
+        Limit("window", (None,), "a recurrent state has no window", lifted=True),
+        Limit("attention_backend", ("auto", "reference"), "a recurrence has one implementation", lifted=True),
+        Limit("position", ("none", "sinusoidal", "sinusoidal_halves", "learned"), "a recurrence has no scores", True),
+    ),
+}
+"""Limits by kind of attention; `ModelConfig` refuses other values."""
 BACKENDS: Kinds = {
     "auto": "tformer_jax.nn.attention_ops.select:AUTO",
     "reference": "tformer_jax.nn.attention_ops.reference:REFERENCE",

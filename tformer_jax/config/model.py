@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from tformer_jax.config import kinds
+from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
 from tformer_jax.config.fields import Section, setting
 
 DTYPES = ("float32", "bfloat16")
@@ -100,12 +101,14 @@ USED_BY = {
     "relative": ("position", "relative"),
     "position_offset": ("position", "learned"),
     "moe": ("ffn", "moe"),
+    "mla": ("attention", "mla"),
+    "num_kv_heads": ("attention", "multi_head", "basic"),
     "attention_bias": ("attention", "multi_head"),
     "attention_projections": ("attention", "multi_head"),
-    "attention_scale": ("attention", "multi_head"),
-    "attention_softcap": ("attention", "multi_head"),
+    "attention_scale": ("attention", "multi_head", "mla"),
+    "attention_softcap": ("attention", "multi_head", "mla"),
     "qk_norm": ("attention", "multi_head"),
-    "attention_dropout": ("attention", "multi_head"),
+    "attention_dropout": ("attention", "multi_head", "mla"),
     "source_vocab_size": ("family", "seq2seq"),
     "prefix_lm": ("family", "decoder_lm"),
     "num_classes": ("family", "classifier"),
@@ -137,8 +140,8 @@ class ModelConfig(Section):
     decoder_layers: int = setting(6, "[L] decoder depth (seq2seq, decoder_lm)", low=0)
     layer_pattern: tuple[str, ...] = setting(
         ("full",),
-        "repeating pattern of self-attention layers: full, or a sliding window of `window` tokens",
-        choices=("full", "window"),
+        "repeating pattern of layers: `attention` in full or to `window` tokens, or a recurrence (gated_delta)",
+        choices=kinds.LAYERS,
     )
     scan_layers: bool = setting(
         False, "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster"
@@ -163,6 +166,8 @@ class ModelConfig(Section):
         None, "cap of the scores: cap * tanh(scores / cap); None: no cap", low=1e-6
     )
     qk_norm: bool = setting(False, "normalize each query and key head before the scores")
+    mla: MLAConfig = dataclasses.field(default_factory=MLAConfig)
+    gated_delta: GatedDeltaConfig = dataclasses.field(default_factory=GatedDeltaConfig)
     window: int | None = setting(None, "tokens that a query attends to in a `window` layer, itself included", low=1)
     prefix_lm: bool = setting(False, "decoder_lm: bidirectional attention within the prompt")
 
@@ -232,6 +237,7 @@ class ModelConfig(Section):
 
     def check(self) -> None:
         self._check_used()
+        self._check_limits()
         self._check_heads()
         self._check_positions()
         self._check_windows()
@@ -258,6 +264,18 @@ class ModelConfig(Section):
                 used_by = f"model.{kind}={' or '.join(map(repr, users))}"
                 raise self.error(name, f"is used only by {used_by}, not {value!r}; leave it out")
 
+        if "gated_delta" not in self.attentions and self.gated_delta != GatedDeltaConfig():
+            name = next(self.gated_delta.changed_settings())
+            raise self.error(f"gated_delta.{name}", "no layer uses it; write model.attention='gated_delta'")
+
+    def _check_limits(self) -> None:
+        """Raises `ConfigError` for a setting that some kind of attention in this model does not support."""
+        for kind in self.attentions:
+            for name, allowed, reason, lifted in kinds.LIMITS.get(kind, ()):
+                if getattr(self, name) not in allowed and not (lifted and kind != self.attention):
+                    known = " or ".join(map(repr, allowed))
+                    raise self.error(name, f"is not supported by attention {kind!r}: {reason}; write {known}")
+
     def _check_heads(self) -> None:
         if self.head_dim is None and self.dim % self.num_heads:
             raise self.error("num_heads", f"must divide model.dim={self.dim}, or set model.head_dim")
@@ -267,6 +285,9 @@ class ModelConfig(Section):
             raise self.error("attention", "has no projections; write model.num_heads=1, model.head_dim=None")
         if self.attention == "basic" and self.position == "rotary":
             raise self.error("position", "rotates queries and keys, which model.attention='basic' does not project")
+        heads = self.gated_delta.heads or self.num_heads
+        if heads % (self.gated_delta.key_heads or heads):
+            raise self.error("gated_delta.key_heads", f"must divide the {heads} value heads")
         fused = {"separate": set(), "fused_qkv": {"query", "key", "value"}, "fused_kv": {"key", "value"}}
         together = fused[self.attention_projections]
         if 0 < len(together & set(self.attention_bias)) < len(together):
@@ -326,7 +347,22 @@ class ModelConfig(Section):
     @property
     def rotary_size(self) -> int:
         """Number of features of each head that `position="rotary"` rotates."""
-        return int(self.head_size * self.rotary.fraction)
+        return int((self.mla.rotary_dim if self.attention == "mla" else self.head_size) * self.rotary.fraction)
+
+    @property
+    def attentions(self) -> tuple[str, ...]:
+        """Kinds of self-attention of the layers."""
+        return tuple(dict.fromkeys(kinds.LAYERS[layer] or self.attention for layer in self.layer_pattern))
+
+    @property
+    def score_size(self) -> int:
+        """Number of features of a query whose product with a key's is a score."""
+        return self.head_size + (self.mla.rotary_dim if self.attention == "mla" else 0)
+
+    @property
+    def value_size(self) -> int:
+        """Number of features of one value head."""
+        return (self.attention == "mla" and self.mla.value_dim) or self.head_size
 
     @property
     def fixed_dim(self) -> int:

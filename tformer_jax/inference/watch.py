@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, kinds
 from tformer_jax.models import registry
 from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.conversions import convert_layers
@@ -62,8 +62,10 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     """Runs a model on a batch, as `registry.forward` takes it, and returns what it computed.
 
     Raises:
-        ConfigError: the attention module does not store its operands.
+        ConfigError: a layer has no attention weights, or its module does not store its operands.
     """
+    if recurrent := kinds.RECURRENT.intersection(model.cfg.attentions):
+        raise ConfigError(f"layers with attention {min(recurrent)!r} have no attention weights, but a recurrent state")
     cfg, arguments = model.cfg, registry.FAMILIES[model.cfg.family].arguments(batch)
     _, collected = model.apply({"params": params}, **arguments, mutable=[COLLECTION])
     stacks = convert_layers(collected[COLLECTION], cfg, scan_layers=False)

@@ -113,6 +113,8 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     from safetensors.numpy import save_file
 
     architecture = architecture_of(model_type, cfg.family)
+    if other := [kind for kind in cfg.attentions if kind != "multi_head"]:
+        raise ConfigError(f"model_type {model_type!r} cannot hold this model: it has no attention {other[0]!r}")
     arrays = mapping.to_theirs(architecture.rules(cfg), params)
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(OWN, cfg.family) | architecture.config(cfg) | theirs

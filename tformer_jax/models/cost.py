@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
+from tformer_jax.nn.kv_cache import empty_cache, empty_entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Cost:
     """
     parameter_bytes: int
     cache_bytes: int
-    """Size of the key-value cache for `length` tokens in `batch` rows; 0 for a model without a decoder."""
+    """Size of keys, values and recurrent states for `length` tokens in `batch` rows; 0 without a decoder."""
 
     @property
     def total(self) -> int:
@@ -87,17 +87,18 @@ def _bytes(leaves: Any) -> int:
 
 
 def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:
-    """Returns the size of the cache; "window" layers keep at most `cfg.window` tokens, cross-attention the source's."""
+    """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
     if cfg.family in ("classifier", "masked_lm"):
         return 0
-    kinds = (cfg.layer_pattern[number % len(cfg.layer_pattern)] for number in range(cfg.decoder_layers))
-    tokens = sum(min(length, cfg.window or length) if kind == "window" else length for kind in kinds)
-    tokens += cfg.decoder_layers * length if cfg.family == "seq2seq" else 0
-    return 2 * batch * tokens * cfg.kv_heads * cfg.head_size * jnp.dtype(cfg.dtype).itemsize
+    total = _bytes(jax.tree.leaves(jax.eval_shape(lambda: empty_cache(cfg, batch, length).layers)))
+    if cfg.family == "seq2seq":
+        memory = jax.eval_shape(lambda: empty_entries(cfg, cfg.attention, batch, length))
+        total += cfg.decoder_layers * _bytes(jax.tree.leaves(memory))
+    return total
 
 
 def _flops(jaxpr: Any) -> int:
-    """Counts the FLOPs of all matrix products, including those of inner functions and repeated scan steps."""
+    """Counts the FLOPs of matrix products and triangular systems, with inner functions and repeated scan steps."""
     total = 0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -105,6 +106,8 @@ def _flops(jaxpr: Any) -> int:
             (contracted, _), _ = params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+        elif name == "triangular_solve":
+            total += equation.outvars[0].aval.size * equation.invars[0].aval.shape[-1]
         elif params.get("name") == "grouped_product":  # the lengths of its loops depend on the batch
             total += 2 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         else:

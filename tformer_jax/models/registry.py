@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models.classifier import Classifier
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.masked_lm import MaskedLM
@@ -78,8 +78,11 @@ def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
 def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops.Needs]:
     """Returns what each attention of a model requires of its backend; keys are "encoder", "decoder" and "cross".
 
-    `train` includes dropout. Packed segments are not included, because they depend on the batch.
+    There are none if `cfg.attention` is a recurrence. `train` includes dropout. Packed segments are not included,
+    because they depend on the batch.
     """
+    if cfg.attention in kinds.RECURRENT:
+        return {}
     windows = {"window"} if "window" in cfg.layer_pattern else set()
     prefix = {"prefix"} if cfg.prefix_lm else set()
     rules = {
@@ -91,7 +94,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
     return {
         name: attention_ops.Needs(
             dtype=cfg.dtype,
-            head_size=cfg.dim if cfg.attention == "basic" else cfg.head_size,
+            head_size=max(cfg.score_size, cfg.value_size),
             softcap=cfg.attention_softcap is not None,
             bias=name != "cross" and relative.adds_bias(cfg),
             dropout=train and cfg.attention_dropout > 0,
@@ -102,7 +105,12 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
 
 
 def attention_backends(cfg: ModelConfig, length: int) -> dict[str, str]:
-    """Returns each attention's backend for training on rows of `length` tokens, with "auto" resolved."""
+    """Returns each attention's backend for training on rows of `length` tokens, with "auto" resolved.
+
+    Instead of a backend, a decoder without attention has the name of its recurrence.
+    """
+    if cfg.attention in kinds.RECURRENT:
+        return {"decoder": cfg.attention}
     if cfg.attention_backend != "auto":
         return dict.fromkeys(attention_needs(cfg, train=True), cfg.attention_backend)
     return {name: choose(needs, length, length) for name, needs in attention_needs(cfg, train=True).items()}

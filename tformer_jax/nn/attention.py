@@ -1,6 +1,6 @@
 """Attention layers: projections around the pure functions of `attention_ops`."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import linen as nn
@@ -10,7 +10,7 @@ from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.attention_ops import Operands, attend
 from tformer_jax.nn.attention_ops.paged import attend_pages
 from tformer_jax.nn.attention_ops.select import backend_for_cache
-from tformer_jax.nn.kv_cache import KeyValues
+from tformer_jax.nn.kv_cache import KeyValues, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.norms import make_norm
@@ -29,6 +29,7 @@ class Attention(nn.Module):
 
     cfg: ModelConfig
     cross: bool = False
+    cache: ClassVar[type[TokenCache]] = KeyValues
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -158,6 +159,7 @@ class BasicAttention(nn.Module):
 
     cfg: ModelConfig
     cross: bool = False
+    cache: ClassVar[type[TokenCache]] = KeyValues
 
     def __call__(
         self,
@@ -202,7 +204,7 @@ class BasicAttention(nn.Module):
         return KeyValues.pack(key[:, :, None], (key if value is None else value)[:, :, None])
 
 
-def make_attention(cfg: ModelConfig, *, cross: bool = False) -> nn.Module:
-    """Builds the attention module that `cfg.attention` names."""
-    attention: nn.Module = kinds.load(kinds.ATTENTIONS, cfg.attention)(cfg, cross)
+def make_attention(cfg: ModelConfig, kind: str, *, cross: bool = False) -> nn.Module:
+    """Builds the attention module of a kind in `config.kinds.ATTENTIONS`."""
+    attention: nn.Module = kinds.load(kinds.ATTENTIONS, kind)(cfg, cross)
     return attention

@@ -56,7 +56,7 @@ def convert_projections(params: Params, cfg: ModelConfig, kind: str) -> Params:
 def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     """Returns the same model with `fused_qkv` projections, if it has all three and all or none of them have a bias."""
     biased = {"query", "key", "value"} & set(cfg.attention_bias)
-    if cfg.attention == "basic" or len(biased) in (1, 2):
+    if cfg.attention != "multi_head" or len(biased) in (1, 2):
         return cfg, params
     return dataclasses.replace(cfg, attention_projections="fused_qkv"), convert_projections(params, cfg, "fused_qkv")
 
@@ -114,7 +114,7 @@ def _without_layers(stack: Params) -> Params:
 
 def _convert_tree(params: Params, cfg: ModelConfig, kind: str, cross: bool) -> Params:
     """Converts all attentions of a tree; cross-attention cannot fuse its queries, which have another input."""
-    if "output" in params:
+    if "output" in params and {"query", "qkv"} & params.keys():
         return _convert_attention(params, cfg, "fused_kv" if cross and kind == "fused_qkv" else kind)
     return {
         name: _convert_tree(value, cfg, kind, name == "cross_attention") if isinstance(value, dict) else value

@@ -1,13 +1,17 @@
-"""Key-value caches for decoding: pytrees that each step takes as an argument and returns updated."""
+"""Caches for decoding: pytrees that each step takes as an argument and returns updated.
+
+Each kind of attention has its own cache of a layer, either a `TokenCache` or a `RowState`.
+"""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Self
 
 import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Slots, Tokens
 
 
@@ -35,12 +39,66 @@ class Quantized:
 Stored = jax.Array | Quantized
 
 
+def _is_stored(x: object) -> bool:
+    return isinstance(x, Quantized)
+
+
+class TokenCache:
+    """Base class of a layer's cache with one entry per token: arrays [B, K, S, ...], or [pages, K, page size, ...].
+
+    Which entry holds which token is decided by `slots.Slots`. Subclasses are `flax.struct.dataclass` with `Stored`
+    fields, in which K is 1 unless heads have their own entries.
+    """
+
+    def unpack(self, dtype: str) -> tuple[jax.Array, jax.Array]:
+        """Returns the keys and values that queries attend to, each [B, S, K, H], in a floating dtype."""
+        raise NotImplementedError
+
+    def stored(self, dtype: str) -> Self:
+        """Converts to a storage dtype: a floating dtype or `int8`."""
+
+        def convert(x: Stored) -> Stored:
+            return Quantized.of(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
+
+        return jax.tree.map(convert, self, is_leaf=_is_stored)
+
+    def extend(self, new: Self, slots: Slots) -> tuple[Self, Self]:
+        """Writes `new` [B, K, T, ...] into `slots`; returns the updated cache, and the entries to attend to."""
+        first = jax.tree.leaves(self, is_leaf=_is_stored)[0]
+        dtype = "int8" if isinstance(first, Quantized) else str(first.dtype)
+        leaves, structure = jax.tree.flatten(self)
+        pairs = map(slots.extend, leaves, jax.tree.leaves(new.stored(dtype)))
+        updated, attended = zip(*pairs, strict=True)
+        return jax.tree.unflatten(structure, updated), jax.tree.unflatten(structure, attended)
+
+
+class RowState:
+    """Base class of a layer's recurrent state, whose size does not depend on the number of tokens.
+
+    Subclasses are `flax.struct.dataclass` with arrays [B, W, N, ...]: a row has W columns, one per beam, and N heads.
+    Without a lineage, a call continues the state of column 0.
+    """
+
+    def stored(self, dtype: str) -> Self:
+        """Returns the state unchanged: its dtype is fixed."""
+        return self
+
+
+LayerState = TokenCache | RowState
+
+
 @flax.struct.dataclass
-class KeyValues:
+class KeyValues(TokenCache):
     """Keys and values of one attention layer, each [B, K, S, H]; decoding steps read this layout without a copy."""
 
     k: Stored
     v: Stored
+
+    @classmethod
+    def empty(cls, cfg: ModelConfig, rows: int, slots: int) -> "KeyValues":
+        """Returns zeros of `cfg.dtype` for K heads of size H."""
+        zeros = jnp.zeros((rows, cfg.kv_heads, slots, cfg.head_size), cfg.dtype)
+        return cls(zeros, zeros)
 
     @classmethod
     def pack(cls, k: jax.Array, v: jax.Array) -> "KeyValues":
@@ -51,29 +109,13 @@ class KeyValues:
         """Returns keys and values [B, S, K, H] in a floating dtype."""
         return jnp.swapaxes(self.k.astype(dtype), 1, 2), jnp.swapaxes(self.v.astype(dtype), 1, 2)
 
-    def stored(self, dtype: str) -> "KeyValues":
-        """Converts to a storage dtype: a floating dtype or `int8`."""
-
-        def convert(x: Stored) -> Stored:
-            return Quantized.of(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
-
-        return KeyValues(convert(self.k), convert(self.v))
-
-    def extend(self, new: "KeyValues", slots: Slots) -> tuple["KeyValues", "KeyValues"]:
-        """Writes `new` [B, K, T, H] into `slots`; returns the updated cache, and the keys and values to attend to."""
-        dtype = "int8" if isinstance(self.k, Quantized) else str(self.k.dtype)
-        leaves, structure = jax.tree.flatten(self)
-        pairs = map(slots.extend, leaves, jax.tree.leaves(new.stored(dtype)))
-        updated, attended = zip(*pairs, strict=True)
-        return jax.tree.unflatten(structure, updated), jax.tree.unflatten(structure, attended)
-
 
 @flax.struct.dataclass
 class LayerCache:
-    """Cached keys and values of one layer."""
+    """Cache of one layer."""
 
-    self_attention: KeyValues
-    cross_attention: KeyValues | None
+    self_attention: LayerState
+    cross_attention: TokenCache | None
     """Computed once from the encoder's output; None in a decoder-only model."""
 
 
@@ -92,6 +134,15 @@ class Lineage:
         ancestors = jnp.take_along_axis(self.ancestors, offsets[:, None], axis=2)
         common = keys.positions < self.start[:, None]
         return (common[:, None] | (ancestors == keys.columns[:, None]))[:, None]
+
+    def parents(self, positions: jax.Array) -> jax.Array:
+        """Returns the column of each token's parent in the previous call, 0 in the prompt: int32 [B, T].
+
+        `positions`: int32 [B, T], the positions of the tokens.
+        """
+        offsets = (positions - 1 - self.start[:, None])[..., None]
+        found = jnp.take_along_axis(self.ancestors, jnp.clip(offsets, 0, self.ancestors.shape[2] - 1), axis=2)
+        return jnp.where(offsets < 0, 0, found)[..., 0]
 
 
 @flax.struct.dataclass
@@ -153,9 +204,10 @@ class DecoderCache:
         def move(leaf: jax.Array) -> jax.Array:
             return jnp.take_along_axis(leaf, order[:, None, :, None], axis=2)
 
-        layers = tuple(
-            LayerCache(jax.tree.map(move, layer.self_attention), layer.cross_attention) for layer in self.layers
-        )
+        def entries(own: LayerState) -> LayerState:
+            return own if isinstance(own, RowState) else jax.tree.map(move, own)
+
+        layers = tuple(LayerCache(entries(layer.self_attention), layer.cross_attention) for layer in self.layers)
         slots: dict[str, Slots] = {}
         for kind, of in self.slots.items():
             assert isinstance(of, RowSlots)
@@ -178,7 +230,7 @@ def empty_cache(
     *,
     width: int = 1,
     dtype: str | None = None,
-    cross_attention: Sequence[KeyValues] | None = None,
+    cross_attention: Sequence[TokenCache] | None = None,
     memory_padding_mask: jax.Array | None = None,
     prefix: jax.Array | None = None,
 ) -> DecoderCache:
@@ -191,41 +243,69 @@ def empty_cache(
         prefix: int32 [B], see `DecoderCache`.
     """
     slots: dict[str, Slots] = {}
-    for kind in set(cfg.layer_pattern):
+    for kind in reaches(cfg):
         if kind == "window" and cfg.window is not None and cfg.window < length:
             slots[kind] = RingSlots.empty(batch, cfg.window, width)
         else:
             slots[kind] = DenseSlots.empty(batch, length * width)
-    shapes = {kind: (batch, cfg.kv_heads, of.tokens.positions.shape[1], cfg.head_size) for kind, of in slots.items()}
-    return _cache(cfg, slots, shapes, dtype, cross_attention, memory_padding_mask, prefix)
+    sizes = {kind: (batch, of.tokens.positions.shape[1]) for kind, of in slots.items()}
+    return _cache(cfg, slots, sizes, width, dtype, cross_attention, memory_padding_mask, prefix)
 
 
-def row_cache(cfg: ModelConfig, batch: int, length: int, *, dtype: str | None = None) -> DecoderCache:
-    """Builds an empty cache for `length` tokens per row, in which rows may differ in length."""
-    slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in set(cfg.layer_pattern)}
-    shapes = dict.fromkeys(slots, (batch, cfg.kv_heads, length, cfg.head_size))
-    return _cache(cfg, slots, shapes, dtype)
+def row_cache(cfg: ModelConfig, batch: int, length: int, *, width: int = 1, dtype: str | None = None) -> DecoderCache:
+    """Builds an empty cache for `length` tokens per row, in which rows may differ in length; else as `empty_cache`."""
+    slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in reaches(cfg)}
+    return _cache(cfg, slots, dict.fromkeys(slots, (batch, length)), width, dtype)
 
 
 def paged_cache(
-    cfg: ModelConfig, batch: int, *, pages: int, page_size: int, pages_per_row: int, dtype: str | None = None
+    cfg: ModelConfig,
+    batch: int,
+    *,
+    pages: int,
+    page_size: int,
+    pages_per_row: int,
+    width: int = 1,
+    dtype: str | None = None,
 ) -> DecoderCache:
     """Builds an empty cache whose rows share `pages` pages of `page_size` tokens; page 0 is reserved."""
-    slots: dict[str, Slots] = {
-        kind: PagedSlots.without_pages(batch, pages_per_row, page_size) for kind in set(cfg.layer_pattern)
-    }
-    shapes = dict.fromkeys(slots, (pages, cfg.kv_heads, page_size, cfg.head_size))
-    return _cache(cfg, slots, shapes, dtype, prefix=jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None)
+    slots: dict[str, Slots] = {kind: PagedSlots.without_pages(batch, pages_per_row, page_size) for kind in reaches(cfg)}
+    prefix = jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None
+    return _cache(cfg, slots, dict.fromkeys(slots, (pages, page_size)), width, dtype, prefix=prefix)
 
 
-def _cache(cfg, slots, shapes, dtype, cross_attention=None, memory_padding_mask=None, prefix=None) -> DecoderCache:
+def reach(layer: str) -> str:
+    """Returns the mask, slots and positions that a kind of layer uses, "full" or "window"."""
+    return "window" if layer == "window" else "full"
+
+
+def reaches(cfg: ModelConfig) -> set[str]:
+    """Returns the `reach` of all layers."""
+    return {reach(layer) for layer in cfg.layer_pattern}
+
+
+def empty_entries(cfg: ModelConfig, attention: str, rows: int, slots: int) -> TokenCache:
+    """Returns the empty cache of a layer with this kind of attention, which has entries for tokens."""
+    entries: TokenCache = kinds.load(kinds.ATTENTIONS, attention).cache.empty(cfg, rows, slots)
+    return entries
+
+
+def _cache(
+    cfg, slots, sizes, width, dtype, cross_attention=None, memory_padding_mask=None, prefix=None
+) -> DecoderCache:
     dtype = dtype or cfg.dtype
+    (batch, _) = next(iter(slots.values())).tokens.positions.shape
+
+    def own(layer: str) -> LayerState:
+        attention = kinds.LAYERS[layer] or cfg.attention
+        if attention in kinds.RECURRENT:
+            state: RowState = kinds.load(kinds.ATTENTIONS, attention).cache.empty(cfg, batch, width)
+            return state
+        return empty_entries(cfg, attention, *sizes[reach(layer)]).stored(dtype)
 
     def layer(number: int) -> LayerCache:
-        zeros = jnp.zeros(shapes[cfg.layer_pattern[number % len(cfg.layer_pattern)]], cfg.dtype)
         cross = None if cross_attention is None else cross_attention[number].stored(dtype)
-        return LayerCache(KeyValues(zeros, zeros).stored(dtype), cross)
+        return LayerCache(own(cfg.layer_pattern[number % len(cfg.layer_pattern)]), cross)
 
-    (batch, _) = next(iter(slots.values())).tokens.positions.shape
     layers = tuple(layer(number) for number in range(cfg.decoder_layers))
     return DecoderCache(layers, slots, memory_padding_mask, jnp.zeros((batch,), jnp.int32), prefix)

@@ -1,17 +1,18 @@
 """One Transformer layer: sub-layers joined by residual connections."""
 
 import dataclasses
+from typing import Any
 
 import flax
 import jax
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention import make_attention
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.ffn import make_ffn
-from tformer_jax.nn.kv_cache import LayerCache
+from tformer_jax.nn.kv_cache import LayerCache, reach
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
@@ -38,6 +39,17 @@ class LayerContext:
     """Mask of cross-attention."""
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
     """Cache slots for the keys and values of x, by kind of layer; empty without a cache."""
+    parents: jax.Array | None = None
+    """int32 [B, T]: for beams, the columns of recurrent states that they continue."""
+
+    def for_attention(self, layer: str) -> dict[str, Any]:
+        """Returns the arguments of self-attention in a kind of layer."""
+        kind = reach(layer)
+        return {"mask": self.masks[kind], "position": self.positions.get(kind), "slots": self.slots.get(kind)}
+
+    def for_recurrence(self) -> dict[str, Any]:
+        """Returns the arguments of layers with a recurrent state."""
+        return {"padding_mask": self.padding_mask, "segments": self.segments, "parents": self.parents}
 
 
 class Residual(nn.Module):
@@ -70,17 +82,19 @@ class Residual(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention (within `cfg.window` if `kind` is "window"), cross-attention if `cross`, and an FFN."""
+    """Self-attention or a recurrence, as `kind` names, cross-attention if `cross`, and an FFN."""
 
     cfg: ModelConfig
     cross: bool = False
     kind: str = "full"
 
     def setup(self) -> None:
-        self.self_attention = make_attention(self.cfg)
+        own = kinds.LAYERS[self.kind] or self.cfg.attention
+        self.recurrent = own in kinds.RECURRENT
+        self.self_attention = make_attention(self.cfg, own)
         self.self_attention_residual = Residual(self.cfg)
         if self.cross:
-            self.cross_attention = make_attention(self.cfg, cross=True)
+            self.cross_attention = make_attention(self.cfg, self.cfg.attention, cross=True)
             self.cross_attention_residual = Residual(self.cfg)
         self.ffn = make_ffn(self.cfg)
         self.ffn_residual = Residual(self.cfg)
@@ -93,17 +107,15 @@ class TransformerLayer(nn.Module):
         Args:
             x: [B, T, D].
             ctx: masks, positions and memory, shared by all layers.
-            cache: earlier keys and values; those of x are written to `ctx.slots`.
+            cache: what the layer stored of earlier tokens; keys and values of x are written to `ctx.slots`.
 
         Returns:
             [B, T, D], and the updated cache, or None without a cache.
         """
-        h, keys_values = self.self_attention(
+        h, own = self.self_attention(
             self.self_attention_residual.sublayer_input(x),
-            mask=ctx.masks[self.kind],
-            position=ctx.positions.get(self.kind),
+            **(ctx.for_recurrence() if self.recurrent else ctx.for_attention(self.kind)),
             cache=cache.self_attention if cache else None,
-            slots=ctx.slots.get(self.kind),
             train=train,
         )
         x = self.self_attention_residual.add_output(x, h, train=train)
@@ -120,4 +132,4 @@ class TransformerLayer(nn.Module):
             self.ffn_residual.sublayer_input(x), padding_mask=ctx.padding_mask, segments=ctx.segments, train=train
         )
         x = self.ffn_residual.add_output(x, h, train=train)
-        return x, dataclasses.replace(cache, self_attention=keys_values) if cache else None
+        return x, dataclasses.replace(cache, self_attention=own) if cache else None

@@ -46,14 +46,14 @@ def hidden_factor(cfg: ModelConfig) -> float:
 
 
 def query_factor(cfg: ModelConfig) -> float:
-    """Returns `1 / (attention_scale sqrt(H))`, so that scores start as with the default scale; 1 without that setting.
+    """Returns `1 / (attention_scale sqrt(cfg.score_size))`, so that scores start as with the default scale; else 1.
 
     Scales the initial query kernels, as in T5. It is also 1 for `normal` kernels, which start with `cfg.init_std` as in
     GPT-2. Fused projections do not use it: queries, keys and values start with one distribution.
     """
     if cfg.attention_scale is None or cfg.initializer == "normal":
         return 1.0
-    return 1 / (cfg.attention_scale * math.sqrt(cfg.head_size))
+    return 1 / (cfg.attention_scale * math.sqrt(cfg.score_size))
 
 
 def product(x: jax.Array, kernel: jax.Array, names: Names, *, dtype: jnp.dtype | None = None) -> jax.Array:

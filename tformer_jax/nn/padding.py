@@ -19,11 +19,13 @@ class PaddingLast:
         self._order = None if padding_mask is None or right_padded else jnp.argsort(~padding_mask, axis=1, stable=True)
 
     def sort(self, x: MaybeArray) -> MaybeArray:
-        """Permutes [B, T]; returns None for None."""
-        return x if x is None or self._order is None else jnp.take_along_axis(x, self._order, axis=1)
+        """Permutes [B, T, ...] along T; returns None for None."""
+        return x if x is None or self._order is None else _take(x, self._order)
 
     def restore(self, x: jax.Array) -> jax.Array:
-        """Applies the inverse permutation to [B, T, D]."""
-        if self._order is None:
-            return x
-        return jnp.take_along_axis(x, jnp.argsort(self._order, axis=1)[..., None], axis=1)
+        """Applies the inverse permutation to [B, T, ...]."""
+        return x if self._order is None else _take(x, jnp.argsort(self._order, axis=1))
+
+
+def _take(x: jax.Array, order: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)

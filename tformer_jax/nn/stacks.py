@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, Lineage
+from tformer_jax.nn.kv_cache import DecoderCache, Lineage, TokenCache, reaches
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
@@ -54,7 +54,7 @@ class Stack(nn.Module):
         """Returns the rotations or biases of positions int [B or 1, T], by kind of layer."""
         if self.attention_positions is None:
             return {}
-        kinds = sorted(set(self.cfg.layer_pattern))
+        kinds = sorted(reaches(self.cfg))
         return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
 
     def masks(self, mask: Mask) -> dict[str, Mask]:
@@ -210,6 +210,7 @@ class Decoder(Stack):
             positions=self.positions(positions),
             cross_mask=Mask(padding_mask=cache.memory_padding_mask),
             slots=cache.slots,
+            parents=None if lineage is None else lineage.parents(positions),
         )
         layer_caches: list[Any] = []
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
@@ -219,12 +220,12 @@ class Decoder(Stack):
         slots = {kind: of.end_call() for kind, of in cache.slots.items()}
         return x, dataclasses.replace(cache, layers=tuple(layer_caches), slots=slots)
 
-    def cross_keys_values(self, memory: jax.Array) -> tuple[KeyValues, ...]:
+    def cross_keys_values(self, memory: jax.Array) -> tuple[TokenCache, ...]:
         """Computes the cross-attention keys and values of each layer from memory [B, S, D].
 
         The barrier fixes their memory layout here, once: XLA would convert it again in every step of a decoding loop.
         """
-        result: tuple[KeyValues, ...] = jax.lax.optimization_barrier(
+        result: tuple[TokenCache, ...] = jax.lax.optimization_barrier(
             tuple(layer.cross_attention.keys_values(memory) for layer in self.layers)
         )
         return result

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tformer_jax import axes
-from tformer_jax.config import Config
+from tformer_jax.config import Config, kinds
 from tformer_jax.parallel.mesh import BATCH_AXES
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -140,6 +140,8 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
                 raise model.error(setting, f"must be a multiple of the mesh's {axis}={sizes[axis]}")
     if sizes["sequence"] == 1:
         return
+    if recurrent := [kind for kind in model.attentions if kind in kinds.RECURRENT]:
+        raise cfg.parallel.error("sequence", f"attention {recurrent[0]!r} reads its tokens in order; write 1")
     lengths = cfg.data.bucket_lengths if cfg.data.batching == "buckets" else (cfg.data.window, cfg.data.longest)
     name = "bucket_lengths" if cfg.data.batching == "buckets" else "window"
     if any(length % sizes["sequence"] for length in lengths):

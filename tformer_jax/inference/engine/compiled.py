@@ -27,7 +27,7 @@ from tformer_jax.inference.engine.state import (
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.rows import Report, Rows
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, paged_cache, row_cache
+from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, RowState, empty_entries, paged_cache, row_cache
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
@@ -48,15 +48,14 @@ class Steps(NamedTuple):
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def empty(plan: Plan, size: Size) -> State:
     """Returns the initial state of a lane, without running rows."""
-    cfg, R, dtype = plan.model.cfg, plan.rows, plan.decode.cache_dtype
+    cfg, R, width, dtype = plan.model.cfg, plan.rows, plan.decode.width, plan.decode.cache_dtype
     if plan.paged:
         pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_per_row": plan.pages_per_row}
-        cache = paged_cache(cfg, R, **pages, dtype=dtype)
+        cache = paged_cache(cfg, R, **pages, width=width, dtype=dtype)
     else:
-        cache = row_cache(cfg, R, dense_slots(plan, size), dtype=dtype)
+        cache = row_cache(cfg, R, dense_slots(plan, size), width=width, dtype=dtype)
     if cfg.family == "seq2seq":
-        zeros = jnp.zeros((R, cfg.kv_heads, size.source, cfg.head_size), cfg.dtype)
-        cross = KeyValues(zeros, zeros).stored(dtype or cfg.dtype)
+        cross = empty_entries(cfg, cfg.attention, R, size.source).stored(dtype or cfg.dtype)
         layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
         cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((R, size.source), bool))
     zeros = jnp.zeros((R,), jnp.int32)
@@ -89,7 +88,8 @@ def widen(plan: Plan, state: State, size: Size) -> State:
     def layer(kept: LayerCache) -> LayerCache:
         cross = jax.tree.map(lambda leaf: pad(leaf, size.source, 2), kept.cross_attention)
         own = kept.self_attention
-        return LayerCache(own if plan.paged else jax.tree.map(lambda leaf: pad(leaf, num_slots, 2), own), cross)
+        fixed = plan.paged or isinstance(own, RowState)
+        return LayerCache(own if fixed else jax.tree.map(lambda leaf: pad(leaf, num_slots, 2), own), cross)
 
     def longer(slots: RowSlots) -> RowSlots:
         old = slots.tokens
@@ -116,8 +116,16 @@ def admit(plan: Plan, params: Any, state: State, new: NewRows) -> State:
     fresh = RowSlots(Tokens(filled, jnp.zeros_like(filled)), new.filled, jnp.zeros((len(indices), 0), jnp.int32))
     if plan.paged:
         fresh = PagedSlots(fresh.tokens, fresh.index, fresh.added, new.tables)
+
+    def restarted(layer: LayerCache) -> LayerCache:
+        if not isinstance(layer.self_attention, RowState):
+            return layer
+        cleared = jax.tree.map(lambda leaf: leaf.at[indices].set(0, mode="drop"), layer.self_attention)
+        return LayerCache(cleared, layer.cross_attention)
+
     cache = dataclasses.replace(
         cache,
+        layers=tuple(map(restarted, cache.layers)),
         slots={kind: set_rows(of, indices, fresh) for kind, of in slots.items()},
         lengths=set_rows(cache.lengths, indices, new.filled),
         prefix=None if cache.prefix is None else set_rows(cache.prefix, indices, new.counts),
@@ -156,8 +164,9 @@ def fork(
         return pool.at[copies[:, 1]].set(pool[copies[:, 0]])
 
     def layer(kept: LayerCache) -> LayerCache:
+        own = copy_pages if plan.paged and not isinstance(kept.self_attention, RowState) else copy_row
         return LayerCache(
-            jax.tree.map(copy_pages if plan.paged else copy_row, kept.self_attention),
+            jax.tree.map(own, kept.self_attention),
             jax.tree.map(copy_row, kept.cross_attention),
         )
 

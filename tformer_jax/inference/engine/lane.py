@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tformer_jax.config import DecodeConfig
+from tformer_jax.config import DecodeConfig, kinds
 from tformer_jax.inference.batching import MIN_LENGTH, pad_rows, power_of_two, powers_of_two
 from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.engine import compiled
@@ -121,9 +121,9 @@ class Lane:
 
     @property
     def _shares(self) -> bool:
-        """Whether prompts share the pages of a common prefix, whose keys must not depend on later tokens."""
+        """Whether prompts share the pages of a common prefix: no layer reads later tokens or has a state per row."""
         cfg = self.plan.model.cfg
-        return cfg.family == "decoder_lm" and not cfg.prefix_lm
+        return cfg.family == "decoder_lm" and not cfg.prefix_lm and kinds.RECURRENT.isdisjoint(cfg.attentions)
 
     def start(self, requests: Sequence[Sequence[RequestRow]]) -> None:
         """Starts reserved requests: encodes their sources and reads their prompts."""

@@ -15,7 +15,7 @@ from tformer_jax.inference.rows import Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn.kv_cache import DecoderCache, LayerCache
+from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, LayerState, RowState
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import PagedSlots, RowSlots
 
@@ -108,10 +108,13 @@ def constrain_state(plan: Plan, state: State) -> State:
     def heads(first: str | None, tree: Any) -> Any:
         return jax.tree.map(lambda x: constrain(x, first, axes.KV_HEADS, None, None), tree)
 
-    own = None if plan.paged else axes.BATCH
+    def own(kept: LayerState) -> Any:
+        if isinstance(kept, RowState):
+            return jax.tree.map(lambda x: constrain(x, axes.BATCH, None, axes.HEADS, *[None] * (x.ndim - 3)), kept)
+        return heads(None if plan.paged else axes.BATCH, kept)
+
     layers = tuple(
-        LayerCache(heads(own, layer.self_attention), heads(axes.BATCH, layer.cross_attention))
-        for layer in state.cache.layers
+        LayerCache(own(layer.self_attention), heads(axes.BATCH, layer.cross_attention)) for layer in state.cache.layers
     )
     other = rows(dataclasses.replace(state.cache, layers=()))
     return State(dataclasses.replace(other, layers=layers), rows(state.rows))
@@ -158,10 +161,13 @@ def select_rows(cache: DecoderCache, indices: Indices, pages: int | None = None)
     def take(leaf: jax.Array) -> jax.Array:
         return leaf[indices]
 
+    def own(kept: LayerState) -> LayerState:
+        return jax.tree.map(take, kept) if isinstance(kept, RowState) else kept
+
     return dataclasses.replace(
         cache,
         layers=tuple(
-            LayerCache(layer.self_attention, jax.tree.map(take, layer.cross_attention)) for layer in cache.layers
+            LayerCache(own(layer.self_attention), jax.tree.map(take, layer.cross_attention)) for layer in cache.layers
         ),
         slots={kind: of(slots) for kind, slots in row_slots(cache).items()},
         memory_padding_mask=jax.tree.map(take, cache.memory_padding_mask),
@@ -182,10 +188,13 @@ def update_rows(cache: DecoderCache, indices: Indices, own: DecoderCache) -> Dec
         )
         return PagedSlots(tokens, set_rows(slots.index, indices, part.index), slots.added, slots.table)
 
+    def updated(kept: LayerState, read: LayerState) -> LayerState:
+        return set_rows(kept, indices, read) if isinstance(kept, RowState) else read
+
     return dataclasses.replace(
         cache,
         layers=tuple(
-            LayerCache(read.self_attention, layer.cross_attention)
+            LayerCache(updated(layer.self_attention, read.self_attention), layer.cross_attention)
             for layer, read in zip(cache.layers, own.layers, strict=True)
         ),
         slots={kind: together(slots, row_slots(own)[kind]) for kind, slots in row_slots(cache).items()},

@@ -19,7 +19,7 @@ from tformer_jax.nn import sharding
 from tformer_jax.nn.attention_ops.core import Bias, Scoring
 from tformer_jax.nn.attention_ops.reference import HIDDEN, block_bias, scores, weighted_sum
 from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
-from tformer_jax.nn.kv_cache import KeyValues
+from tformer_jax.nn.kv_cache import TokenCache
 from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.slots import EMPTY, PagedSlots
 
@@ -32,7 +32,7 @@ class Operands:
     """Inputs of one call: those of `attend_pages`, and the parameters of the scores."""
 
     q: jax.Array
-    pool: KeyValues
+    pool: TokenCache
     slots: PagedSlots
     mask: Mask
     bias: Bias | None
@@ -95,7 +95,7 @@ class Blocks:
 
 def attend_pages(
     q: jax.Array,
-    pool: KeyValues,
+    pool: TokenCache,
     slots: PagedSlots,
     mask: jax.Array | Mask | None,
     *,
@@ -109,7 +109,7 @@ def attend_pages(
 
     Args:
         q: [B, T, N, H].
-        pool: keys and values, each [pages, K, page size, H].
+        pool: what `pool.unpack` converts to keys and values, each [pages, K, page size, ...].
         slots: the layout after it has admitted the T tokens.
         mask: over the slots [B, S] of each row.
         bias, scale, softcap: as in `attend`.
@@ -175,7 +175,7 @@ def _add_group(x: Operands, blocks: Blocks, number: jax.Array, softmax: Softmax)
     )
 
 
-def _read(pool: KeyValues, pages: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
+def _read(pool: TokenCache, pages: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
     """Returns keys and values [C, S, K, H] of C blocks with pages int32 [C, n], in a floating dtype."""
 
     def read(leaf: jax.Array) -> jax.Array:

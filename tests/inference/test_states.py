@@ -1,0 +1,66 @@
+"""Decoding of models whose layers keep latents or recurrent states, by the engine: outputs are those of full passes."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers import apply, rest_slow
+from tests.inference.test_engine import LETTERS, LONG, engine, models
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.engine import Request
+from tformer_jax.inference.engine import lane as lanes
+from tformer_jax.special_tokens import PAD
+
+MODELS = {
+    "latents": {"attention": "mla", "position": "rotary", "mla": {"latent_dim": 6, "rotary_dim": 2}},
+    "latents and states": {"layer_pattern": ("gated_delta", "full"), "attention": "mla", "mla": {"latent_dim": 6}},
+    "keys and states": {"layer_pattern": ("full", "gated_delta"), "position": "alibi"},
+    "states": {"attention": "gated_delta"},
+}
+DECODES = {
+    "greedy": DecodeConfig(max_new_tokens=6),
+    "samples": DecodeConfig(max_new_tokens=6, strategy="sample", temperature=2.0),
+    "beams": DecodeConfig(max_new_tokens=6, strategy="beam", beams=3, length_alpha=0.0),
+}
+TEXTS = ["abc", "abcdefgabcdefgabcdefg", "a", "gfedcba", "abcdefgabcdefgabcdefgb"]
+
+
+CASES = [
+    ("latents and states", "greedy"),
+    ("latents and states", "beams"),
+    *((name, decode) for name in MODELS for decode in DECODES if name != "latents and states" or decode == "samples"),
+]
+
+
+@pytest.mark.parametrize("case", rest_slow({", ".join(case): case for case in CASES}, 2))
+def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
+    """Rows are reused, prompts are read in chunks, and two samples continue one prompt."""
+    name, decode = case
+    monkeypatch.setattr(lanes, "CHUNK", 8)
+    trained = models("decoder_lm", decoder_layers=2, **MODELS[name])
+    _, model, params = trained
+    served, settings = engine(trained, slots=2), DECODES[decode]
+    samples = 2 if decode == "samples" else 1
+    numbers = [served.submit(Request(text, settings, samples=samples, scored=True)) for text in TEXTS]
+    ids: dict[tuple[int, int], list[int]] = {}
+    scores: dict[tuple[int, int], float] = {}
+    while not served.idle:
+        for event in served.step():
+            ids.setdefault((event.request, event.sample), []).extend(event.ids)
+            if event.finish:
+                scores[event.request, event.sample] = event.score
+    rows = np.full((len(ids), LONG), PAD, np.int32)
+    starts = {key: len(LETTERS.encode(TEXTS[numbers.index(key[0])])) for key in ids}
+    for row, (number, sample) in zip(rows, ids, strict=True):
+        whole = LETTERS.encode(TEXTS[numbers.index(number)]) + ids[number, sample]
+        row[: len(whole)] = whole
+    log_p = np.asarray(jax.nn.log_softmax(apply(model, params, rows), axis=-1), np.float64)
+    forbidden = list(Rules.of(settings, LETTERS).never)
+    for row, (key, tokens) in enumerate(ids.items()):
+        at = np.arange(len(tokens)) + starts[key] - 1
+        np.testing.assert_allclose(scores[key], log_p[row, at, tokens].sum(), rtol=1e-4)
+        if decode == "greedy":
+            allowed = log_p[row, at]
+            allowed[:, forbidden] = -np.inf
+            np.testing.assert_array_equal(allowed.argmax(axis=-1), tokens)

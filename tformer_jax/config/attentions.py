@@ -1,0 +1,37 @@
+"""Settings of single kinds of attention."""
+
+import dataclasses
+from typing import ClassVar
+
+from tformer_jax.config.fields import Section, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class MLAConfig(Section):
+    """Multi-head latent attention (DeepSeek-V2). The head size H is that of keys and queries without positions."""
+
+    path: ClassVar[str] = "model.mla"
+
+    latent_dim: int = setting(512, "size of the cached latent, from which keys and values are projected", low=1)
+    query_latent_dim: int | None = setting(None, "size of a latent of the queries; None: no latent", low=1)
+    rotary_dim: int = setting(
+        64, "size of the rotated key that all heads share, and of each query's part for it", low=2
+    )
+    value_dim: int | None = setting(None, "size of one value head; None: H", low=1)
+
+    def check(self) -> None:
+        if self.rotary_dim % 2:
+            raise self.error("rotary_dim", "must be even: pairs of features are rotated")
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDeltaConfig(Section):
+    """Gated delta rule (Gated DeltaNet): one state [key_dim, value_dim] per head instead of keys and values."""
+
+    path: ClassVar[str] = "model.gated_delta"
+
+    heads: int | None = setting(None, "value heads, each with a state; None: N", low=1)
+    key_heads: int | None = setting(None, "query and key heads, shared by groups of value heads; None: heads", low=1)
+    key_dim: int | None = setting(None, "size of one query or key head; None: H", low=1)
+    value_dim: int | None = setting(None, "size of one value head; None: H", low=1)
+    conv_width: int = setting(4, "tokens in the causal convolution of queries, keys and values; 1: itself only", low=1)

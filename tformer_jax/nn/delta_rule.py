@@ -1,0 +1,95 @@
+"""The gated delta rule ("Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024) as pure functions.
+
+Each head has a state S, a matrix [H, V] that maps keys to values. Token t forgets a part of it, reads what it holds
+for the token's key, and corrects that by a fraction of the error:
+
+    S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t^T S_{t-1})^T        o_t = S_t^T q_t
+
+with the decay a in (0, 1] and the rate b in [0, 1]. H is the size of queries and keys here, V that of values.
+"""
+
+import jax
+import jax.numpy as jnp
+
+CHUNK = 64
+"""Maximum number of tokens whose interactions are computed as one triangular system. Unmeasured."""
+
+
+def step(
+    q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array, rate: jax.Array, state: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Updates and reads the state with one token per row.
+
+    Args:
+        q, k: float32 [B, N, H].
+        v: float32 [B, N, V].
+        log_decay, rate: float32 [B, N]: ln a and b.
+        state: float32 [B, N, H, V].
+
+    Returns:
+        The outputs, [B, N, V], and the new state.
+    """
+    decayed = jnp.exp(log_decay)[..., None, None] * state
+    error = v - jnp.einsum("BNHV,BNH->BNV", decayed, k)
+    state = decayed + k[..., None] * (rate[..., None] * error)[..., None, :]
+    return jnp.einsum("BNHV,BNH->BNV", state, q), state
+
+
+def full_pass(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    log_decay: jax.Array,
+    rate: jax.Array,
+    state: jax.Array,
+    segments: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Equals `step` for each of T tokens in turn, in chunks: within one, all tokens are computed by matrix products.
+
+    With D_ij the decay from token j to token i of a chunk and L = tril(b_i D_ij k_i . k_j, -1), the corrections U that
+    the chunk writes solve `(I + L) U = b (v - D_i0 k^T S)` (section 3.3 of the paper). A token with a rate of 0 and a
+    log decay of 0 leaves the state unchanged.
+
+    Args:
+        q, k: float32 [B, T, N, H].
+        v: float32 [B, T, N, V].
+        log_decay, rate: float32 [B, T, N].
+        state: float32 [B, N, H, V], of the first token's segment.
+        segments: int [B, T]: segment ids of documents packed into a row, each of which starts with a state of zeros;
+            None: one segment.
+
+    Returns:
+        The outputs, [B, T, N, V], and the state after the last token.
+    """
+    T, C = q.shape[1], min(CHUNK, q.shape[1])
+    segments = jnp.zeros(q.shape[:2], jnp.int32) if segments is None else segments
+
+    def chunks(x: jax.Array, mode: str = "constant") -> jax.Array:
+        """Splits [B, T, N, ...] -> [chunks, B, N, C, ...]."""
+        x = jnp.pad(x, [(0, 0), (0, -T % C)] + [(0, 0)] * (x.ndim - 2), mode=mode)
+        return jnp.moveaxis(x.reshape(len(x), -1, C, *x.shape[2:]), (1, 3), (0, 2))
+
+    q, k, v, log_decay, rate = map(chunks, (q, k, v, log_decay, rate))
+    ids = chunks(segments[..., None], mode="edge")
+    before = jnp.concatenate([ids[:1, ..., :1], ids[:-1, ..., -1:]])
+    total = jnp.cumsum(log_decay, axis=-1)
+    earlier = jnp.tril(jnp.ones((C, C), bool)) & (ids[..., :, None] == ids[..., None, :])
+    decay = jnp.exp(jnp.where(earlier, total[..., :, None] - total[..., None, :], -jnp.inf))
+    from_start = jnp.where(ids == before, jnp.exp(total), 0)[..., None]
+    to_end = jnp.where(ids == ids[..., -1:], jnp.exp(total[..., -1:] - total), 0)[..., None]
+    rated = rate[..., None] * k
+    system = decay * jnp.einsum("...ih,...jh->...ij", rated, k)
+    right = jnp.concatenate([rate[..., None] * v, from_start * rated], axis=-1)
+    solved = jax.lax.linalg.triangular_solve(system, right, left_side=True, lower=True, unit_diagonal=True)
+    written, forgotten = jnp.split(solved, [v.shape[-1]], axis=-1)
+    within = decay * jnp.einsum("...ih,...jh->...ij", q, k)
+
+    def chunk(state: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        q, k, written, forgotten, within, kept = parts
+        new = written - forgotten @ state
+        return kept * state + jnp.swapaxes(k, -1, -2) @ new, q @ state + within @ new
+
+    parts = from_start * q, to_end * k, written, forgotten, within, from_start[..., -1:, :]
+    state, out = jax.lax.scan(chunk, state, parts)
+    out = jnp.moveaxis(out, (0, 2), (1, 3))
+    return out.reshape(len(out), -1, *out.shape[3:])[:, :T], state

@@ -1,0 +1,208 @@
+"""Gated DeltaNet ("Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024): a recurrent state per head."""
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import flax
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer_jax import axes
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn import delta_rule
+from tformer_jax.nn.kv_cache import RowState
+from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.norms import rms_norm
+from tformer_jax.nn.padding import PaddingLast
+from tformer_jax.nn.sharding import constrain, named
+
+UNIT_EPS = 1e-6
+"""Added to the squared length of queries and keys before they are divided by it."""
+FORGETTING, STEPS = (1.0, 16.0), (1e-3, 1e-1)
+"""Ranges of the initial rates of forgetting, as in Mamba-2 (2024): of `exp(log_rate)`, and of `softplus(shift)`."""
+
+
+class Sizes(NamedTuple):
+    """Resolved settings of `model.gated_delta`."""
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def of(cls, cfg: ModelConfig) -> "Sizes":
+        """Replaces None by the sizes of the model's attention heads."""
+        own = cfg.gated_delta
+        heads = own.heads or cfg.num_heads
+        return cls(heads, own.key_heads or heads, own.key_dim or cfg.head_size, own.value_dim or cfg.head_size)
+
+
+@flax.struct.dataclass
+class DeltaState(RowState):
+    """State of one layer: the last tokens that the convolutions read, and one matrix per head."""
+
+    queries: jax.Array
+    """[B, W, K, conv_width - 1, H], before the convolution; zeros before the first token."""
+    keys: jax.Array
+    values: jax.Array
+    """[B, W, N, conv_width - 1, V]."""
+    memory: jax.Array
+    """float32 [B, W, N, H, V]."""
+
+    @classmethod
+    def empty(cls, cfg: ModelConfig, rows: int, width: int) -> "DeltaState":
+        """Returns the state before the first token, of `width` columns per row."""
+        N, K, H, V = Sizes.of(cfg)
+        tails = [(heads, cfg.gated_delta.conv_width - 1, size) for heads, size in ((K, H), (K, H), (N, V))]
+        queries, keys, values = (jnp.zeros((rows, width, *shape), cfg.dtype) for shape in tails)
+        return cls(queries, keys, values, jnp.zeros((rows, width, N, H, V), jnp.float32))
+
+
+class ConvolvedHeads(nn.Module):
+    """Projection to heads, a causal convolution of each feature over `conv_width` tokens, and SiLU."""
+
+    cfg: ModelConfig
+    axis: str
+    heads: int
+    size: int
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, tail: jax.Array, count: jax.Array, segments: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Computes the heads of x.
+
+        Args:
+            x: [B, T, D], with padding at the end of each row.
+            tail: [B, heads, conv_width - 1, size], projections of the tokens before x.
+            count: int32 [B], number of tokens of x that are not padding.
+            segments: int [B, T]; a convolution stays within its segment.
+
+        Returns:
+            [B, T, heads, size], and the tail of the next tokens.
+        """
+        cfg, T, W = self.cfg, x.shape[1], self.cfg.gated_delta.conv_width
+        outputs = (self.axis, self.heads), (axes.HEAD_DIM, self.size)
+        projected = Linear(cfg, ((axes.EMBED, cfg.dim),), outputs, use_bias=False, name="project")(x)
+        taps = self.param(
+            "taps", named(_taps, None, self.axis, axes.HEAD_DIM), (W, self.heads, self.size), jnp.dtype(cfg.param_dtype)
+        ).astype(cfg.dtype)
+        known = jnp.concatenate([jnp.swapaxes(tail, 1, 2).astype(projected.dtype), projected], axis=1)
+        out = jnp.zeros_like(projected)
+        for tap, back in zip(taps, range(W - 1, -1, -1), strict=True):
+            part = known[:, W - 1 - back : W - 1 - back + T]
+            if segments is not None:
+                source = jnp.pad(segments, ((0, 0), (back, 0)), constant_values=-1)[:, :T]
+                part = jnp.where((source == segments)[..., None, None], part, 0)
+            out += tap * part
+        last = count[:, None] + jnp.arange(W - 1)
+        tail = jnp.take_along_axis(known, last[..., None, None], axis=1)
+        return constrain(nn.silu(out), axes.BATCH, axes.LENGTH, self.axis, None), jnp.swapaxes(tail, 1, 2)
+
+
+class GatedDelta(nn.Module):
+    """The gated delta rule over unit queries and keys, and an RMS norm of each head times a gate.
+
+    The decay of a token is `exp(-exp(log_rate) softplus(x W_a + shift))`, its rate `sigmoid(x W_b)`.
+    """
+
+    cfg: ModelConfig
+    cross: bool = False
+    cache: ClassVar[type[RowState]] = DeltaState
+
+    def setup(self) -> None:
+        cfg, model = self.cfg, ((axes.EMBED, self.cfg.dim),)
+        N, K, H, V = Sizes.of(cfg)
+        heads, dtype = ((axes.HEADS, N), (axes.HEAD_DIM, V)), jnp.dtype(cfg.param_dtype)
+        self.queries, self.keys = (ConvolvedHeads(cfg, axes.KV_HEADS, K, H) for _ in range(2))
+        self.values = ConvolvedHeads(cfg, axes.HEADS, N, V)
+        self.decay, self.rate = (Linear(cfg, model, heads[:1], use_bias=False) for _ in range(2))
+        self.gate = Linear(cfg, model, heads, use_bias=False)
+        self.log_rate = self.param("log_rate", named(_log_rates, axes.HEADS), (N,), dtype)
+        self.shift = self.param("shift", named(_shifts, axes.HEADS), (N,), dtype)
+        self.scale = self.param("scale", named(nn.initializers.ones, axes.HEAD_DIM), (V,), dtype)
+        self.output = Linear(cfg, heads, model, use_bias=False, ends_sublayer=True)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        padding_mask: jax.Array | None = None,
+        segments: jax.Array | None = None,
+        parents: jax.Array | None = None,
+        cache: DeltaState | None = None,
+        train: bool = False,
+    ) -> tuple[jax.Array, DeltaState | None]:
+        """Mixes x [B, T, D] with the tokens before it.
+
+        Args:
+            padding_mask: bool [B, T], True for tokens that are not padding, which comes last unless `cache` is given.
+            segments: int [B, T], as for `Decoder`; only without a cache.
+            parents: int32 [B, T]: the tokens of a row are beams, which continue these columns of the cache.
+            cache: the state before x, which is read from column 0 without `parents`; None: zeros.
+
+        Returns:
+            [B, T, D], and the state after x: of each beam, or in column 0; None without a cache.
+        """
+        B, T, _ = x.shape
+        real = jnp.ones((B, T), bool) if padding_mask is None else padding_mask
+        if cache is None:
+            first = jax.tree.map(lambda leaf: leaf[:, 0], DeltaState.empty(self.cfg, B, 1))
+            return self._mix(x, real, segments, first)[0], None
+        if parents is not None:
+            states = jax.tree.map(
+                lambda leaf: leaf[jnp.arange(B)[:, None], parents].reshape(-1, *leaf.shape[2:]), cache
+            )
+            out, states = self._mix(x.reshape(B * T, 1, -1), real.reshape(B * T, 1), None, states)
+            return out.reshape(x.shape), jax.tree.map(lambda leaf: leaf.reshape(B, T, *leaf.shape[1:]), states)
+        rows = PaddingLast(real, right_padded=T == 1)
+        first = jax.tree.map(lambda leaf: leaf[:, 0], cache)
+        out, first = self._mix(rows.sort(x), rows.sort(real), None, first)
+        return rows.restore(out), jax.tree.map(lambda leaf, new: leaf.at[:, 0].set(new), cache, first)
+
+    def _mix(self, x: jax.Array, real: jax.Array, segments: jax.Array | None, state: Any) -> tuple[jax.Array, Any]:
+        """Runs the tokens in order from a state without the axis W; `real` is False for padding, at the end."""
+        N, K, H, _ = Sizes.of(self.cfg)
+        count = real.sum(axis=1, dtype=jnp.int32)
+        q, queries = self.queries(x, state.queries, count, segments)
+        k, keys = self.keys(x, state.keys, count, segments)
+        v, values = self.values(x, state.values, count, segments)
+        q, k = (jnp.repeat(_unit(part), N // K, axis=2) for part in (q, k))
+        softplus = jax.nn.softplus(self.decay(x).astype(jnp.float32) + self.shift.astype(jnp.float32))
+        log_decay = -jnp.exp(self.log_rate.astype(jnp.float32)) * softplus
+        rate = jax.nn.sigmoid(self.rate(x).astype(jnp.float32))
+        log_decay, rate = (jnp.where(real[..., None], part, 0) for part in (log_decay, rate))
+        tokens = q / math.sqrt(H), k, v.astype(jnp.float32), log_decay, rate
+        if x.shape[1] == 1:
+            q, k, v, log_decay, rate = (part[:, 0] for part in tokens)
+            out, memory = delta_rule.step(q, k, v, log_decay, rate, state.memory)
+            out = out[:, None]
+        else:
+            out, memory = delta_rule.full_pass(*tokens, state.memory, segments)
+        gated = rms_norm(out, self.scale, self.cfg.norm_eps) * nn.silu(self.gate(x).astype(jnp.float32))
+        return self.output(gated), DeltaState(queries, keys, values, memory)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """Divides each head [..., H] by its length, in float32."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt((x * x).sum(axis=-1, keepdims=True) + UNIT_EPS)
+
+
+def _taps(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    bound = shape[0] ** -0.5
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def _log_rates(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    low, high = FORGETTING
+    return jnp.log(jax.random.uniform(key, shape, minval=low, maxval=high)).astype(dtype)
+
+
+def _shifts(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Returns the inverses of softplus of log-uniform steps."""
+    low, high = map(math.log, STEPS)
+    steps = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
+    return (steps + jnp.log(-jnp.expm1(-steps))).astype(dtype)

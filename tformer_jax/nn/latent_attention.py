@@ -1,0 +1,159 @@
+"""Multi-head latent attention ("DeepSeek-V2", 2024, section 2.1)."""
+
+from typing import Any, ClassVar
+
+import flax
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer_jax import axes
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.attention_ops import Operands, attend
+from tformer_jax.nn.attention_ops.paged import attend_pages
+from tformer_jax.nn.attention_ops.select import backend_for_cache
+from tformer_jax.nn.kv_cache import Stored, TokenCache
+from tformer_jax.nn.linear import Linear, query_factor
+from tformer_jax.nn.masks import Mask, as_mask
+from tformer_jax.nn.norms import make_norm
+from tformer_jax.nn.relative import AttentionPosition
+from tformer_jax.nn.sharding import constrain
+from tformer_jax.nn.slots import PagedSlots, Slots
+from tformer_jax.nn.watch import watch
+
+
+@flax.struct.dataclass
+class Latents(TokenCache):
+    """What one layer stores per token, for all heads: the latent [B, 1, S, C] and the rotated key [B, 1, S, R]."""
+
+    latent: Stored
+    rotated: Stored
+
+    @classmethod
+    def empty(cls, cfg: ModelConfig, rows: int, slots: int) -> "Latents":
+        """Returns zeros of `cfg.dtype`."""
+        sizes = cfg.mla.latent_dim, cfg.mla.rotary_dim
+        return cls(*(jnp.zeros((rows, 1, slots, size), cfg.dtype) for size in sizes))
+
+    def unpack(self, dtype: str) -> tuple[jax.Array, jax.Array]:
+        """Returns [B, S, 1, C + R] twice: as keys, and as values whose first C features count."""
+        both = jnp.concatenate([self.latent.astype(dtype), self.rotated.astype(dtype)], axis=-1)
+        entries = jnp.swapaxes(both, 1, 2)
+        return entries, entries
+
+
+class LatentAttention(nn.Module):
+    """Attention whose keys and values are projections of one latent per token, `c = norm(x W_c)` of size C.
+
+    The key of head n is `[c W_k[n], r]` of size H + R, where r, the same for all heads, is the only part that positions
+    rotate; its value is `c W_v[n]`. Queries are projections of x, or of a latent of their own.
+
+    Without a cache, keys and values are computed ("expanded"). With a cache, which stores only c and r, queries attend
+    to latents: `q . (c W_k) = (q W_k^T) . c`, and `W_v` is applied to the weighted sum of latents ("absorbed").
+    """
+
+    cfg: ModelConfig
+    cross: bool = False
+    cache: ClassVar[type[TokenCache]] = Latents
+
+    def setup(self) -> None:
+        cfg, mla = self.cfg, self.cfg.mla
+        model, latent = ((axes.EMBED, cfg.dim),), ((axes.EMBED, mla.latent_dim),)
+
+        def heads(size: int) -> tuple[tuple[str, int], ...]:
+            return (axes.HEADS, cfg.num_heads), (axes.HEAD_DIM, size)
+
+        def linear(inputs: Any, outputs: Any, **options: Any) -> Linear:
+            return Linear(cfg, inputs, outputs, use_bias=False, **options)
+
+        queries = model
+        if mla.query_latent_dim:
+            self.query_latent = linear(model, ((axes.HEAD_DIM, mla.query_latent_dim),))
+            self.query_latent_norm = make_norm(cfg)
+            queries = ((axes.EMBED, mla.query_latent_dim),)
+        self.query = linear(queries, heads(cfg.score_size), factor=query_factor(cfg))
+        self.latent = linear(model, ((axes.HEAD_DIM, mla.latent_dim),))
+        self.latent_norm = make_norm(cfg)
+        self.rotated = linear(model, ((axes.HEAD_DIM, mla.rotary_dim),))
+        self.key = linear(latent, heads(cfg.head_size))
+        self.value = linear(latent, heads(cfg.value_size))
+        self.output = linear(heads(cfg.value_size), model, ends_sublayer=True)
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array | None = None,
+        *,
+        mask: jax.Array | Mask | None = None,
+        position: AttentionPosition | None = None,
+        cache: Latents | None = None,
+        slots: Slots | None = None,
+        train: bool = False,
+    ) -> tuple[jax.Array, Latents]:
+        """Attends from `query` [B, T, D] to `key` [B, S, D] (None: `query`); see `Attention.__call__`."""
+        q = self._queries(query, position)
+        mask, bias = as_mask(mask), None if position is None else position.bias
+        scale = self.cfg.score_scale or self.cfg.score_size**-0.5
+        scoring: Any = {"scale": scale, "softcap": self.cfg.attention_softcap, "bias": bias}
+        if self.cross and cache is not None:
+            return self._absorbed(q, cache, cache, mask, None, scoring), cache
+        new = self.keys_values(query if key is None else key, position)
+        if cache is None or slots is None:
+            return self._expanded(q, new, mask, scoring, train), new
+        kept, attended = cache.extend(new, slots)
+        return self._absorbed(q, kept, attended, mask, slots, scoring), kept
+
+    def keys_values(self, key: jax.Array, position: AttentionPosition | None = None) -> Latents:
+        """Projects `key` [B, S, D] to what the cache stores."""
+        latent, rotated = self.latent_norm(self.latent(key))[:, :, None], self.rotated(key)[:, :, None]
+        if position is not None and position.rotation is not None:
+            rotated = position.rotation(rotated)
+        return Latents(jnp.swapaxes(latent, 1, 2), jnp.swapaxes(rotated, 1, 2))
+
+    def _queries(self, x: jax.Array, position: AttentionPosition | None) -> jax.Array:
+        """Projects x [B, T, D] to queries [B, T, N, H + R], and rotates their last R features."""
+        if self.cfg.mla.query_latent_dim:
+            x = self.query_latent_norm(self.query_latent(x))
+        q = self.query(x)
+        if position is not None and position.rotation is not None:
+            H = self.cfg.head_size
+            q = jnp.concatenate([q[..., :H], position.rotation(q[..., H:])], axis=-1)
+        return constrain(q, axes.BATCH, axes.LENGTH, axes.HEADS, None)
+
+    def _expanded(self, q: jax.Array, new: Latents, mask: Mask, scoring: Any, train: bool) -> jax.Array:
+        """Attends with one key and value per head; all are padded to one size, which every backend supports."""
+        cfg = self.cfg
+        latent, shared = jnp.asarray(new.latent)[:, 0], jnp.swapaxes(jnp.asarray(new.rotated), 1, 2)
+        k, v = self.key(latent), self.value(latent)
+        k = jnp.concatenate([k, jnp.broadcast_to(shared, (*k.shape[:3], shared.shape[-1]))], axis=-1)
+        watch(self, operands=Operands.of(q, k, v, mask, **scoring))
+        size = max(cfg.score_size, cfg.value_size)
+        q, k, v = (jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[-1])]) for x in (q, k, v))
+        k, v = (constrain(x, axes.BATCH, axes.LENGTH, axes.HEADS, None) for x in (k, v))
+        drop = train and cfg.attention_dropout > 0
+        out = attend(
+            q,
+            k,
+            v,
+            mask,
+            **scoring,
+            backend=cfg.attention_backend,
+            dropout_rate=cfg.attention_dropout,
+            dropout_key=self.make_rng("dropout") if drop else None,
+        )
+        return self.output(out[..., : cfg.value_size])
+
+    def _absorbed(
+        self, q: jax.Array, kept: Latents, attended: Latents, mask: Mask, slots: Slots | None, scoring: Any
+    ) -> jax.Array:
+        """Attends to the latents themselves, which are one key and value head for all queries."""
+        cfg = self.cfg
+        to_key, to_value = (part.variables["params"]["kernel"].astype(cfg.dtype) for part in (self.key, self.value))
+        content = jnp.einsum("BTNH,CNH->BTNC", q[..., : cfg.head_size], to_key)
+        q = jnp.concatenate([content, q[..., cfg.head_size :]], axis=-1)
+        if isinstance(slots, PagedSlots):
+            out = attend_pages(q, kept, slots, mask, **scoring)
+        else:
+            k, v = attended.unpack(cfg.dtype)
+            out = attend(q, k, v, mask, **scoring, backend=backend_for_cache("auto", q.shape[1], mask))
+        return self.output(jnp.einsum("BTNC,CNH->BTNH", out[..., : cfg.mla.latent_dim], to_value))
