@@ -17,6 +17,7 @@ from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.errors import RunError
 from tformer_jax.train.state import TrainState
 
 HOST = {"batches": {"next": 7}, "meter": {"tokens": 12}}
@@ -218,3 +219,26 @@ def test_a_damaged_score_is_named(copied, keep, content):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="checkpoints/2/metrics/metrics is damaged: move .*checkpoints/2 elsewhere"):
         Checkpointer(copied, keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(28, "No space left on device"), "free some space or restore the right to write"),
+        (
+            jax.errors.JaxRuntimeError("UNAVAILABLE: Task 1 heartbeat timeout."),
+            "if another process was lost, start all",
+        ),
+    ],
+)
+def test_the_remedy_fits_the_cause(copied, monkeypatch, error, remedy):
+    keeper = Checkpointer(copied, keep=3)
+
+    def fail():
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper._manager, "wait_until_finished", fail)
+        with pytest.raises(RunError, match=f"that of step 3 is untouched: {remedy}"):
+            keeper.wait()
+    keeper.close()

@@ -190,9 +190,13 @@ class Checkpointer:
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         last = max((int(name) for name in names if name.isdecimal()), default=None)
         kept = "there is no earlier one" if last is None else f"that of step {last} is untouched"
+        lost = not known and isinstance(error, jax.errors.JaxRuntimeError)
+        remedy = (
+            "if another process was lost, start all again" if lost else "free some space or restore the right to write"
+        )
         return RunError(
-            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: free some space or restore the "
-            "right to write, then the same command with --resume continues from there"
+            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {remedy}; the same command with "
+            "--resume continues from there"
         )
 
     def _quarantine(self, steps: list[int]) -> None:
