@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from tests.helpers import tiny
-from tformer_jax import config
+from tformer_jax import config, presets
 from tformer_jax.benchmarks import growth, train, train_cases
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.cli import benchmark
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, TrainConfig
+from tformer_jax.config.model import RotaryConfig
 from tformer_jax.models import cost, registry
 from tformer_jax.train.errors import RunError
 
@@ -88,16 +89,18 @@ def test_without_pytorch_only_this_library_is_measured(monkeypatch, tmp_path, ca
 def test_settings_that_pytorch_does_not_support(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # as if it were installed
     assert train_cases.unsupported_settings(lm_case().cfg) == []
-    cfg = lm_case(ffn="gated", num_kv_heads=2, attention_bias=("query", "output")).cfg
+    assert train_cases.unsupported_settings(lm_case(**presets.LAYERS_OF_QWEN3, num_kv_heads=2).cfg) == []
+    interleaved = RotaryConfig(pairing="interleaved", base=100.0)
+    cfg = lm_case(ffn="moe", position="rotary", rotary=interleaved, attention_bias=("query", "output")).cfg
     cfg = dataclasses.replace(cfg, train=TrainConfig(accumulate=3), optim=OptimConfig(optimizer="muon"))
     assert train_cases.unsupported_settings(cfg) == [
         "model.attention_bias=('query', 'output')",
-        "model.ffn='gated'",
-        "model.num_kv_heads=2",
+        "model.ffn='moe'",
+        "model.rotary.pairing='interleaved'",
         "optim.optimizer='muon'",
         "train.accumulate=3",
     ]
-    assert "model.ffn='gated'" in str(train.reason_to_skip(lm_case(ffn="gated"), "cpu"))
+    assert "model.ffn='moe'" in str(train.reason_to_skip(lm_case(ffn="moe"), "cpu"))
     assert "JAX uses the gpu: set JAX_PLATFORMS=cpu" in str(train.reason_to_skip(lm_case(), "gpu"))
 
 

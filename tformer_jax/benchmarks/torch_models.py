@@ -1,152 +1,36 @@
 """The models of `scripts/benchmark.py train` in idiomatic PyTorch.
 
-They use fused projections and `scaled_dot_product_attention`; the forward pass includes the loss, so that
-`torch.compile` optimizes both. `train_cases.unsupported_settings` lists the settings that they do not support.
+The forward pass includes the loss, so that `torch.compile` optimizes both. `train_cases.unsupported_settings` lists the
+settings that they do not support.
 """
 
 import collections
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tformer_jax.config import Config, ModelConfig
+from tformer_jax.benchmarks.torch_layers import Input, Stack
+from tformer_jax.config import Config
 from tformer_jax.special_tokens import IGNORED, PAD
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
-    "silu": nn.SiLU,
-}
-ROLES = ("query", "key", "value")
+FUSED = ("query", "key", "value", "gate", "expand")
+"""Our projections that are parts of a fused one, in the order of its features."""
 NAMES = {
     r"self_attention/(query|key|value)/": "self_attention/fused/",
     r"cross_attention/(key|value)/": "cross_attention/fused/",
     r"_residual/norm/": "_norm/",
-    r"ffn/expand/": "ffn/0/",
-    r"ffn/contract/": "ffn/3/",
+    r"ffn/gate/": "ffn/expand/",
     r"layers_(\d+)": r"layers/\1",
     r"^embedding/": "input/embedding/",
     r"^(source|target)_embedding/": r"\1_input/embedding/",
     r"/(kernel|scale|embedding)$": "/weight",
 }
 """Regular expressions that map paths of our parameters to PyTorch's, applied in order."""
-
-
-class Attention(nn.Module):
-    """Multi-head attention: self-attention with fused QKV projections, or cross-attention with fused KV projections."""
-
-    def __init__(self, cfg: ModelConfig, *, cross: bool = False):
-        super().__init__()
-        width = cfg.num_heads * cfg.head_size
-        self.shape = (cfg.num_heads, cfg.head_size)
-        self.query = nn.Linear(cfg.dim, width, bias="query" in cfg.attention_bias) if cross else None
-        self.fused = nn.Linear(cfg.dim, (2 if cross else 3) * width, bias="key" in cfg.attention_bias)
-        self.output = nn.Linear(width, cfg.dim, bias="output" in cfg.attention_bias)
-        self.dropout, self.scale = cfg.attention_dropout, cfg.attention_scale
-
-    def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Maps x [B, T, D], memory [B, S, D] (None: x) and mask bool [B, 1, T or 1, S] (None: causal) to [B, T, D]."""
-        fused = self.fused(x if memory is None else memory)
-        count = fused.shape[-1] // math.prod(self.shape)
-        parts = [part.unflatten(-1, self.shape).transpose(1, 2) for part in fused.chunk(count, -1)]
-        query = parts[0] if self.query is None else self.query(x).unflatten(-1, self.shape).transpose(1, 2)
-        y = functional.scaled_dot_product_attention(
-            query,
-            parts[-2],
-            parts[-1],
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None,
-            scale=self.scale,
-        )
-        return self.output(y.transpose(1, 2).flatten(2))
-
-
-def make_norm(cfg: ModelConfig) -> nn.Module:
-    """Builds LayerNorm or RMSNorm."""
-    if cfg.norm == "rmsnorm":
-        return nn.RMSNorm(cfg.dim, eps=cfg.norm_eps)
-    return nn.LayerNorm(cfg.dim, eps=cfg.norm_eps, bias=cfg.norm_bias)
-
-
-class Layer(nn.Module):
-    """Self-attention, cross-attention if `cross`, and an FFN, each with a residual connection."""
-
-    def __init__(self, cfg: ModelConfig, *, cross: bool = False):
-        super().__init__()
-        self.pre = cfg.norm_placement == "pre"
-        self.self_attention, self.self_attention_norm = Attention(cfg), make_norm(cfg)
-        self.cross_attention = Attention(cfg, cross=True) if cross else None
-        self.cross_attention_norm = make_norm(cfg) if cross else None
-        self.ffn_norm, self.dropout = make_norm(cfg), nn.Dropout(cfg.dropout)
-        self.ffn = nn.Sequential(
-            nn.Linear(cfg.dim, cfg.ffn_dim, bias=cfg.ffn_bias),
-            ACTIVATIONS[cfg.activation](),
-            nn.Dropout(cfg.ffn_dropout),
-            nn.Linear(cfg.ffn_dim, cfg.dim, bias=cfg.ffn_bias),
-        )
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None
-    ) -> Tensor:
-        """Maps [B, T, D] to [B, T, D]."""
-        x = self._join(x, self.self_attention_norm, lambda h: self.self_attention(h, mask=mask))
-        if self.cross_attention is not None:
-            attend = self.cross_attention
-            x = self._join(x, self.cross_attention_norm, lambda h: attend(h, memory, memory_mask))
-        return self._join(x, self.ffn_norm, self.ffn)
-
-    def _join(self, x: Tensor, norm: Any, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        y: Tensor = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        return y
-
-
-class Stack(nn.Module):
-    """Layers and the final norm."""
-
-    def __init__(self, cfg: ModelConfig, depth: int, *, cross: bool = False):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(cfg, cross=cross) for _ in range(depth))
-        self.norm = make_norm(cfg) if cfg.norms_output else nn.Identity()
-
-    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
-        """Maps [B, T, D] to [B, T, D]."""
-        for layer in self.layers:
-            x = layer(x, *context)
-        return self.norm(x)
-
-
-class Input(nn.Module):
-    """Token embeddings with position embeddings."""
-
-    def __init__(self, cfg: ModelConfig, embedding: nn.Embedding):
-        super().__init__()
-        self.embedding, self.dropout = embedding, nn.Dropout(cfg.dropout)
-        self.factor = math.sqrt(cfg.dim) if cfg.scale_embeddings else 1.0
-        self.positions = nn.Embedding(cfg.max_length, cfg.dim) if cfg.position == "learned" else None
-        if cfg.position == "sinusoidal":
-            self.register_buffer("fixed", sinusoidal(cfg.max_length, cfg.dim), persistent=False)
-        else:
-            self.fixed = None
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Maps tokens int [B, T] to [B, T, D]."""
-        x = self.embedding(tokens.clamp(min=0)) * self.factor  # of PAD, any vector
-        table = self.fixed if self.positions is None else self.positions.weight
-        return self.dropout(x if table is None else x + table[: tokens.shape[1]])
-
-
-def sinusoidal(length: int, dim: int) -> Tensor:
-    """Returns sines at even and cosines at odd features, float32 [T, D] ("Attention Is All You Need", section 3.5)."""
-    angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(0, dim, 2) / dim)
-    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).float()
 
 
 class Model(nn.Module):
@@ -216,7 +100,7 @@ def load_params(model: Model, params: Mapping[str, np.ndarray]) -> None:
         ValueError: the parameters of the two do not match.
     """
     parts = collections.defaultdict(list)
-    for path in sorted(params, key=lambda path: next((i for i, role in enumerate(ROLES) if f"/{role}/" in path), 0)):
+    for path in sorted(params, key=lambda path: next((i for i, role in enumerate(FUSED) if f"/{role}/" in path), 0)):
         parts[torch_name(path)].append(torch_layout(path, params[path]))
     state = {name: torch.cat(tensors) for name, tensors in parts.items()}
     unknown = model.load_state_dict(state, strict=False).unexpected_keys

@@ -117,7 +117,8 @@ def without_dropout(case: Case) -> Case:
 
 SUPPORTED_VALUES: dict[str, tuple[str, ...]] = {
     "family": ("seq2seq", "decoder_lm"),
-    "position": ("none", "sinusoidal", "learned"),
+    "position": ("none", "sinusoidal", "learned", "rotary"),
+    "ffn": ("mlp", "gated"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),
     "norm": ("layernorm", "rmsnorm"),
     "norm_placement": ("pre", "post"),
@@ -126,6 +127,7 @@ SUPPORTED_VALUES: dict[str, tuple[str, ...]] = {
 SUPPORTED_SETTINGS = {
     *("vocab_size", "source_vocab_size", "num_classes", "max_length", "dim", "encoder_layers", "decoder_layers"),
     *("remat", "attention_backend", "attention_projections", "attention_scale", "num_heads", "head_dim"),
+    *("num_kv_heads", "qk_norm", "rotary.base"),
     *("ffn_dim", "ffn_bias", "norm_eps", "norm_bias", "final_norm", "tie_embeddings", "scale_embeddings"),
     *("dropout", "attention_dropout", "ffn_dropout", "initializer", "init_std", "scale_residual_init", "dtype"),
     "embedding_std",
