@@ -3,12 +3,13 @@
 import math
 from importlib import metadata
 
+import jax
 import numpy as np
 import pytest
 import sacrebleu
 
 from tests import oracles
-from tests.helpers import apply, build, rest_slow, tiny
+from tests.helpers import build, rest_slow, tiny
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus
@@ -61,7 +62,8 @@ def test_translation(batch_size):
     for pair in PAIRS:
         source = np.array([[*LETTERS.encode(pair["source"]), EOS]], np.int32)
         target = LETTERS.encode(pair["target"])
-        logits = apply(model, params, source, np.array([[BOS, *target]], np.int32))
+        read = np.array([[BOS, *target]], np.int32)
+        logits = oracles.seq2seq(oracles.f64(params), model.cfg, source, read, source != PAD, read != PAD)
         found = log_probabilities(logits[0])
         labels = [*target, EOS]
         total -= found[np.arange(len(labels)), labels].sum()
@@ -82,8 +84,8 @@ def test_language_model(batch_size):
     stream = LETTERS.encode(text)
     total = 0.0
     for start in range(0, len(stream) - 1, 4):
-        window, targets = stream[start : start + 4], stream[start + 1 : start + 5]
-        found = log_probabilities(apply(model, params, np.array([window], np.int32))[0])
+        window, targets = np.array([stream[start : start + 4]]), stream[start + 1 : start + 5]
+        found = log_probabilities(oracles.decoder_lm(oracles.f64(params), model.cfg, window, window != PAD)[0])
         total -= found[np.arange(len(targets)), targets].sum()
     metrics, outputs = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
@@ -103,11 +105,12 @@ def test_pre_training_objectives(family, objective):
     corpus = Corpus([], [], [{"text": "abcdefgabcdefggg"}, {"text": "cab"}])
     (evaluator,) = evaluators_for(cfg, model, corpus, Tokenizers(tokenizer, tokenizer), "test", 0)
     stream = np.array([*LETTERS.encode("abcdefgabcdefggg"), EOS, *LETTERS.encode("cab")])
+    forward = jax.jit(lambda batch: registry.forward(model, params, batch)[:2])
     total, hits, count = 0.0, 0, 0
     for batch in covering_corrupted(stream, objective_of(data, tokenizer), 3):
-        outputs = registry.forward(model, params, batch)
-        rows, columns = np.nonzero(outputs.labels != IGNORED)
-        labels, found = outputs.labels[rows, columns], log_probabilities(outputs.logits)[rows, columns]
+        logits, labels = map(np.asarray, forward(batch))
+        counted = labels != IGNORED
+        labels, found = labels[counted], log_probabilities(logits)[counted]
         total -= found[np.arange(len(labels)), labels].sum()
         hits, count = hits + (found.argmax(-1) == labels).sum(), count + len(labels)
     metrics = evaluator(params).metrics
@@ -122,7 +125,7 @@ def test_classification(batch_size):
     losses, hits = [], []
     for example in LABELED:
         tokens = np.array([LETTERS.encode(example["text"])], np.int32)
-        found = log_probabilities(apply(model, params, tokens, padding_mask=tokens != PAD))[0]
+        found = log_probabilities(oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD))[0]
         label = "xyz".index(example["label"])
         losses.append(-found[label])
         hits.append(found.argmax() == label)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from tformer_jax.inference.engine import Engine, Event, Request, compiled
 from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.sampling import row_keys
+from tformer_jax.models import registry
 from tformer_jax.special_tokens import EOS, PAD
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
@@ -39,8 +41,10 @@ def config(family: str, **changes) -> Config:
 
 
 def models(family: str, *, seed: int | None = None, **changes):
-    cfg = config(family, **changes)
-    return cfg, *build(cfg.model, seed=seed or SEEDS[family])
+    """Returns a config, a model and its parameters; the bias of the logits is zero."""
+    _, params = build(config(family, **changes).model, seed=seed or SEEDS[family])
+    cfg = config(family, output_bias=True, **changes)
+    return cfg, registry.build(cfg.model), params | {"head": {"bias": jnp.zeros(cfg.model.vocab_size)}}
 
 
 @pytest.fixture(scope="module", params=["seq2seq", "decoder_lm"])
@@ -201,7 +205,8 @@ def test_the_score_is_the_sum_of_log_probabilities():
 
 def endless(family: str = "decoder_lm"):
     """Returns a model that never chooses EOS, and its greedy output for "abc"."""
-    cfg, model, params = models(family, output_bias=True)
+    cfg = config(family, output_bias=True)
+    model, params = build(cfg.model, seed=SEEDS[family])
     params["head"]["bias"] = params["head"]["bias"].at[np.array([EOS, 3])].set(-1e4)
     return (cfg, model, params), alone((cfg, model, params), "abc", GREEDY)
 
@@ -238,17 +243,18 @@ def test_outputs_do_not_depend_on_steps_per_call(trained, decode, most, monkeypa
 
 
 def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
-    """One of two rows ends after two tokens: the third request starts before the other row ends."""
+    """One of three rows ends after two tokens: the fourth request starts before the other rows end."""
     trained, _ = endless()
-    served = engine(trained, slots=2, seconds=math.inf)
-    lengths = (2, 7, 7)
+    served = engine(trained, seconds=math.inf)
+    lengths = (2, 7, 7, 7)
     numbers = [served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=most))) for most in lengths]
     first = served.step()
     assert [(event.request, event.tokens, event.finish) for event in first] == [
         (numbers[0], 2, "length"),
         (numbers[1], 2, None),
+        (numbers[2], 2, None),
     ]
-    assert [(event.request, event.tokens) for event in served.step()] == [(numbers[1], 7), (numbers[2], 7)]
+    assert [(event.request, event.tokens) for event in served.step()] == [(number, 7) for number in numbers[1:]]
     assert served.idle
 
 
@@ -291,14 +297,16 @@ def test_pages_limit_concurrent_requests():
         served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=32)))
 
 
+@pytest.mark.parametrize("beams", rest_slow([(3, 4), (3, 4, 2)], 1))
 @pytest.mark.parametrize("trained", rest_slow(["decoder_lm", "seq2seq"], 1), indirect=True)
-def test_rounding_beam_widths_does_not_change_outputs(trained):
+def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
     """Widths 3 and 4 share a compiled step."""
     served = engine(trained, few_shapes=True)
-    widths = [dataclasses.replace(BEAM, beams=beams, max_new_tokens=5) for beams in (3, 4, 2)]
+    widths = [dataclasses.replace(BEAM, beams=width, max_new_tokens=5) for width in beams]
     numbers = [served.submit(Request("gfed", decode, samples=2)) for decode in widths]
     found = finish(served)
-    assert sorted(kind[0].beams for kind in served._lanes) == [2, 4]
+    assert {kind[0].beams for kind in served._lanes} == {2 if width == 2 else 4 for width in beams}
+    assert len(served._lanes) == len(beams) - 1
     for number, decode in zip(numbers, widths, strict=True):
         alone_engine = engine(trained)
         other = alone_engine.submit(Request("gfed", decode, samples=2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import apply, assert_close, build, tiny
+from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tformer_jax import config
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.models import registry
@@ -51,8 +51,9 @@ CLASSIFIERS = [
 ]
 
 
-def variants(family: str, *more: dict[str, Any]) -> list[Any]:
-    return [pytest.param(tiny(family, **changes), id=named(changes)) for changes in (*VARIANTS, *ANY_FAMILY, *more)]
+def variants(family: str, *more: dict[str, Any], fast: int = 99) -> list[Any]:
+    cases = {named(changes): tiny(family, **changes) for changes in (*more, *VARIANTS, *ANY_FAMILY)}
+    return rest_slow(cases, fast)
 
 
 def named(changes: dict[str, Any]) -> str:
@@ -102,7 +103,7 @@ def test_seq2seq_equals_the_formulas(cfg):
     assert_close(logits[REAL], expected[REAL], proves=proves(cfg))
 
 
-@pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS))
+@pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS, fast=5))
 def test_classifier_equals_the_formulas(cfg):
     model, params = build(cfg)
     logits = apply(model, params, TOKENS, padding_mask=REAL)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, init_module, normal, tiny
+from tests.helpers import apply, assert_close, init_module, normal, tiny
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn import conversions
 from tformer_jax.nn.attention import Attention, BasicAttention
@@ -31,7 +31,7 @@ def test_self_attention_with_a_free_head_size(kv_heads, bias):
     assert ("bias" in params["query"]) == bias
     assert params["output"]["kernel"].shape == (4, 3, D)
     x = normal(B, T, D, seed=7)
-    out, _ = module.apply({"params": params}, x, mask=Mask(causal=True))
+    out, _ = apply(module, params, x, mask=Mask(causal=True))
     mask = oracles.causal_mask(T)
     assert_close(out, oracles.attention(oracles.f64(params), *[np.float64(x)] * 3, mask))
 
@@ -39,22 +39,22 @@ def test_self_attention_with_a_free_head_size(kv_heads, bias):
 def test_query_key_and_value_from_three_inputs():
     module, params = layer(cross=True)
     q, k, v = normal(B, T, D, seed=1), normal(B, S, D, seed=2), normal(B, S, D, seed=3)
-    out, _ = module.apply({"params": params}, q, k, v)
+    out, _ = apply(module, params, q, k, v)
     assert_close(out, oracles.attention(oracles.f64(params), *map(np.float64, (q, k, v))))
 
 
 def test_values_come_from_the_key_input_by_default():
     module, params = layer(cross=True)
     q, k = normal(B, T, D, seed=1), normal(B, S, D, seed=2)
-    out, _ = module.apply({"params": params}, q, k)
-    np.testing.assert_array_equal(out, module.apply({"params": params}, q, k, k)[0])
+    out, _ = apply(module, params, q, k)
+    np.testing.assert_array_equal(out, apply(module, params, q, k, k)[0])
 
 
 def test_as_many_key_heads_as_query_heads_is_mha():
     gqa, params = layer(num_kv_heads=4)
     mha, _ = layer()
     x = normal(B, T, D, seed=5)
-    np.testing.assert_array_equal(gqa.apply({"params": params}, x)[0], mha.apply({"params": params}, x)[0])
+    np.testing.assert_array_equal(apply(gqa, params, x)[0], apply(mha, params, x)[0])
 
 
 def test_gqa_equals_mha_with_repeated_heads():
@@ -64,8 +64,8 @@ def test_gqa_equals_mha_with_repeated_heads():
     for name in ("key", "value"):
         repeated[name] = {leaf: jnp.repeat(array, 2, axis=-2) for leaf, array in params[name].items()}
     x = normal(B, T, D, seed=5)
-    expected, _ = mha.apply({"params": repeated}, x)
-    assert_close(gqa.apply({"params": params}, x)[0], expected, 1e-6, proves=("num_kv_heads=2", "repeated heads"))
+    expected, _ = apply(mha, repeated, x)
+    assert_close(apply(gqa, params, x)[0], expected, 1e-6, proves=("num_kv_heads=2", "repeated heads"))
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -79,9 +79,9 @@ def test_fused_projections_load_separate_weights_and_back(kv_heads, kind, cross)
     converted = conversions.fuse_projections(params, names, name)
     assert jax.tree.map(jnp.shape, converted) == jax.tree.map(jnp.shape, fresh)
     x, memory = normal(B, T, D, seed=5), normal(B, S, D, seed=6) if cross else None
-    expected, _ = separate.apply({"params": params}, x, memory)
+    expected, _ = apply(separate, params, x, memory)
     proves = (f"attention_projections={kind}", "separate projections")
-    assert_close(fused.apply({"params": converted}, x, memory)[0], expected, 1e-6, proves=proves)
+    assert_close(apply(fused, converted, x, memory)[0], expected, 1e-6, proves=proves)
 
     heads = {"query": 4, "key": kv_heads, "value": kv_heads}
     back = conversions.split_projection(converted, name, {part: heads[part] for part in names})
@@ -93,14 +93,14 @@ def test_a_fused_projection_refuses_different_inputs(kind, cross):
     module, params = layer(cross=cross, attention_projections=kind)
     q, k, v = normal(B, T, D), normal(B, S, D, seed=1), normal(B, S, D, seed=2)
     with pytest.raises(ConfigError, match=f"{kind}' projects one input; write 'separate'"):
-        module.apply({"params": params}, q, k, v)
+        apply(module, params, q, k, v)
 
 
 def test_attention_dropout_needs_training():
     module, params = layer(attention_dropout=0.5)
     x = normal(B, T, D)
-    plain, _ = module.apply({"params": params}, x)
-    dropped, _ = module.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    plain, _ = apply(module, params, x)
+    dropped, _ = apply(module, params, x, train=True, rngs={"dropout": jax.random.key(0)})
     assert np.abs(plain - dropped).max() > 1e-3
 
 
@@ -108,7 +108,7 @@ def test_attention_has_an_output_projection():
     module, params = layer()
     x = normal(B, T, D)
     doubled = params | {"output": jax.tree.map(lambda leaf: 2 * leaf, params["output"])}
-    out, twice = (module.apply({"params": p}, x)[0] for p in (params, doubled))
+    out, twice = (apply(module, p, x)[0] for p in (params, doubled))
     assert_close(twice, 2 * out)
 
 

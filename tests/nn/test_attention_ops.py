@@ -70,7 +70,7 @@ def test_hidden_rows_are_zero_in_value_and_gradient(backend):
     def row_sum(q, k, v):
         return attention_ops.attend(q, k, v, mask, backend=backend)[:, 2].sum()
 
-    value, grads = jax.value_and_grad(row_sum, argnums=(0, 1, 2))(q, k, v)
+    value, grads = jax.jit(jax.value_and_grad(row_sum, argnums=(0, 1, 2)))(q, k, v)
     assert value == 0
     for grad in grads:
         np.testing.assert_array_equal(grad, 0)
@@ -85,12 +85,15 @@ def gradients(backend, qkv, mask, seed=4, **options):
     return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*qkv)
 
 
+@functools.cache
+def reference_gradients(K: int):
+    return gradients("reference", inputs(K), random_mask(1))
+
+
 @pytest.mark.parametrize("K", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
 def test_gradients_equal_the_reference_and_are_finite_with_hidden_rows(backend, K):
-    mask = random_mask(1)
-    for gradient, expected in zip(
-        gradients(backend, inputs(K), mask), gradients("reference", inputs(K), mask), strict=True
-    ):
+    found = gradients(backend, inputs(K), random_mask(1))
+    for gradient, expected in zip(found, reference_gradients(K), strict=True):
         proves = (f"{switch(backend)}, gradients", "reference backend")
         assert_close(gradient, expected, 1e-6, proves=proves)
 
@@ -98,7 +101,7 @@ def test_gradients_equal_the_reference_and_are_finite_with_hidden_rows(backend, 
 def test_gradients_of_the_reference_equal_finite_differences():
     q, k, v = (np.float64(x) for x in inputs(2))
     mask, weights, step = np.broadcast_to(random_mask(1), (B, N, T, S)), np.float64(normal(B, T, N, H, seed=4)), 1e-5
-    found = gradients("reference", inputs(2), random_mask(1))
+    found = reference_gradients(2)
     for place, index in [(0, (0, 0, 1, 2)), (0, (1, 3, 3, 0)), (1, (0, 2, 1, 1)), (2, (1, 5, 0, 2))]:
         sums = []
         for shift in (step, -step):
@@ -240,7 +243,9 @@ SELF = {
 def test_the_gpu_kernel_interpreted(mask):
     q, k, v = normal(2, 9, 4, 16), normal(2, 9, 2, 16, seed=1), normal(2, 9, 2, 16, seed=2)
     operands = attention_ops.Operands(q, k, v, SELF[mask], attention_ops.Scoring(0.25, None, 0.0))
-    out, expected = pallas_file.pallas(operands, interpret=True), attention_ops.attend(q, k, v, SELF[mask], scale=0.25)
+    out, expected = jax.jit(
+        lambda: (pallas_file.pallas(operands, interpret=True), attention_ops.attend(q, k, v, SELF[mask], scale=0.25))
+    )()
     shown = np.asarray(REAL) if mask == "padding" else np.ones((2, 9), bool)
     proves = ("attention_backend=pallas (GPU kernel, interpreted)", "reference backend")
     assert_close(out[shown], expected[shown], 1e-5, proves=proves)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, init_module, normal, tiny
+from tests.helpers import apply, assert_close, init_module, normal, tiny
 from tformer_jax.config import kinds
 from tformer_jax.nn.activations import gelu
 from tformer_jax.nn.dropout import Dropout, dropout
@@ -26,7 +26,7 @@ def test_equals_the_formula(kind, activation, bias):
     assert params["contract"]["kernel"].shape == (12, 8)
     expected = oracles.ffn(oracles.f64(params), np.float64(x), module.cfg)
     proves = ([f"ffn={kind}", f"activation={activation}"], "NumPy float64")
-    assert_close(module.apply({"params": params}, x), expected, 1e-6, proves=proves)
+    assert_close(apply(module, params, x), expected, 1e-6, proves=proves)
 
 
 def test_gelu_and_its_derivative():
@@ -35,15 +35,15 @@ def test_gelu_and_its_derivative():
     density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     x32 = jnp.asarray(x, jnp.float32)
     assert_close(gelu(x32), x * cdf, 1e-6)
-    assert_close(jax.vmap(jax.grad(gelu))(x32), cdf + x * density, 1e-6)
+    assert_close(jax.jit(jax.vmap(jax.grad(gelu)))(x32), cdf + x * density, 1e-6)
 
 
 def test_inner_dropout_is_active_in_training_only():
     module = FFN(tiny("decoder_lm", ffn_dropout=0.5))
     x = normal(2, 3, 8)
     params = init_module(module, x)
-    plain = module.apply({"params": params}, x)
-    dropped = module.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    plain = apply(module, params, x)
+    dropped = apply(module, params, x, train=True, rngs={"dropout": jax.random.key(0)})
     assert np.abs(plain - dropped).max() > 1e-3
 
 

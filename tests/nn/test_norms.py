@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, init_module, normal, slope, tiny
+from tests.helpers import apply, assert_close, init_module, normal, slope, tiny
 from tformer_jax.nn import norms
 
 
@@ -45,7 +45,8 @@ def test_the_variance_is_biased_and_eps_is_inside_the_root():
 def test_gradients_of_layer_norm(eps):
     x, scale, bias, weights = normal(2, 3, 5), normal(5, seed=1), normal(5, seed=2), normal(2, 3, 5, seed=3)
     arguments, w = (x, scale, bias), np.float64(weights)
-    found = jax.grad(lambda *a: (norms.layer_norm(*a, eps) * weights).sum(), argnums=(0, 1, 2))(*arguments)
+    gradients = jax.grad(lambda *a: (norms.layer_norm(*a, eps) * weights).sum(), argnums=(0, 1, 2))
+    found = jax.jit(gradients)(*arguments)
     for place, gradient in enumerate(found):
 
         def total(value, place=place):
@@ -61,7 +62,8 @@ def test_gradients_of_layer_norm(eps):
 def test_gradients_of_rms_norm(eps):
     x, scale, weights = normal(2, 3, 5), normal(5, seed=1), normal(2, 3, 5, seed=3)
     w, proves = np.float64(weights), ("norm=rmsnorm, gradients", "NumPy float64")
-    dx, d_scale = jax.grad(lambda *a: (norms.rms_norm(*a, eps) * weights).sum(), argnums=(0, 1))(x, scale)
+    gradients = jax.grad(lambda *a: (norms.rms_norm(*a, eps) * weights).sum(), argnums=(0, 1))
+    dx, d_scale = jax.jit(gradients)(x, scale)
     assert_close(dx, slope(lambda x: (oracles.rms_norm(x, np.float64(scale), eps) * w).sum(), x), 1e-5, proves=proves)
     assert_close(d_scale, slope(lambda s: (oracles.rms_norm(np.float64(x), s, eps) * w).sum(), scale), 1e-5)
 
@@ -71,7 +73,7 @@ def test_gradients_have_the_dtypes_of_their_inputs(kind):
     module, x = norms.make_norm(tiny("decoder_lm", norm=kind)), normal(2, 8).astype(jnp.bfloat16)
     params = init_module(module, x)
     total = lambda params, x: module.apply({"params": params}, x).astype(jnp.float32).sum()  # noqa: E731
-    d_params, dx = jax.grad(total, argnums=(0, 1))(params, x)
+    d_params, dx = jax.eval_shape(jax.grad(total, argnums=(0, 1)), params, x)
     assert (dx.dtype, d_params["scale"].dtype) == (jnp.bfloat16, jnp.float32)
 
 
@@ -81,7 +83,7 @@ def test_statistics_are_float32_whatever_the_input(kind):
     cfg = tiny("decoder_lm", norm=kind, dim=64)
     module = norms.make_norm(cfg)
     params = init_module(module, x)
-    y = module.apply({"params": params}, x)
+    y = apply(module, params, x)
     assert y.dtype == jnp.bfloat16
     expected = oracles.norm(np.asarray(x, np.float64), oracles.f64(params), cfg)
     assert_close(y, expected, 2**-8)
@@ -93,7 +95,7 @@ def test_unit_offset(kind):
     module, x = norms.make_norm(cfg), normal(3, 8)
     params = init_module(module, x)
     expected = oracles.norm(np.float64(x), oracles.f64(params), cfg)
-    out = module.apply({"params": params}, x)
+    out = apply(module, params, x)
     assert_close(out, expected, 1e-6, proves=("norm_unit_offset=True", "NumPy float64"))
     fresh = module.init(jax.random.key(0), x)["params"]
     assert not jax.tree.reduce(lambda any_so_far, leaf: any_so_far or leaf.any(), fresh, False)

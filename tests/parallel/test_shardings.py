@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tests import shardings
+from tests.helpers import rest_slow
 from tests.parallel.test_presets import MODELS, config, set_up
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ParallelConfig
@@ -25,8 +26,9 @@ def test_shardings_equal_the_record(kind):
     assert json.loads(shardings.PATH.read_text(encoding="utf-8"))[kind] == shardings.found(kind)
 
 
-@pytest.mark.parametrize(("preset", "parts"), [("fsdp", 8), ("tp", 8), ("fsdp+tp", 8), ("zero1", 1)])
-def test_each_device_has_its_part_of_each_matrix(preset, parts):
+@pytest.mark.parametrize("case", rest_slow([("fsdp+tp", 8), ("zero1", 1), ("fsdp", 8), ("tp", 8)], 2))
+def test_each_device_has_its_part_of_each_matrix(case):
+    preset, parts = case
     _, start, _ = set_up(config("decoder_lm", preset=preset))
     matrices = [leaf for leaf in jax.tree.leaves(start.params) if leaf.ndim > 1]
     assert all(math.prod(leaf.addressable_shards[0].data.shape) * parts == leaf.size for leaf in matrices)
@@ -46,7 +48,7 @@ def test_moments_of_fused_projections_are_sharded_like_them(optimizer):
     assert all(math.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size for leaf in moments)
 
 
-@pytest.mark.parametrize("preset", ["fsdp", "tp"])
+@pytest.mark.parametrize("preset", rest_slow(["fsdp", "tp"], 1))
 def test_initialization_is_sharded(preset):
     cfg = config("decoder_lm", preset=preset)
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=256, ffn_dim=1024, vocab_size=2048))

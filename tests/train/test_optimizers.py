@@ -69,6 +69,7 @@ def settings(**changes) -> Config:
     return Config(optim=OptimConfig(**optim | changes))
 
 
+@functools.cache
 def three_steps(**changes):
     optimizer = optimizers.build(settings(**changes), boxed())
     params = jax.tree.map(jnp.float32, PARAMS)

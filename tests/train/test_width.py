@@ -1,6 +1,7 @@
 """muP: activations, and their changes by training, that do not depend on the width ("Tensor Programs V", 2022)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,7 @@ def layers(collected: dict, path: str = "") -> dict[str, jax.Array]:
     return found
 
 
+@functools.cache
 def sizes(cfg: Config, seeds: int = 2) -> dict[str, float]:
     """Trains for some steps and returns the RMS of each layer's output, of the logits, and of their changes."""
     model, family = registry.build(cfg.model), registry.FAMILIES[cfg.model.family]
