@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of
+from tests.helpers import rest_slow
 from tformer_jax.cli import benchmark, prepare_data
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
@@ -102,10 +103,13 @@ def test_restored_exactly(kind, corpus_folder, tmp_path):
     assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=20)
 
 
-@pytest.mark.parametrize("overlong", ["carry", "cut"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_process_reads_its_own_rows_only(kind, overlong, corpus_folder, tmp_path, monkeypatch):
+OVERLONG = {f"{kind}-{action}": (kind, action) for action in ("carry", "cut") for kind in reversed(KINDS)}
+
+
+@pytest.mark.parametrize("case", rest_slow(OVERLONG, len(KINDS) + 1))  # only packing depends on the action
+def test_a_process_reads_its_own_rows_only(case, corpus_folder, tmp_path, monkeypatch):
     """Two processes prepare the batches of one, and read as many ids together: each record is read by one of them."""
+    kind, overlong = case
     sizes = {"batch_multiple": 4} if "bucket_lengths" in KINDS[kind][1] else {"batch_size": 4}
     cfg = config(kind, **sizes, overlong=overlong)
     prepare(cfg, corpus_folder, tmp_path / "p")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -68,18 +69,20 @@ def paged(cfg, table=((3, 1, 6, 5), (2, 7, 4, 8)), **options):
     return dataclasses.replace(cache, slots=slots)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize(
-    ("kind", "chunks"),
-    [
-        ("dense", "one by one"),
-        ("paged", "pairs"),
-        pytest.param("dense", "chunked prefill", marks=pytest.mark.slow),
-        pytest.param("paged", "chunked prefill", marks=pytest.mark.slow),
-        pytest.param("paged", "one by one", marks=pytest.mark.slow),
-    ],
-)
-def test_decoder_lm(name, kind, chunks):
+EACH = {
+    f"{name}, {kind}, {chunks}": (name, kind, chunks)
+    for name, kind, chunks in itertools.product(VARIANTS, ("dense", "paged"), CHUNKS)
+    if (kind, chunks) != ("dense", "pairs")
+}
+OFTEN = ("sinusoidal, pre", "MQA, fused", "rotary, both", "relative, gated", "latents", "gated delta rule", "windows")
+"""Variants with a code path of their own in every kind of cache."""
+FAST = {key: case for key, case in EACH.items() if case[1:] == ("dense", "one by one")}
+FAST |= {key: case for key, case in EACH.items() if case[2] == "pairs" and case[0] in OFTEN}
+
+
+@pytest.mark.parametrize("case", rest_slow(FAST | EACH, len(FAST)))
+def test_decoder_lm(case):
+    name, kind, chunks = case
     model, params, full_pass = variant(name)
     cache = paged(model.cfg) if kind == "paged" else empty_cache(model.cfg, 2, 8)
     logits, cache = read_in_chunks(model, params, cache, TOKENS, CHUNKS[chunks])
@@ -111,7 +114,12 @@ def test_low_precision_caches_change_logits_little(make, dtype, tolerance):
     assert np.abs(logits - exact).max() > 1e-5
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+PLACED = ("learned, post", "rotary, both", "ALiBi, soft-cap", "relative, gated", "experts", "latents")
+PLACED += ("gated delta rule", "windows")
+"""Variants in which padding could shift a position, an expert's share or a state."""
+
+
+@pytest.mark.parametrize("name", rest_slow([*PLACED, *(name for name in VARIANTS if name not in PLACED)], len(PLACED)))
 @pytest.mark.parametrize("kind", rest_slow(["rows", "paged", "dense"], 1))
 def test_left_padding_changes_nothing(name, kind):
     model, params, full_pass = variant(name)
