@@ -17,6 +17,7 @@ import sacrebleu
 import tformer_jax as tj
 from tests import commands
 from tests.cli.trained_runs import train_each_family
+from tests.helpers import rest_slow
 from tformer_jax import api
 from tformer_jax.cli import classify, evaluate, generate, lines, score, serve, translate
 from tformer_jax.config import (
@@ -114,7 +115,7 @@ def test_translate_objects_into_objects(runs, tmp_path):
     assert record["scores"] == sorted(record["scores"], reverse=True)
 
 
-@pytest.mark.parametrize("size", [0, 1, 9, 40, 70])
+@pytest.mark.parametrize("size", rest_slow([0, 9, 70, 1, 40], 3))
 def test_translate_resumes_a_file(runs, tmp_path, monkeypatch, size):
     monkeypatch.setattr(batching, "CHUNK", 3)
     (tmp_path / "in.txt").write_text("abc\n\nb\naabb\nca\n")

@@ -211,7 +211,7 @@ def endless(family: str = "decoder_lm"):
     return (cfg, model, params), alone((cfg, model, params), "abc", GREEDY)
 
 
-@pytest.mark.parametrize("most", [3, 32])
+@pytest.mark.parametrize("most", rest_slow([32, 3], 1))
 @pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
 def test_outputs_do_not_depend_on_steps_per_call(trained, decode, most, monkeypatch):
     """Also for requests that arrive later, and with one that is canceled."""

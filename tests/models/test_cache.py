@@ -90,7 +90,7 @@ def test_decoder_lm(case):
     np.testing.assert_array_equal(cache.lengths, [6, 6])
 
 
-@pytest.mark.parametrize("name", rest_slow(["windows", *(name for name in VARIANTS if "delta" not in name)], 3))
+@pytest.mark.parametrize("name", rest_slow(["windows", *(name for name in VARIANTS if "delta" not in name)], 2))
 def test_seq2seq(name):
     changes = VARIANTS[name]
     model, params = build(tiny("seq2seq", decoder_layers=2, **changes))

@@ -118,7 +118,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("name", rest_slow(["segments", "positions of one row for all", "padding_mask", "prefix"], 2))
 def test_each_rule_with_a_causal_mask(mesh, name):
     check(mesh, inputs(16, 16), TABLE, ARRAYS[name], causal=True)
 
@@ -241,7 +241,7 @@ def planned(T: int, run=larger_blocks, **sizes: int):
     return both.lower(shape, shape, shape, None, {"padding_mask": real}).compile()
 
 
-@pytest.mark.parametrize("sizes", [ROWS, BOTH, ALL])
+@pytest.mark.parametrize("sizes", rest_slow([BOTH, ROWS, ALL], 1))
 def test_keys_are_permuted_and_nothing_is_gathered(sizes):
     found = collectives(planned(1024, **sizes).as_text())
     assert {one.kind for one in found} == {"collective-permute"}

@@ -172,7 +172,7 @@ def test_accumulation_equals_the_whole_batch(family):
 
 
 @pytest.mark.parametrize("chunk", rest_slow([3, 8, 20], 1))
-@pytest.mark.parametrize("tied", ["output", "none"])
+@pytest.mark.parametrize("tied", rest_slow(["output", "none"], 1))
 def test_the_chunked_loss_equals_the_plain_one(chunk, tied):
     extra = {"z_loss": 0.01}
     model, optimizer, plain = experiment(tie_embeddings=tied, train=extra)
