@@ -21,10 +21,10 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def attention_core(q, k, v, mask=None, scale=None, softcap=None, bias=None):
-    """q [B, T, N, H], k and v [B, S, K, H], mask [B, N, T, S], bias [N, T, S] -> [B, T, N, H].
+def attention_core(q, k, v, mask=None, scale=None, softcap=None, bias=None, sinks=None):
+    """q [B, T, N, H], k and v [B, S, K, H], mask [B, N, T, S], bias [N, T, S], sinks [N] -> [B, T, N, H].
 
-    A row without keys gives zeros.
+    A row without keys gives zeros. A sink is the score of one more key, whose value is 0.
     """
     (B, T, N, H), (S, K) = q.shape, k.shape[1:3]
     mask = np.ones((B, N, T, S), bool) if mask is None else np.broadcast_to(mask, (B, N, T, S))
@@ -39,7 +39,7 @@ def attention_core(q, k, v, mask=None, scale=None, softcap=None, bias=None):
                 scores = softcap * np.tanh(scores / softcap)
             if bias is not None:
                 scores = scores + bias[n, t, seen]
-            weights = softmax(scores)
+            weights = softmax(scores if sinks is None else np.append(scores, sinks[n]))[: len(seen)]
             out[b, t, n] = sum(w * v[b, s, head] for w, s in zip(weights, seen, strict=True))
     return out
 
@@ -167,7 +167,7 @@ def attention(p, query, key, value, mask=None, cfg=None, *, position=None, kind=
         q, k = norm(q, p["query_norm"], cfg), norm(k, p["key_norm"], cfg)
     if position == "rotary":
         q, k = rotate(q, cfg, kind), rotate(k, cfg, kind)
-    heads = attention_core(q, k, v, mask, cfg.attention_scale, cfg.attention_softcap, bias)
+    heads = attention_core(q, k, v, mask, cfg.attention_scale, cfg.attention_softcap, bias, p.get("sinks"))
     return linear(heads, p["output"])
 
 

@@ -35,6 +35,13 @@ VARIANTS = {
     "gated delta rule": {"attention": "gated_delta", "gated_delta": {"key_heads": 2, "key_dim": 3}},
     "gated delta rule, attention": {"layer_pattern": ("gated_delta", "full"), "attention_projections": "fused_qkv"},
     "windows": {"window": 2, "layer_pattern": ("window", "full"), "position": "rotary", "head_dim": 4},
+    "sinks, a fraction rotated": {
+        "attention_sinks": True,
+        "num_kv_heads": 2,
+        "position": "rotary",
+        "head_dim": 4,
+        "rotary": {"fraction": 0.5},
+    },
 }
 FULL = "one pass over the whole row"
 CHUNKS = {"one by one": [1] * 6, "pairs": [2, 2, 2], "chunked prefill": [2, 2, 1, 1]}

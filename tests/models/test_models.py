@@ -39,6 +39,7 @@ ANY_FAMILY = [
     {"position": "alibi", "ffn": "gated", "activation": "sigmoid", "attention_scale": 0.3},
     {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "norm": "rmsnorm", "attention_scale": 1.0},
     {"ffn": "moe", "moe": {"num_experts": 3}, "activation": "silu", "ffn_bias": False},
+    {"attention_sinks": True, "position": "rotary", "rotary": {"fraction": 0.5}, "head_dim": 4},
 ]
 LANGUAGE_MODELS = [
     {"output_softcap": 1.5, "scale_output": True},

@@ -22,7 +22,7 @@ from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.relative import AlibiBias, BucketBias
 
 B, T, S, N, H = 2, 5, 6, 4, 3
-SMALL_BLOCKS = attention_ops.Backend(functools.partial(blockwise_file.blockwise, block=4))
+SMALL_BLOCKS = attention_ops.Backend(functools.partial(blockwise_file.blockwise, block=4), sinks=True)
 
 
 @pytest.fixture(params=["auto", "reference", "xla", "blockwise", "small blocks"])
@@ -130,6 +130,47 @@ def test_softcap(backend):
     expected = oracles.attention_core(*map(np.float64, (q, k, v)), softcap=0.5)
     out = attention_ops.attend(q, k, v, softcap=0.5, backend=backend)
     assert_close(out, expected, 1e-6, proves=("attention_softcap", "NumPy float64"))
+
+
+SINKS = jnp.array([-2.0, 0.5, 3.0, 60.0])
+"""The last one hides all keys in float32."""
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sinks(backend, masked):
+    (q, k, v), mask = inputs(2), random_mask(1) if masked else None
+    if backend == "xla":
+        with pytest.raises(ConfigError, match="'xla' cannot add sinks to the softmax .*; write one of auto, reference"):
+            attention_ops.attend(q, k, v, mask, sinks=SINKS, backend=backend)
+        return
+    expected_mask = None if mask is None else np.broadcast_to(mask, (B, N, T, S))
+    expected = oracles.attention_core(*map(np.float64, (q, k, v)), expected_mask, sinks=np.float64(SINKS))
+    out = attention_ops.attend(q, k, v, mask, sinks=SINKS, backend=backend)
+    assert_close(out, expected, 1e-6, proves=("attention_sinks", "NumPy float64"))
+
+
+@pytest.mark.parametrize("name", ["reference", "small blocks"])
+def test_sinks_are_one_more_key_without_a_value(name, monkeypatch):
+    """All gradients equal those of attention to another key, whose scores are the sinks."""
+    monkeypatch.setitem(kinds.BACKENDS, "small blocks", SMALL_BLOCKS)
+    (q, k, v), mask, weights = inputs(4), random_mask(1), normal(B, T, N, H, seed=4)
+
+    def added(q, k, v, sinks):
+        out = attention_ops.attend(q, k, v, mask, sinks=sinks, backend=name)
+        return (weights * out).sum()
+
+    def appended(q, k, v, sinks):
+        scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / H**0.5
+        scores = jnp.where(mask, scores, -jnp.inf)
+        last = jnp.broadcast_to(sinks[:, None, None], (B, N, T, 1))
+        shares = jax.nn.softmax(jnp.concatenate([scores, last], axis=-1), axis=-1)[..., :-1]
+        return (weights * jnp.einsum("BNTS,BSNH->BTNH", shares, v)).sum()
+
+    arguments = q, k, v, SINKS.at[3].set(1.0)
+    found, expected = (jax.jit(jax.grad(total, argnums=(0, 1, 2, 3)))(*arguments) for total in (added, appended))
+    for gradient, wanted in zip(found, expected, strict=True):
+        assert_close(gradient, wanted, 1e-6, proves=("attention_sinks, gradients", "a key without a value"))
+    assert np.abs(expected[3]).min() > 0.01
 
 
 def test_biases(backend):

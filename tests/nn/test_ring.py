@@ -123,6 +123,24 @@ def test_each_rule_with_a_causal_mask(mesh, name):
     check(mesh, inputs(16, 16), TABLE, ARRAYS[name], causal=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES | HEADS)
+def test_sinks_are_those_of_the_heads_of_a_device(mesh):
+    def both(run):
+        def traced(*arguments):
+            attend = lambda q, k, v, sinks: run(Operands(q, k, v, Mask(causal=True), PLAIN, sinks=sinks))  # noqa: E731
+            out, pull = jax.vjp(attend, *arguments)
+            return out, *pull(normal(*out.shape, seed=5))
+
+        return traced
+
+    arguments = *inputs(16, 16), normal(4, seed=6)
+    devices, run = on_mesh((MESHES | HEADS)[mesh], both(small_blocks))
+    found = run(*jax.device_put(arguments, rules.replicated(devices)))
+    for part, expected in zip(found, jax.jit(both(reference))(*arguments), strict=True):
+        assert_close(part, expected)
+
+
 TWELVE = {"table": BucketBias(normal(8, 12), True, 9), "none": None, "alibi": AlibiBias(normal(12, seed=4) ** 2)}
 
 

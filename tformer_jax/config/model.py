@@ -107,6 +107,7 @@ USED_BY = {
     "attention_projections": ("attention", "multi_head"),
     "attention_scale": ("attention", "multi_head", "mla"),
     "attention_softcap": ("attention", "multi_head", "mla"),
+    "attention_sinks": ("attention", "multi_head"),
     "qk_norm": ("attention", "multi_head"),
     "attention_dropout": ("attention", "multi_head", "mla"),
     "source_vocab_size": ("family", "seq2seq"),
@@ -165,6 +166,7 @@ class ModelConfig(Section):
     attention_softcap: float | None = setting(
         None, "cap of the scores: cap * tanh(scores / cap); None: no cap", low=1e-6
     )
+    attention_sinks: bool = setting(False, "one learned score per query head in the softmax, without a key or value")
     qk_norm: bool = setting(False, "normalize each query and key head before the scores")
     mla: MLAConfig = dataclasses.field(default_factory=MLAConfig)
     gated_delta: GatedDeltaConfig = dataclasses.field(default_factory=GatedDeltaConfig)

@@ -8,7 +8,17 @@ from tformer_jax.config import ModelConfig
 
 ALWAYS = (
     *("family", "vocab_size", "max_length", "dim", "attention", "num_heads", "kv_heads", "head_size", "attention_bias"),
-    *("attention_projections", "attention_softcap", "qk_norm", "prefix_lm", "position", "ffn", "ffn_dim", "activation"),
+    *(
+        "attention_projections",
+        "attention_softcap",
+        "attention_sinks",
+        "qk_norm",
+        "prefix_lm",
+        "position",
+        "ffn",
+        "ffn_dim",
+        "activation",
+    ),
     *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "norms_output", "embedding_norm"),
     *("tie_embeddings", "scale_embeddings", "output_bias", "scale_output", "output_softcap", "width_factor"),
 )

@@ -99,6 +99,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
             bias=name != "cross" and relative.adds_bias(cfg),
             dropout=train and cfg.attention_dropout > 0,
             rules=frozenset(rules[name]),
+            sinks=cfg.attention_sinks,
         )
         for name in attentions.get(cfg.family, ("encoder",))
     }

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax import axes
@@ -15,7 +16,7 @@ from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
-from tformer_jax.nn.sharding import constrain
+from tformer_jax.nn.sharding import constrain, named
 from tformer_jax.nn.slots import PagedSlots, Slots
 from tformer_jax.nn.watch import watch
 
@@ -46,6 +47,9 @@ class Attention(nn.Module):
         if cfg.qk_norm:
             self.query_norm = make_norm(cfg, axes.HEAD_DIM)
             self.key_norm = make_norm(cfg, axes.HEAD_DIM)
+        if cfg.attention_sinks:
+            zeros = named(nn.initializers.zeros, axes.HEADS)
+            self.sinks = self.param("sinks", zeros, (N,), jnp.dtype(cfg.param_dtype))
         heads = ((axes.HEADS, N), (axes.HEAD_DIM, cfg.head_size))
         embed, bias = ((axes.EMBED, cfg.dim),), "output" in cfg.attention_bias
         self.output = Linear(cfg, heads, embed, bias, ends_sublayer=True)
@@ -98,6 +102,7 @@ class Attention(nn.Module):
         drop, backend, mask = train and self.cfg.attention_dropout > 0, self.cfg.attention_backend, as_mask(mask)
         scoring: Any = {"scale": self.cfg.score_scale, "softcap": self.cfg.attention_softcap}
         scoring["bias"] = None if position is None else position.bias
+        scoring["sinks"] = self.sinks.astype(jnp.float32) if self.cfg.attention_sinks else None
         if isinstance(slots, PagedSlots):
             return self.output(attend_pages(q, keys_values, slots, mask, **scoring)), keys_values
         k, v = attended.unpack(self.cfg.dtype)

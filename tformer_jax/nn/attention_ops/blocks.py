@@ -31,6 +31,8 @@ class Inputs(NamedTuple):
     """[B, S, K, H], S a multiple of `Grid.columns`."""
     v: jax.Array
     bias: Any
+    sinks: jax.Array | None
+    """float32 [N]."""
 
 
 class NonDiff(NamedTuple):
@@ -63,7 +65,7 @@ class Results(NamedTuple):
     """Results of the forward pass and the output's gradient, as the backward pass needs them."""
 
     logsumexp: jax.Array
-    """float32 [B, N, T]; inf for a query that may attend to no key."""
+    """float32 [B, N, T], with the sinks; without sinks, inf for a query that may attend to no key."""
     d_out: jax.Array
     """[B, T, N, H]."""
     d_sum: jax.Array
@@ -77,15 +79,17 @@ def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
     padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
     q, k, v = _pad(x.q, padded_T, 1), _pad(x.k, padded_S, 1), _pad(x.v, padded_S, 1)
     mask = _pad_mask(x.mask, B, T, S, padded_T, padded_S)
-    return Inputs(q, k, v, x.bias), NonDiff(mask, x.dropout_key), grid
+    return Inputs(q, k, v, x.bias, x.sinks), NonDiff(mask, x.dropout_key), grid
 
 
-def init(q: jax.Array, grid: Grid) -> Softmax:
-    """Returns the online softmax before any keys."""
-    B, T, N, H = q.shape
+def init(inputs: Inputs, grid: Grid) -> Softmax:
+    """Returns the online softmax before any keys, which has only the sinks, if there are any."""
+    B, T, N, H = inputs.q.shape
     R = T // grid.rows
-    rows = (R, B, N, grid.rows)
-    return Softmax(jnp.full(rows, HIDDEN), jnp.zeros(rows), jnp.zeros((R, B, grid.rows, N, H)))
+    rows, out = (R, B, N, grid.rows), jnp.zeros((R, B, grid.rows, N, H))
+    if inputs.sinks is None:
+        return Softmax(jnp.full(rows, HIDDEN), jnp.zeros(rows), out)
+    return Softmax(jnp.broadcast_to(inputs.sinks[:, None], rows), jnp.ones(rows), out)
 
 
 def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> Softmax:
@@ -117,10 +121,16 @@ def make_results(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Resu
     return Results(logsumexp, d_out, jnp.einsum("BTNH,BTNH->BNT", d_out, out, preferred_element_type=jnp.float32))
 
 
-def zero_gradients(inputs: Inputs) -> Inputs:
-    """Returns float32 zeros of the shapes of `inputs`."""
+def init_gradients(inputs: Inputs, results: Results) -> Inputs:
+    """Returns the gradients before any keys: float32 zeros, and the gradients of the sinks.
+
+    A sink has a weight but no value, so that the gradient of its score is `weight * (0 - d_sum)`.
+    """
     zeros: Inputs = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), inputs)
-    return zeros
+    if inputs.sinks is None:
+        return zeros
+    weights = jnp.exp(inputs.sinks[:, None] - results.logsumexp)
+    return zeros._replace(sinks=-(weights * results.d_sum).sum(axis=(0, 2)))
 
 
 def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, gradients: Inputs) -> Inputs:
@@ -172,6 +182,7 @@ def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: I
         _add_rows(gradients.k, d_keys, j),
         _add_rows(gradients.v, d_values, j),
         jax.tree.map(jnp.add, gradients.bias, d_bias),
+        gradients.sinks,
     )
 
 

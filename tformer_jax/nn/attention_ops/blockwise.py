@@ -22,7 +22,7 @@ def _attention(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> jax.Array:
 
 def _forward(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> tuple[jax.Array, tuple]:
     """Returns the output [B, T, N, H] and the residuals, with the log-sum-exp [B, N, T] instead of the weights."""
-    softmax = blocks.update(inputs, nondiff, grid, blocks.init(inputs.q, grid))
+    softmax = blocks.update(inputs, nondiff, grid, blocks.init(inputs, grid))
     out, logsumexp = blocks.finalize(softmax, inputs.q.dtype)
     return out, (inputs, nondiff, out, logsumexp)
 
@@ -30,10 +30,10 @@ def _forward(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> tuple[jax.Array, t
 def _backward(grid: Grid, residuals: tuple, d_out: jax.Array) -> tuple[Inputs, None]:
     inputs, nondiff, out, logsumexp = residuals
     results = blocks.make_results(out, logsumexp, d_out)
-    gradients = blocks.add_gradients(inputs, nondiff, grid, results, blocks.zero_gradients(inputs))
+    gradients = blocks.add_gradients(inputs, nondiff, grid, results, blocks.init_gradients(inputs, results))
     return blocks.cast_like(inputs, gradients), None
 
 
 _attention.defvjp(_forward, _backward)
 
-BLOCKWISE = Backend(blockwise)
+BLOCKWISE = Backend(blockwise, sinks=True)

@@ -31,7 +31,7 @@ class Bias(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """Parameters of the attention weights, `softmax(softcap(scale * q k^T) + bias)` with dropout."""
+    """Parameters of the attention weights, `softmax(softcap(scale * q k^T) + bias)` with sinks and dropout."""
 
     scale: float
     softcap: float | None
@@ -53,6 +53,8 @@ class Operands:
     bias: Bias | None = None
     dropout_key: jax.Array | None = None
     """None: no dropout."""
+    sinks: jax.Array | None = None
+    """float32 [N]: `exp(sink)` is added to the denominator of each head's softmax."""
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Operands:
         mask: jax.Array | Mask | None = None,
         *,
         bias: Bias | None = None,
+        sinks: jax.Array | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         dropout_rate: float = 0.0,
@@ -71,7 +74,7 @@ class Operands:
         """Takes the arguments of `attend`, without the backend."""
         rate = 0.0 if dropout_key is None else dropout_rate
         scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
-        return cls(q, k, v, as_mask(mask), scoring, bias, dropout_key if rate else None)
+        return cls(q, k, v, as_mask(mask), scoring, bias, dropout_key if rate else None, sinks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Backend:
     softcap: bool = True
     bias: bool = True
     dropout: bool = True
+    sinks: bool = False
     rules: frozenset[str] | None = None
     """Supported `Mask.rules`; None: all."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
@@ -105,6 +109,7 @@ class Needs:
     dropout: bool
     rules: frozenset[str]
     """`Mask.rules` of the masks."""
+    sinks: bool = False
 
 
 def attend(
@@ -114,6 +119,7 @@ def attend(
     mask: jax.Array | Mask | None = None,
     *,
     bias: Bias | None = None,
+    sinks: jax.Array | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     backend: str = "auto",
@@ -129,6 +135,8 @@ def attend(
         k, v: [B, S, K, H]; query head n reads key/value head n // G.
         mask: a `Mask`, or bool with four axes, broadcastable to [B, N, T, S]; True = may attend. None: no masking.
         bias: added to the scores, after the soft-cap.
+        sinks: float [N]: the softmax of a head has one more score, `sink`, without a value ("gpt-oss-120b & gpt-oss-20b
+            Model Card", 2025), so that its weights may sum to less than 1. None: no sinks.
         scale: factor of the scores; None: 1 / sqrt(H).
         softcap: scores become `cap * tanh(scores / cap)` ("Gemma 2", 2024).
         backend: a name in `config.kinds.BACKENDS`.
@@ -146,6 +154,7 @@ def attend(
         v,
         mask,
         bias=bias,
+        sinks=sinks,
         scale=scale,
         softcap=softcap,
         dropout_rate=dropout_rate,
@@ -163,6 +172,7 @@ def needs_of(x: Operands) -> Needs:
         bias=x.bias is not None,
         dropout=x.scoring.dropout_rate > 0,
         rules=x.mask.rules,
+        sinks=x.sinks is not None,
     )
 
 
@@ -190,6 +200,8 @@ def unsupported_reason(name: str, needs: Needs) -> str | None:
         return "cannot cap scores (model.attention_softcap)"
     if needs.bias and not backend.bias:
         return "cannot add a bias to scores (model.position)"
+    if needs.sinks and not backend.sinks:
+        return "cannot add sinks to the softmax (model.attention_sinks)"
     if needs.dropout and not backend.dropout:
         return "cannot drop attention weights (model.attention_dropout)"
     if needs.dtype not in backend.dtypes:

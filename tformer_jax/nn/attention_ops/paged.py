@@ -37,6 +37,7 @@ class Operands:
     mask: Mask
     bias: Bias | None
     scoring: Scoring = flax.struct.field(pytree_node=False)
+    sinks: jax.Array | None = None
 
 
 @flax.struct.dataclass
@@ -100,6 +101,7 @@ def attend_pages(
     mask: jax.Array | Mask | None,
     *,
     bias: Bias | None = None,
+    sinks: jax.Array | None = None,
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
@@ -112,13 +114,13 @@ def attend_pages(
         pool: what `pool.unpack` converts to keys and values, each [pages, K, page size, ...].
         slots: the layout after it has admitted the T tokens.
         mask: over the slots [B, S] of each row.
-        bias, scale, softcap: as in `attend`.
+        bias, sinks, scale, softcap: as in `attend`.
 
     Returns:
         [B, T, N, H] in the dtype of q; scores and softmax are float32.
     """
     scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, 0.0)
-    x = Operands(q, pool, slots, as_mask(mask), bias, scoring)
+    x = Operands(q, pool, slots, as_mask(mask), bias, scoring, sinks)
     if jax.sharding.get_abstract_mesh().size <= 1:
         return _attend(x)
     return _on_each_device(x)
@@ -128,6 +130,9 @@ def _attend(x: Operands) -> jax.Array:
     B, T, N, H = x.q.shape
     blocks = _blocks(x)
     softmax = Softmax(jnp.full((B, N, T), HIDDEN), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
+    if x.sinks is not None:
+        peak = jnp.broadcast_to(x.sinks[:, None], (B, N, T))
+        softmax = dataclasses.replace(softmax, peak=peak, total=jnp.ones((B, N, T)))
     softmax = jax.lax.fori_loop(0, blocks.groups, functools.partial(_add_group, x, blocks), softmax)
     out = softmax.out / jnp.where(softmax.total == 0, 1, softmax.total)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(x.q.dtype)
@@ -199,6 +204,7 @@ def _on_each_device(x: Operands) -> jax.Array:
         slots=jax.tree.map(lambda _: by_row, x.slots),
         mask=jax.tree.map(lambda _: by_row, x.mask),
         bias=jax.tree.map(lambda _: PartitionSpec(), x.bias),
+        sinks=jax.tree.map(lambda _: PartitionSpec(heads), x.sinks),
         scoring=x.scoring,
     )
     out: jax.Array = jax.shard_map(_attend, in_specs=(specs,), out_specs=by_head, check_vma=False)(x)

@@ -1,5 +1,7 @@
 """Attention as einsums that materialize the T x S weights."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -50,7 +52,8 @@ def reference(x: Operands) -> jax.Array:
         queries = x.q[:, t : t + size]
         first, end = x.mask.key_range(t, queries.shape[1], S)
         key = None if x.dropout_key is None else jax.random.fold_in(x.dropout_key, number)
-        weights, total = exponentials(queries, x.k[:, first:end], x.mask, x.bias, x.scoring, t, first)
+        part = dataclasses.replace(x, q=queries, k=x.k[:, first:end])
+        weights, total = exponentials(part, t, first)
         dropped = dropout(weights, x.scoring.dropout_rate, key).astype(x.v.dtype)
         out = weighted_sum(dropped, x.v[:, first:end]) / jnp.where(total == 0, 1, total)
         chunks.append(jnp.swapaxes(out, 1, 2).astype(x.q.dtype))
@@ -60,9 +63,9 @@ def reference(x: Operands) -> jax.Array:
 def attention_weights(x: Operands) -> jax.Array:
     """Computes `softmax(scores)` without dropout: float32 [B, N, T, S].
 
-    A query that may attend to no key has weights of 0.
+    A query that may attend to no key has weights of 0; with sinks, weights sum to less than 1.
     """
-    weights, total = exponentials(x.q, x.k, x.mask, x.bias, x.scoring, 0, 0)
+    weights, total = exponentials(x, 0, 0)
     return weights / jnp.where(total == 0, 1, total)
 
 
@@ -77,22 +80,26 @@ def chunk_size(mask: Mask, T: int) -> int:
     return size if size < T and mask.key_range(0, size, T) != (0, T) else T
 
 
-def exponentials(
-    q: jax.Array, k: jax.Array, mask: Mask, bias: Bias | None, scoring: Scoring, t: int, s: int
-) -> tuple[jax.Array, jax.Array]:
-    """Computes the numerators of the softmax, float32 [B, N, T, S], and their sums, [B, N, T, 1].
+def exponentials(x: Operands, t: int, s: int) -> tuple[jax.Array, jax.Array]:
+    """Computes the numerators of the softmax, float32 [B, N, T, S], and their sums, [B, N, T, 1], with `exp(sink)`.
 
-    The first query has the index t, the first key the index s. The sum is 0 for a query that may attend to no key.
+    The first query has the index t, the first key the index s. Without sinks, the sum is 0 for a query that may attend
+    to no key.
     """
-    T, S = q.shape[1], k.shape[1]
-    added = None if bias is None else block_bias(bias, mask, t, T, s, S)
-    logits = scores(q, k, added, scoring)
-    may_attend = mask.block(t, T, s, S)
+    T, S = x.q.shape[1], x.k.shape[1]
+    added = None if x.bias is None else block_bias(x.bias, x.mask, t, T, s, S)
+    logits = scores(x.q, x.k, added, x.scoring)
+    may_attend = x.mask.block(t, T, s, S)
     if may_attend is not None:
         logits = jnp.where(may_attend, logits, -jnp.inf)
     peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True, initial=HIDDEN))
+    if x.sinks is None:
+        weights = jnp.exp(logits - peak)
+        return weights, weights.sum(axis=-1, keepdims=True)
+    sinks = x.sinks[:, None, None]
+    peak = jnp.maximum(peak, jax.lax.stop_gradient(sinks))
     weights = jnp.exp(logits - peak)
-    return weights, weights.sum(axis=-1, keepdims=True)
+    return weights, weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - peak)
 
 
 def block_bias(bias: Bias, mask: Mask, t: int, T: int, s: int, S: int) -> jax.Array:
@@ -112,4 +119,4 @@ def zero_hidden_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
     return out if attends is None else jnp.where(attends[..., None], out, 0)
 
 
-REFERENCE = Backend(reference)
+REFERENCE = Backend(reference, sinks=True)

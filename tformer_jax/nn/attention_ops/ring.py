@@ -78,7 +78,7 @@ def _forward(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> tuple[ja
         keys, softmax = carry
         return devices.send(keys), blocks.update(*_combine(keys, inputs, mask), grid, softmax)
 
-    start = _keys(inputs, mask), blocks.init(inputs.q, grid)
+    start = _keys(inputs, mask), blocks.init(inputs, grid)
     _, softmax = jax.lax.fori_loop(0, devices.size, hop, start)
     out, logsumexp = blocks.finalize(softmax, inputs.q.dtype)
     return out, (inputs, mask, out, logsumexp)
@@ -93,7 +93,7 @@ def _backward(grid: Grid, devices: _Ring, residuals: tuple, d_out: jax.Array) ->
         gradients = blocks.add_gradients(*_combine(keys, inputs, mask), grid, results, gradients)
         return devices.send(keys), gradients._replace(k=devices.send(gradients.k), v=devices.send(gradients.v))
 
-    start = _keys(inputs, mask), blocks.zero_gradients(inputs)
+    start = _keys(inputs, mask), blocks.init_gradients(inputs, results)
     _, gradients = jax.lax.fori_loop(0, devices.size, hop, start)
     return blocks.cast_like(inputs, gradients), None
 
@@ -117,4 +117,4 @@ def _combine(keys: _Keys, inputs: Inputs, mask: Mask) -> tuple[Inputs, NonDiff]:
     return inputs._replace(k=keys.k, v=keys.v), NonDiff(combined, None)
 
 
-RING = Backend(ring, dropout=False)
+RING = Backend(ring, dropout=False, sinks=True)

@@ -49,6 +49,7 @@ def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, leng
         mask=jax.tree.map(lambda leaf: _spec(leaf, *(along,) * min(leaf.ndim - 1, 1)), x.mask),
         bias=jax.tree.map(lambda _: PartitionSpec(), x.bias),
         dropout_key=None,
+        sinks=jax.tree.map(lambda leaf: PartitionSpec(*sharding.partition((axes.HEADS,), leaf.shape)), x.sinks),
     )
     out: jax.Array = jax.shard_map(kernel, in_specs=(specs,), out_specs=where, check_vma=False)(x)
     return out
