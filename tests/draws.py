@@ -41,17 +41,20 @@ def _attention(rng) -> dict[str, Any]:
         "attention_softcap": pick(rng, None, None, 2.0),
         "qk_norm": pick(rng, False, False, True),
         "attention_backend": pick(rng, "auto", "reference", "xla", "blockwise"),
-        **pick(rng, {}, {}, {"layer_pattern": ("window", "full")}, {"layer_pattern": ("window",)}),
+        "attention_sinks": pick(rng, False, False, True),
+        "layer_pattern": pick(rng, ("full",), ("full",), ("window", "full"), ("window",), ("nope", "full")),
     }
 
 
 def _positions(rng) -> dict[str, Any]:
     rotary = {"pairing": pick(rng, "halves", "interleaved"), "base": pick(rng, 10_000.0, 50.0)}
+    rotary["fraction"] = pick(rng, 1.0, 1.0, 0.5)
     rotary |= pick(
         rng,
         {},
         {"scaling": "linear", "factor": 2.0},
         {"scaling": "llama3", "factor": 4.0, "original_length": 8},
+        {"scaling": "yarn", "factor": 4.0, "original_length": 64},
     )
     return pick(
         rng,
@@ -80,6 +83,8 @@ def _ffn(rng) -> dict[str, Any]:
         "expert_capacity": pick(rng, None, 0.5, 1.0, 0.0),
         "router_normalize": pick(rng, True, False),
         "router_z_loss": pick(rng, 0.0, 0.1),
+        **pick(rng, {}, {}, {"every": 2, "dense_dim": 7}, {"dense_layers": 1}),
+        **pick(rng, {}, {"shared_dim": 5}, {"shared_dim": 5, "shared_gate": True}),
     }
     return settings | ({"moe": moe} if settings["ffn"] == "moe" else {})
 
@@ -160,7 +165,7 @@ def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
         if settings["attention"] == "basic":
             settings |= {"num_heads": 1, "num_kv_heads": None, "head_dim": None, "attention_scale": None}
             settings |= {"attention_softcap": None, "qk_norm": False, "attention_projections": "separate"}
-            settings |= {"attention_bias": PROJECTIONS}
+            settings |= {"attention_bias": PROJECTIONS, "attention_sinks": False}
         try:
             cfg = tiny(family, **settings)
             registry.build(cfg)

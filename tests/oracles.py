@@ -165,7 +165,7 @@ def attention(p, query, key, value, mask=None, cfg=None, *, position=None, kind=
         return linear(attention_core(q, k, v, mask), p["output"])
     if cfg.qk_norm:
         q, k = norm(q, p["query_norm"], cfg), norm(k, p["key_norm"], cfg)
-    if position == "rotary":
+    if position == "rotary" and kind != "nope":
         q, k = rotate(q, cfg, kind), rotate(k, cfg, kind)
     heads = attention_core(q, k, v, mask, cfg.attention_scale, cfg.attention_softcap, bias, p.get("sinks"))
     return linear(heads, p["output"])
@@ -184,7 +184,7 @@ def latent_attention(p, query, key, mask, cfg, *, position=None, kind="full", bi
         query = norm(linear(query, p["query_latent"]), p["query_latent_norm"], cfg)
     q, latent = linear(query, p["query"]), norm(linear(key, p["latent"]), p["latent_norm"], cfg)
     rotated = linear(key, p["rotated"])[:, :, None]
-    if position == "rotary":
+    if position == "rotary" and kind != "nope":
         q = np.concatenate([q[..., :H], rotate(q[..., H:], rotary, kind)], axis=-1)
         rotated = rotate(rotated, rotary, kind)
     k = np.concatenate([linear(latent, p["key"]), np.repeat(rotated, N, axis=2)], axis=-1)
@@ -234,10 +234,10 @@ def gated_delta(p, x, cfg):
 
 
 def ffn(p, x, cfg):
-    if cfg.ffn == "moe":
+    if "router" in p:
         return mixture(p, x, cfg)
     hidden = linear(x, p["expand"])
-    if cfg.ffn == "gated":
+    if "gate" in p:
         return linear(ACTIVATIONS[cfg.activation](linear(x, p["gate"])) * hidden, p["contract"])
     return linear(ACTIVATIONS[cfg.activation](hidden), p["contract"])
 
@@ -263,6 +263,9 @@ def mixture(p, x, cfg, real=None, segments=None, train=False):
                     continue
                 read[expert] += 1
                 out[b, t] += probabilities[expert] / total * expert_ffn(p, expert, x[b, t], cfg)
+    if cfg.moe.shared_dim is not None:
+        gate = 1 / (1 + np.exp(-(x @ p["shared_gate"]))) if cfg.moe.shared_gate else 1
+        out = out + gate * ffn(p["shared"], x, cfg)
     return out
 
 
@@ -323,7 +326,8 @@ def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectio
         bias = relative_bias(p["attention_positions"]["embedding"], T, T, cfg.relative.distance, bidirectional)
     for number in range(depth):
         kind = cfg.layer_pattern[number % len(cfg.layer_pattern)]
-        x = layer(x, p[f"layers_{number}"], cfg, mask, memory, memory_mask, kind, bias)
+        added = None if kind == "nope" else bias
+        x = layer(x, p[f"layers_{number}"], cfg, mask, memory, memory_mask, kind, added)
     return norm(x, p["norm"], cfg) if "norm" in p else x
 
 

@@ -139,6 +139,30 @@ WITHOUT_EFFECT = {
     "model.rotary.beta_fast=1.0: must exceed model.rotary.beta_slow=1.0": ROTARY | {"rotary": YARN | {"beta_fast": 1}},
     "model.rotary.base=1.0: must exceed 1.0 for": ROTARY | {"rotary": YARN | {"base": 1}},
     "model.ffn_dropout=0.1: is not applied to experts": MOE | {"ffn_dropout": 0.1},
+    "model.moe.shared_gate=True: there is no shared expert": MOE | {"moe": {"shared_gate": True}},
+    "model.moe.dense_dim=3: every layer has experts": MOE | {"moe": {"dense_dim": 3}},
+    "model.moe.every=7: none of the 6 layers would have experts": MOE | {"moe": {"every": 7}},
+    "model.moe.dense_layers=6: none of the 6 layers would": MOE | {"moe": {"dense_layers": 6}},
+    "model.scan_layers=True: repeats layers": MOE | {"moe": {"dense_layers": 1}, "scan_layers": True},
+    "model.layer_pattern=('full', 'nope'): 'nope' has no effect with": {"layer_pattern": ("full", "nope")},
+    "model.layer_pattern=('nope',): no layer uses model.position='rotary'": ROTARY | {"layer_pattern": ("nope",)},
+    "model.layer_pattern=('nope', 'gated_delta'): no layer uses model.position='rotary'": {
+        "layer_pattern": ("nope", "gated_delta"),
+        "family": "decoder_lm",
+        **ROTARY,
+    },
+    **{
+        f"model.attention_sinks=True: is used only by model.attention='multi_head', not {kind!r}": {
+            "attention": kind,
+            "num_heads": 1,
+            "attention_sinks": True,
+        }
+        for kind in ("basic", "mla", "gated_delta")
+    },
+    "model.attention_softcap=2.0: is used only by model.attention='multi_head' or 'mla', not 'gated_delta'": {
+        "layer_pattern": ("gated_delta",),
+        "attention_softcap": 2.0,
+    },
     "model.prefix_lm=True: is used only by model.family='decoder_lm'": {"prefix_lm": True},
     "model.pooling='last': is used only by model.family='classifier'": {"pooling": "last"},
     "model.num_classes=2: is used only by model.family='classifier'": {"num_classes": 2},

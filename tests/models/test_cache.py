@@ -42,6 +42,13 @@ VARIANTS = {
         "head_dim": 4,
         "rotary": {"fraction": 0.5},
     },
+    "layers without positions or experts": {
+        "layer_pattern": ("full", "nope"),
+        "position": "rotary",
+        "head_dim": 4,
+        "ffn": "moe",
+        "moe": {"num_experts": 3, "every": 2, "shared_dim": 5},
+    },
 }
 FULL = "one pass over the whole row"
 CHUNKS = {"one by one": [1] * 6, "pairs": [2, 2, 2], "chunked prefill": [2, 2, 1, 1]}

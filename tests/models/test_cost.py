@@ -43,6 +43,18 @@ def test_only_chosen_experts_count():
     assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
 
 
+def test_dense_layers_and_shared_experts_count():
+    D, F, T, k, E = 64, 256, 32, 2, 8
+    gated = cost.of(tiny("decoder_lm", **SIZES, decoder_layers=4, ffn="gated"), 1, T)
+    moe = {"num_experts": E, "experts_per_token": k, "every": 2, "dense_dim": 96, "shared_dim": 32, "shared_gate": True}
+    mixed = cost.of(tiny("decoder_lm", **SIZES, decoder_layers=4, ffn="moe", moe=moe), 1, T)
+    in_dense, in_experts = 3 * D * 96, D * E + k * 3 * D * F + 3 * D * 32 + D
+    assert mixed.forward_flops - gated.forward_flops == T * 2 * (2 * in_dense + 2 * in_experts - 4 * 3 * D * F)
+    biases = 2 * (2 * 96 + D) + 2 * (E * (2 * F + D) + 2 * 32 + D) - 4 * (2 * F + D)
+    kernels = 2 * 3 * D * 96 + 2 * (D * E + E * 3 * D * F + 3 * D * 32 + D) - 4 * 3 * D * F
+    assert mixed.total - gated.total == kernels + biases
+
+
 @pytest.mark.slow
 def test_experts_run_the_products_that_are_predicted(monkeypatch):
     D, F, T, k, E = 8, 16, 500, 2, 4

@@ -39,12 +39,34 @@ ANY_FAMILY = [
     {"position": "alibi", "ffn": "gated", "activation": "sigmoid", "attention_scale": 0.3},
     {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "norm": "rmsnorm", "attention_scale": 1.0},
     {"ffn": "moe", "moe": {"num_experts": 3}, "activation": "silu", "ffn_bias": False},
-    {"attention_sinks": True, "position": "rotary", "rotary": {"fraction": 0.5}, "head_dim": 4},
 ]
+SINKS = {"attention_sinks": True, "position": "rotary", "rotary": {"fraction": 0.5}, "head_dim": 4}
 LANGUAGE_MODELS = [
     {"output_softcap": 1.5, "scale_output": True},
     {**WINDOWS, "position": "rotary", "rotary": {"window_base": 100.0}, "head_dim": 4},
     {**WINDOWS, "position": "alibi"},
+    SINKS,
+    {
+        "layer_pattern": ("full", "nope"),
+        "decoder_layers": 3,
+        "position": "rotary",
+        "head_dim": 4,
+        "ffn": "moe",
+        "moe": {"num_experts": 3, "every": 2, "dense_dim": 7, "shared_dim": 5, "shared_gate": True},
+    },
+    {
+        "layer_pattern": ("nope", "full"),
+        "decoder_layers": 3,
+        "position": "alibi",
+        "ffn": "moe",
+        "moe": {"num_experts": 3, "dense_layers": 1, "shared_dim": 5},
+    },
+    {
+        "attention": "mla",
+        "mla": {"latent_dim": 6, "rotary_dim": 2},
+        "layer_pattern": ("full", "nope"),
+        "position": "rotary",
+    },
 ]
 CLASSIFIERS = [
     {"pooling": "first", "pooler": True, "token_types": 2, "embedding_norm": True},
@@ -94,6 +116,7 @@ def test_prefix_lm_equals_the_formulas():
         {"encoder_layers": 1, "decoder_layers": 3},
         {"tie_embeddings": "all"},
         {"tie_embeddings": "inputs"},
+        SINKS,
         {**WINDOWS, "position": "alibi"},
     ),
 )

@@ -37,6 +37,8 @@ def run(module, params, x, real=None, *, train=True, segments=None):
         {"ffn_bias": False, "moe": {"expert_capacity": 0.5}},
         {"moe": {"expert_capacity": 0.7, "experts_per_token": 1}},
         {"moe": {"experts_per_token": 4, "expert_capacity": 1.0}},
+        {"moe": {"shared_dim": 5, "shared_gate": True}},
+        {"moe": {"shared_dim": 7, "expert_gated": False, "expert_capacity": 0.5}, "activation": "relu"},
     ],
     ids=str,
 )
@@ -46,7 +48,8 @@ def test_equals_the_dense_loop(changes):
     params = init_module(module, x)
     expected = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, REAL, train=True)
     capacity = "limited" if module.cfg.moe.expert_capacity else "free"
-    proves = (f"ffn=moe, {capacity} capacity", "NumPy float64")
+    shared = ", a shared expert" if module.cfg.moe.shared_dim else ""
+    proves = (f"ffn=moe, {capacity} capacity{shared}", "NumPy float64")
     assert_close(run(module, params, x, REAL), expected, proves=proves)
 
 

@@ -21,6 +21,21 @@ MODELS = {
     "decoder_lm": ({"decoder_layers": 3}, BATCH),
     "a pattern with one layer left over": ({"decoder_layers": 5, **WINDOWS}, BATCH),
     "experts": ({"decoder_layers": 2, "ffn": "moe", "moe": {"num_experts": 3}}, BATCH),
+    "experts in every other layer": (
+        {"decoder_layers": 5, "ffn": "moe", "moe": {"num_experts": 3, "every": 2, "shared_dim": 5}},
+        BATCH,
+    ),
+    "every sixth layer alike": (
+        {
+            "decoder_layers": 7,
+            "layer_pattern": ("full", "full", "nope"),
+            "position": "rotary",
+            "head_dim": 4,
+            "ffn": "moe",
+            "moe": {"num_experts": 3, "every": 2},
+        },
+        BATCH,
+    ),
     "shared relative bias": ({"decoder_layers": 2, "position": "relative"}, BATCH),
     "seq2seq": ({"encoder_layers": 2, "decoder_layers": 3}, PAIRS),
 }

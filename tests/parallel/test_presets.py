@@ -23,6 +23,14 @@ MODELS = {
     "seq2seq": tiny("seq2seq", **SIZES, source_vocab_size=20, attention_bias=()),
     "classifier": tiny("classifier", **SIZES, attention_bias=()),
     "experts": tiny("decoder_lm", **SIZES, ffn="moe", attention_bias=()),
+    "widths that no mesh divides": tiny(
+        "decoder_lm",
+        **SIZES,
+        decoder_layers=2,
+        attention_sinks=True,
+        ffn="moe",
+        moe={"every": 2, "dense_dim": 13, "shared_dim": 11, "shared_gate": True},
+    ),
 }
 DATA = {
     "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8, 16)),

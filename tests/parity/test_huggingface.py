@@ -57,6 +57,9 @@ T5 = {
     "decoder_start_token_id": 0,
 }
 T5 |= {"decoder_start_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+HALF = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_hidden_layers": 3}
 MODELS = {
     "gpt2": ("GPT2LMHeadModel", {"n_embd": 8, "n_layer": 2, "n_head": 4, "vocab_size": V, "n_positions": 16}),
     "llama": ("LlamaForCausalLM", {**GQA, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
@@ -66,6 +69,13 @@ MODELS = {
     "gemma2": ("Gemma2ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "attn_logit_softcapping": 2.0}),
     "gemma3": ("Gemma3ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "query_pre_attn_scalar": 5}),
     "mixtral": ("MixtralForCausalLM", {**GQA, "num_local_experts": 4, "sliding_window": None}),
+    "smollm3": ("SmolLM3ForCausalLM", {**GQA, "no_rope_layers": [1, 0]}),
+    "stablelm": ("StableLmForCausalLM", {**GQA, **TWO_HEADS, "rope_parameters": HALF, "use_qkv_bias": True}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {**GQA, **EXPERTS, "decoder_sparse_step": 2, "shared_expert_intermediate_size": 4},
+    ),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**GQA, **EXPERTS, "mlp_only_layers": [0], "norm_topk_prob": True}),
     "bert": ("BertForSequenceClassification", {**SIZES, "max_position_embeddings": 16, "num_labels": 3}),
     "bert masked_lm": ("BertForMaskedLM", {**SIZES, "max_position_embeddings": 16}),
     "t5 1.0": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "relu"}),
@@ -73,6 +83,8 @@ MODELS = {
     "bart": ("BartForConditionalGeneration", BART),
     "marian": ("MarianMTModel", {**BART, "scale_embedding": True, "activation_function": "swish"}),
 }
+SLOW = "smollm3", "stablelm", "qwen2_moe", "qwen3_moe"
+"""Models that differ from others in one setting each."""
 
 
 def their_model(name: str) -> torch.nn.Module:
@@ -135,7 +147,7 @@ def their_gradients(model: torch.nn.Module, folder) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in files.read_arrays(folder).items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
 def test_logits_gradients_and_checkpoints(name, tmp_path):
     theirs = their_model(name)
     theirs.save_pretrained(tmp_path / "theirs")

@@ -20,6 +20,10 @@ CLASSES = {
     "mixtral": transformers.MixtralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "qwen2_moe": transformers.Qwen2MoeConfig,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "smollm3": transformers.SmolLM3Config,
+    "stablelm": transformers.StableLmConfig,
     "gemma2": transformers.Gemma2Config,
     "gemma3_text": transformers.Gemma3TextConfig,
     "bert": transformers.BertConfig,
@@ -37,7 +41,8 @@ BARE = {
     "t5": {"vocab_size": 50, "d_model": 64, "d_ff": 9, "num_layers": 2, "num_heads": 8},
     "bart": PAIR,
     "marian": PAIR | {"decoder_vocab_size": 50},
-    **dict.fromkeys(("qwen2", "qwen3"), SIZES | {"num_attention_heads": 32}),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe"), SIZES | {"num_attention_heads": 32}),
+    "stablelm": SIZES | {"num_key_value_heads": 8},
 }
 
 
@@ -72,6 +77,8 @@ PUBLISHED = {
     "qwen2, max_window_layers": ("qwen2", LLAMA | SLIDING | {"max_window_layers": 3}, ["full"] * 3 + ["window"]),
     "qwen3, max_window_layers": ("qwen3", LLAMA | SLIDING | {"max_window_layers": 0}, ["window"] * 4),
     "mistral 0.1": ("mistral", LLAMA | {"sliding_window": 5}, ["window"] * 4),
+    "smollm3, unsaid": ("smollm3", LLAMA, ["full"] * 3 + ["nope"]),
+    "smollm3, a list": ("smollm3", LLAMA | {"no_rope_layers": [0, 1, 0, 1, 1]}, ["nope", "full"] * 2),
     "mistral 0.2": ("mistral", LLAMA | {"sliding_window": None}, ["full"] * 4),
 }
 
@@ -83,9 +90,28 @@ def test_which_layers_see_a_window(name):
     assert [cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers)] == expected
     assert cfg.window == (5 if "window" in expected else None)
     theirs = CLASSES[model_type](**config)
-    if hasattr(theirs, "layer_types"):
+    if model_type == "smollm3":
+        assert ["full" if rotated else "nope" for rotated in theirs.no_rope_layers[:4]] == expected
+    elif hasattr(theirs, "layer_types"):
         names = {"sliding_attention": "window", "full_attention": "full"}
         assert [names[kind] for kind in theirs.layer_types] == expected
+
+
+LAYERS = {
+    "every layer": ({}, [0, 1, 2, 3]),
+    "every second layer": ({"decoder_sparse_step": 2}, [1, 3]),
+    "all but the first": ({"mlp_only_layers": [0]}, [1, 2, 3]),
+    "every second layer but the first": ({"decoder_sparse_step": 2, "mlp_only_layers": [0, 1]}, [3]),
+    "a dense layer that would be dense": ({"decoder_sparse_step": 2, "mlp_only_layers": [2]}, [1, 3]),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_which_layers_have_experts(name):
+    config, expected = LAYERS[name]
+    cfg = read("qwen2_moe", LLAMA | config)
+    assert [i for i in range(4) if cfg.has_experts(i)] == expected
+    assert cfg.moe.dense_dim == (None if len(expected) == 4 else 96)
 
 
 LITERAL = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -133,6 +159,11 @@ def test_a_config_of_the_hub_is_read_as_our_preset(name):
         ),
         ("llama", LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
         ("llama", LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate=False"),
+        ("qwen2_moe", LLAMA | {"mlp_only_layers": [2]}, r"mlp_only_layers=\[2\] is not supported, only the first"),
+        ("qwen2_moe", LLAMA | {"mlp_only_layers": [0, 1, 2, 3]}, "no layer has experts"),
+        ("qwen3_moe", LLAMA | {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("smollm3", LLAMA | {"use_sliding_window": True}, "use_sliding_window=True"),
+        ("stablelm", LLAMA | {"use_parallel_residual": True}, "use_parallel_residual=True"),
         ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),
         ("bart", PAIR | {"normalize_embedding": False}, "normalize_embedding=False"),
@@ -200,6 +231,8 @@ PLAIN = {
 PLAIN["llama"] |= {"head_dim": 4, "scale_embeddings": False}
 PLAIN["gpt2"] |= {"scale_embeddings": False}
 PLAIN["gemma2"] |= {"head_dim": 4, "norm_placement": "both", "norm_unit_offset": True}
+EXPERTS = {"ffn": "moe"}
+HEADS = {"num_heads": 2, "head_dim": None}
 OTHERS = {
     "interleaved rotary": ("llama", {"rotary": {"pairing": "interleaved"}}),
     "scaled embeddings": ("llama", {"scale_embeddings": True}),
@@ -210,6 +243,13 @@ OTHERS = {
     "windows": ("llama", {"window": 2, "layer_pattern": ("window",)}),
     "unit offset": ("llama", {"norm_unit_offset": True}),
     "scaled output": ("llama", {"scale_output": True}),
+    "sinks": ("llama", {"attention_sinks": True}),
+    "a fraction rotated": ("llama", {"rotary": {"fraction": 0.5}}),
+    "another head size": ("stablelm", {"norm": "layernorm", "rotary": {"fraction": 0.5}}),
+    "a layer without positions": ("llama", {"layer_pattern": ("full", "nope"), "decoder_layers": 2}),
+    "dense layers of Mixtral": ("mixtral", {**EXPERTS, "decoder_layers": 2, "moe": {"every": 2}}),
+    "a shared expert without a gate": ("qwen2_moe", {**EXPERTS, "moe": {"shared_dim": 5}}),
+    "no shared expert": ("qwen2_moe", {**EXPERTS, "attention_bias": ("query", "key", "value")}),
     "prefix LM": ("llama", {"prefix_lm": True}),
     "sinusoids": ("gpt2", {"position": "sinusoidal"}),
     "a scale that is no integer": ("gemma2", {"attention_scale": 0.3}),
@@ -234,6 +274,17 @@ EXACT = {
     "mistral": ("mistral", {"window": 2, "layer_pattern": ("window",)}),
     "qwen2": ("qwen2", {"attention_bias": ("query", "key", "value"), "window": 3, "layer_pattern": ("full", "window")}),
     "qwen3": ("qwen3", {"qk_norm": True, "window": 3, "layer_pattern": ("window",)}),
+    "smollm3": ("smollm3", {"layer_pattern": ("full", "nope")}),
+    "stablelm": ("stablelm", {**HEADS, "norm": "layernorm", "rotary": {"fraction": 0.5}}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "ffn": "moe",
+            "attention_bias": ("query", "key", "value"),
+            "moe": {"num_experts": 3, "every": 2, "dense_dim": 7, "shared_dim": 5, "shared_gate": True},
+        },
+    ),
+    "qwen3_moe": ("qwen3_moe", {"ffn": "moe", "qk_norm": True, "moe": {"dense_layers": 1, "dense_dim": 7}}),
     "gpt2": ("gpt2", {"activation": "relu_squared", "attention_scale": 1.0}),
     "gemma2": ("gemma2", {"attention_softcap": 3.0, "window": 3, "layer_pattern": ("window", "full", "full")}),
     "gemma2, no window": ("gemma2", {"scale_embeddings": True}),

@@ -10,9 +10,10 @@ from tformer_jax.config.convert import (
     to_dict,
 )
 from tformer_jax.config.fields import ConfigError
-from tformer_jax.config.model import ModelConfig, MoEConfig, RelativeConfig, RotaryConfig
+from tformer_jax.config.model import ModelConfig, MoEConfig
 from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
+from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
 

@@ -17,7 +17,7 @@ ATTENTIONS: Kinds = {
 }
 RECURRENT = {"gated_delta"}
 """Kinds of attention with a recurrent state (`nn.recurrence`) instead of keys and values."""
-LAYERS: dict[str, str | None] = {"full": None, "window": None, "gated_delta": "gated_delta"}
+LAYERS: dict[str, str | None] = {"full": None, "window": None, "nope": None, "gated_delta": "gated_delta"}
 """Kinds of layers, and the kind of attention of each; None: `model.attention`."""
 
 

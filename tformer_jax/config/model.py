@@ -1,11 +1,13 @@
 """Settings of the model architecture."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
 from tformer_jax.config.fields import Section, setting
+from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
 DTYPES = ("float32", "bfloat16")
 PROJECTIONS = ("query", "key", "value", "output")
@@ -16,63 +18,6 @@ REMAT_POLICIES = (
     "dots_with_no_batch_dims_saveable",
     "everything_saveable",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class RotaryConfig(Section):
-    """Rotary position embeddings."""
-
-    path: ClassVar[str] = "model.rotary"
-
-    pairing: str = setting(
-        "halves", "rotate feature i with i + H/2, or with its neighbor", choices=("halves", "interleaved")
-    )
-    base: float = setting(10_000.0, "base of the wavelengths; the longest is about 2 pi base tokens", low=1.0)
-    window_base: float | None = setting(
-        None, "base in `window` layers, without scaling; None: as in full layers", low=1.0
-    )
-    fraction: float = setting(1.0, "fraction of each head that is rotated, its first features", low=0.0, high=1.0)
-    scaling: str = setting("none", "scaling of long contexts", choices=("none", "linear", "llama3", "yarn"))
-    factor: float = setting(1.0, "scaling factor", low=1.0)
-    original_length: int = setting(8192, "context length before llama3 or yarn scaling, in tokens", low=1)
-    beta_fast: float = setting(32.0, "yarn: rotations in original_length from which a rate is kept", low=1e-6)
-    beta_slow: float = setting(1.0, "yarn: rotations in original_length up to which a rate is scaled", low=1e-6)
-    attention_factor: float | None = setting(
-        None, "yarn: factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", low=0.0
-    )
-
-    def check(self) -> None:
-        if self.scaling == "none" and self.factor != 1.0:
-            raise self.error("factor", "needs model.rotary.scaling='linear', 'llama3' or 'yarn'; write 1.0")
-        if self.scaling != "none" and self.factor == 1.0:
-            raise self.error("factor", f"must exceed 1.0 for model.rotary.scaling={self.scaling!r}")
-        used = {"original_length": ("llama3", "yarn")} | dict.fromkeys(
-            ("beta_fast", "beta_slow", "attention_factor"), ("yarn",)
-        )
-        for name in self.changed_settings():
-            if self.scaling not in used.get(name, (self.scaling,)):
-                kinds = " or ".join(map(repr, used[name]))
-                raise self.error(name, f"is used only by model.rotary.scaling={kinds}; leave it out")
-        if self.scaling == "yarn" and self.base == 1.0:
-            raise self.error("base", "must exceed 1.0 for model.rotary.scaling='yarn'")
-        if self.beta_fast <= self.beta_slow:
-            raise self.error("beta_fast", f"must exceed model.rotary.beta_slow={self.beta_slow}")
-
-
-@dataclasses.dataclass(frozen=True)
-class RelativeConfig(Section):
-    """Relative position biases of T5."""
-
-    path: ClassVar[str] = "model.relative"
-
-    buckets: int = setting(32, "number of distance buckets", low=4)
-    distance: int = setting(128, "distance, in tokens, from which all distances share a bucket", low=2)
-
-    def check(self) -> None:
-        if self.buckets % 4:
-            raise self.error("buckets", "must be a multiple of 4")
-        if self.distance <= self.buckets // 2:
-            raise self.error("distance", f"must exceed half of model.relative.buckets={self.buckets}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +33,21 @@ class MoEConfig(Section):
         None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", low=0.0
     )
     router_normalize: bool = setting(True, "normalize the weights of the chosen experts to sum to 1")
+    every: int = setting(1, "n: the last of each n layers has experts, the others a dense FFN", low=1)
+    dense_layers: int = setting(0, "leading layers of a stack that have a dense FFN instead of experts", low=0)
+    dense_dim: int | None = setting(None, "FFN width of layers without experts; None: model.ffn_dim", low=1)
+    shared_dim: int | None = setting(None, "FFN width of a shared expert, which every token uses; None: none", low=1)
+    shared_gate: bool = setting(False, "multiply the output of the shared expert by sigmoid(w x)")
     balance_loss: float = setting(0.01, "weight of the load-balance loss", low=0.0)
     router_z_loss: float = setting(0.0, "weight of the router's z-loss", low=0.0)
 
     def check(self) -> None:
         if self.experts_per_token > self.num_experts:
             raise self.error("experts_per_token", f"must be at most model.moe.num_experts={self.num_experts}")
+        if self.shared_gate and self.shared_dim is None:
+            raise self.error("shared_gate", "there is no shared expert; set model.moe.shared_dim, or write False")
+        if self.dense_dim is not None and self.every == 1 and not self.dense_layers:
+            raise self.error("dense_dim", "every layer has experts; set model.moe.every or model.moe.dense_layers")
 
 
 USED_BY = {
@@ -141,7 +95,8 @@ class ModelConfig(Section):
     decoder_layers: int = setting(6, "[L] decoder depth (seq2seq, decoder_lm)", low=0)
     layer_pattern: tuple[str, ...] = setting(
         ("full",),
-        "repeating pattern of layers: `attention` in full or to `window` tokens, or a recurrence (gated_delta)",
+        "repeating pattern of layers: `attention` in full, to `window` tokens, or in full without positions (nope); or "
+        "a recurrence (gated_delta)",
         choices=kinds.LAYERS,
     )
     scan_layers: bool = setting(
@@ -246,8 +201,7 @@ class ModelConfig(Section):
         for name in ("dropout", "token_dropout", "attention_dropout", "ffn_dropout"):
             if getattr(self, name) == 1.0:
                 raise self.error(name, "must be below 1")
-        if self.ffn == "moe" and self.ffn_dropout:
-            raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
+        self._check_experts()
         self._check_parameterization()
         one_vocabulary = self.tie_embeddings in ("inputs", "all")
         if self.family != "seq2seq" and one_vocabulary:
@@ -261,10 +215,10 @@ class ModelConfig(Section):
         """Raises `ConfigError` for a setting that differs from its default but has no effect in this model."""
         for name in self.changed_settings():
             kind, *users = USED_BY.get(name.partition(".")[0], (None,))
-            value = kind and getattr(self, kind)
-            if value in BUILT_IN and value not in users:
+            values = self.attentions if kind == "attention" else (kind and getattr(self, kind),)
+            if values and BUILT_IN.issuperset(values) and not {*values} & {*users}:
                 used_by = f"model.{kind}={' or '.join(map(repr, users))}"
-                raise self.error(name, f"is used only by {used_by}, not {value!r}; leave it out")
+                raise self.error(name, f"is used only by {used_by}, not {values[0]!r}; leave it out")
 
         if "gated_delta" not in self.attentions and self.gated_delta != GatedDeltaConfig():
             name = next(self.gated_delta.changed_settings())
@@ -318,6 +272,27 @@ class ModelConfig(Section):
             raise self.error("window", "no layer uses it; write 'window' in model.layer_pattern")
         if self.rotary.window_base is not None and "window" not in self.layer_pattern:
             raise self.error("rotary.window_base", "no layer uses it; write 'window' in model.layer_pattern")
+        if "nope" in self.layer_pattern and self.position in BUILT_IN - {"rotary", "alibi", "relative"}:
+            raise self.error(
+                "layer_pattern", f"'nope' has no effect with model.position={self.position!r}; write 'full' there"
+            )
+        if "nope" in self.layer_pattern and not {"full", "window"} & {*self.layer_pattern}:
+            raise self.error(
+                "layer_pattern", f"no layer uses model.position={self.position!r}; write 'none' for it, and 'full'"
+            )
+
+    def _check_experts(self) -> None:
+        if self.ffn != "moe":
+            return
+        if self.ffn_dropout:
+            raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
+        if self.scan_layers and self.moe.dense_layers:
+            raise self.error("scan_layers", "repeats layers, and model.moe.dense_layers differ; write False")
+        depths = {"decoder_lm": (self.decoder_layers,), "seq2seq": (self.encoder_layers, self.decoder_layers)}
+        for depth in depths.get(self.family, (self.encoder_layers,)):
+            if depth and not any(map(self.has_experts, range(depth))):
+                name = "every" if self.moe.every > depth else "dense_layers"
+                raise self.error(f"moe.{name}", f"none of the {depth} layers would have experts")
 
     def _check_parameterization(self) -> None:
         if (self.base_dim is not None) != (self.parameterization == "mup"):
@@ -335,6 +310,15 @@ class ModelConfig(Section):
         if value is None:
             raise self.error(name, "must be a number before a model is built; training takes it from the data")
         return value
+
+    def has_experts(self, layer: int) -> bool:
+        """Returns whether a layer of a stack, counted from 0, has a mixture of experts."""
+        return self.ffn == "moe" and layer >= self.moe.dense_layers and (layer + 1) % self.moe.every == 0
+
+    @property
+    def period(self) -> int:
+        """Number of layers after which their kinds repeat, except for `moe.dense_layers`."""
+        return math.lcm(len(self.layer_pattern), self.moe.every)
 
     @property
     def kv_heads(self) -> int:

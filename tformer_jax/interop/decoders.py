@@ -1,4 +1,4 @@
-"""Hugging Face's decoder-only language models: GPT-2, Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3, Mixtral."""
+"""Hugging Face's decoder-only language models without experts: GPT-2, Llama and models with similar layers."""
 
 import math
 from collections.abc import Callable
@@ -79,7 +79,7 @@ _GPT2 = (
     ),
 )
 
-_ATTENTION = (
+ATTENTION = (
     *(
         (f"self_attention/{ours}/{leaf}", f"self_attn.{theirs}.{name}", layout)
         for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
@@ -90,20 +90,18 @@ _ATTENTION = (
     ("self_attention/query_norm/scale", "self_attn.q_norm.weight", SAME),
     ("self_attention/key_norm/scale", "self_attn.k_norm.weight", SAME),
 )
-_GATED = tuple(
+GATED = tuple(
     (f"ffn/{ours}/{leaf}", f"mlp.{theirs}.{name}", layout)
     for ours, theirs in (("gate", "gate_proj"), ("expand", "up_proj"), ("contract", "down_proj"))
     for leaf, name, layout in (("kernel", "weight", kernel()), ("bias", "bias", SAME))
 )
-_EXPERTS = (
-    ("ffn/router", "block_sparse_moe.gate.weight", kernel()),
-    ("ffn/gate_kernel", "block_sparse_moe.experts.{e}.w1.weight", kernel()),
-    ("ffn/contract_kernel", "block_sparse_moe.experts.{e}.w2.weight", kernel()),
-    ("ffn/expand_kernel", "block_sparse_moe.experts.{e}.w3.weight", kernel()),
-)
-_PRE_NORMS = (
+PRE_NORMS = (
     ("self_attention_residual/norm/scale", "input_layernorm.weight", SAME),
     ("ffn_residual/norm/scale", "post_attention_layernorm.weight", SAME),
+)
+_SHIFTS = (
+    ("self_attention_residual/norm/bias", "input_layernorm.bias", SAME),
+    ("ffn_residual/norm/bias", "post_attention_layernorm.bias", SAME),
 )
 _SANDWICH_NORMS = (
     ("self_attention_residual/norm/scale", "input_layernorm.weight", SAME),
@@ -113,10 +111,12 @@ _SANDWICH_NORMS = (
 )
 
 
-def _llama_rules(*parts: tuple) -> tuple[Rule, ...]:
+def llama_rules(*parts: tuple) -> tuple[Rule, ...]:
+    """Returns the rules of models with Llama's names; `parts` are the rules of a layer."""
     return (
         Rule("embedding/embedding", "model.embed_tokens.weight"),
         Rule("decoder/norm/scale", "model.norm.weight"),
+        Rule("decoder/norm/bias", "model.norm.bias"),
         Rule("head/kernel", "lm_head.weight", kernel()),
         *(
             Rule(f"decoder/layers_{{i}}/{a}", f"model.layers.{{i}}.{b}", layout)
@@ -126,15 +126,19 @@ def _llama_rules(*parts: tuple) -> tuple[Rule, ...]:
     )
 
 
-def _rotary(hf: Settings) -> Settings:
-    """Returns our rotary settings, from transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`)."""
+def _rotary(hf: Settings, *, partial: bool) -> Settings:
+    """Returns our rotary settings, from transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
+
+    Unless `partial`, the architecture rotates whole heads and does not read `partial_rotary_factor`.
+    """
     rope: Settings = hf.get("rope_parameters") or {**(hf.get("rope_scaling") or {}), "rope_theta": hf["rope_theta"]}
     full: Settings = rope.get("full_attention", rope)
     local: Settings = rope.get("sliding_attention", {"rope_theta": hf.get("rope_local_base_freq")})
     for part in (hf, full, local):
-        refuse(part, partial_rotary_factor=1.0, truncate=True)
+        refuse(part, truncate=True, **({} if partial else {"partial_rotary_factor": 1.0}))
     refuse(local, rope_type="default")
-    result: Settings = {"base": float(full.get("rope_theta") or hf["rope_theta"])}
+    fraction = float(full.get("partial_rotary_factor", hf.get("partial_rotary_factor")) or 1)
+    result: Settings = {"base": float(full.get("rope_theta") or hf["rope_theta"]), "fraction": fraction}
     if (base := local.get("rope_theta")) is not None:
         result["window_base"] = float(base)
     kind = full.get("rope_type", full.get("type", "default"))
@@ -176,6 +180,8 @@ def _rope_parameters(rotary: RotaryConfig) -> Settings:
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     if rotary.scaling == "yarn":
         scaling |= {name: getattr(rotary, name) for name in ("beta_fast", "beta_slow", "attention_factor")}
+    if rotary.fraction != 1:
+        scaling["partial_rotary_factor"] = rotary.fraction
     return {"rope_theta": rotary.base, **scaling}
 
 
@@ -184,7 +190,8 @@ def _gemma3_rope_parameters(rotary: RotaryConfig) -> Settings:
     return {"full_attention": _rope_parameters(rotary), "sliding_attention": local}
 
 
-def _llama_settings(hf: Settings) -> Settings:
+def llama_settings(hf: Settings, *, partial: bool = False) -> Settings:
+    """Returns our settings of Llama; `partial`: the architecture may rotate a fraction of each head."""
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
@@ -207,7 +214,7 @@ def _llama_settings(hf: Settings) -> Settings:
         "initializer": "normal",
         "init_std": hf.get("initializer_range", 0.02),
         "position": "rotary",
-        "rotary": _rotary(hf),
+        "rotary": _rotary(hf, partial=partial),
     }
 
 
@@ -221,11 +228,11 @@ def _windows(hf: Settings, kinds: list[str]) -> Settings:
     return {"window": hf["sliding_window"], "layer_pattern": pattern}
 
 
-def _mistral_settings(hf: Settings) -> Settings:
-    """Returns our settings; either all layers use sliding windows, or none."""
+def mistral_settings(hf: Settings) -> Settings:
+    """Returns our settings of Mistral; either all layers use sliding windows, or none."""
     layers = hf.get("layer_types") or ["sliding_attention"]
     check(len(set(layers)) == 1, "layer_types differ, which this architecture does not know")
-    return _llama_settings(hf) | _windows(hf, layers)
+    return llama_settings(hf) | _windows(hf, layers)
 
 
 def _qwen_settings(hf: Settings) -> Settings:
@@ -233,7 +240,7 @@ def _qwen_settings(hf: Settings) -> Settings:
     first = hf["max_window_layers"]
     layers = [("full" if i < first else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
     windows = _windows(hf, hf.get("layer_types") or layers) if hf["use_sliding_window"] else {}
-    return _llama_settings(hf) | windows
+    return llama_settings(hf) | windows
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
@@ -244,12 +251,31 @@ def _qwen3_settings(hf: Settings) -> Settings:
     return _qwen_settings(hf) | {"qk_norm": True}
 
 
+def _smollm3_settings(hf: Settings) -> Settings:
+    """Returns our settings; the layers of which `no_rope_layers` has 0, or every n-th layer, have no positions."""
+    refuse(hf, use_sliding_window=False)
+    layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
+    rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
+    return llama_settings(hf) | {"layer_pattern": pattern_of(["full" if rotated[i] else "nope" for i in layers])}
+
+
+def _stablelm_settings(hf: Settings) -> Settings:
+    refuse(hf, qk_layernorm=False, use_parallel_residual=False)
+    return llama_settings(hf, partial=True) | {
+        "norm": "layernorm",
+        "norm_eps": hf["layer_norm_eps"],
+        "attention_bias": ("query", "key", "value") if hf["use_qkv_bias"] else (),
+        "head_dim": None,
+        "ffn_bias": False,
+    }
+
+
 def _gemma2_settings(hf: Settings) -> Settings:
     """Returns our settings; `layer_types`, or else every `sliding_window_pattern`-th layer, has full attention."""
     refuse(hf, use_bidirectional_attention=False)
     period = hf["sliding_window_pattern"]
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
-    return _llama_settings(hf) | {
+    return llama_settings(hf) | {
         **_windows(hf, hf.get("layer_types") or layers),
         "norm_placement": "both",
         "norm_unit_offset": True,
@@ -267,18 +293,8 @@ def _gemma3_settings(hf: Settings) -> Settings:
     return settings | {"qk_norm": True}
 
 
-def _mixtral_settings(hf: Settings) -> Settings:
-    layers, k = hf["num_hidden_layers"], hf["num_experts_per_tok"]
-    moe = {
-        "num_experts": hf["num_local_experts"],
-        "experts_per_token": k,
-        # theirs is the mean over layers of the sum over choices, ours the sum over layers of the mean over choices
-        "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
-    }
-    return _mistral_settings(hf) | {"ffn": "moe", "moe": moe}
-
-
-def _llama_config(cfg: ModelConfig) -> Settings:
+def llama_config(cfg: ModelConfig) -> Settings:
+    """Returns their settings of Llama."""
     return {
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.max_length,
@@ -299,8 +315,9 @@ def _llama_config(cfg: ModelConfig) -> Settings:
     }
 
 
-def _mistral_config(cfg: ModelConfig) -> Settings:
-    return _llama_config(cfg) | {"sliding_window": cfg.window}
+def mistral_config(cfg: ModelConfig) -> Settings:
+    """Returns their settings of Mistral."""
+    return llama_config(cfg) | {"sliding_window": cfg.window}
 
 
 def _layer_types(cfg: ModelConfig) -> list[str]:
@@ -310,11 +327,21 @@ def _layer_types(cfg: ModelConfig) -> list[str]:
 
 def _qwen_config(cfg: ModelConfig) -> Settings:
     windows = {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None}
-    return _llama_config(cfg) | windows | {"layer_types": _layer_types(cfg)}
+    return llama_config(cfg) | windows | {"layer_types": _layer_types(cfg)}
+
+
+def _smollm3_config(cfg: ModelConfig) -> Settings:
+    pattern = cfg.layer_pattern
+    rotated = [int(pattern[i % len(pattern)] != "nope") for i in range(cfg.decoder_layers)]
+    return llama_config(cfg) | {"no_rope_layers": rotated}
+
+
+def _stablelm_config(cfg: ModelConfig) -> Settings:
+    return llama_config(cfg) | {"layer_norm_eps": cfg.norm_eps, "use_qkv_bias": "query" in cfg.attention_bias}
 
 
 def _gemma_config(cfg: ModelConfig) -> Settings:
-    return _llama_config(cfg) | {
+    return llama_config(cfg) | {
         "sliding_window": cfg.window or cfg.max_length,
         "layer_types": _layer_types(cfg),
         "hidden_activation": written(cfg.activation),
@@ -328,23 +355,16 @@ def _gemma3_config(cfg: ModelConfig) -> Settings:
     return _gemma_config(cfg) | {"rope_parameters": _gemma3_rope_parameters(cfg.rotary)}
 
 
-def _mixtral_config(cfg: ModelConfig) -> Settings:
-    return _mistral_config(cfg) | {
-        "num_local_experts": cfg.moe.num_experts,
-        "num_experts_per_tok": cfg.moe.experts_per_token,
-        "router_aux_loss_coef": cfg.moe.balance_loss * cfg.decoder_layers / cfg.moe.experts_per_token,
-    }
-
-
-_DENSE = _llama_rules(_ATTENTION, _GATED, _PRE_NORMS)
-_SANDWICH = _llama_rules(_ATTENTION, _GATED, _SANDWICH_NORMS)
-_MIXTRAL = _llama_rules(_ATTENTION, _EXPERTS, _PRE_NORMS)
+_DENSE = llama_rules(ATTENTION, GATED, PRE_NORMS)
+_SHIFTED = llama_rules(ATTENTION, GATED, PRE_NORMS, _SHIFTS)
+_SANDWICH = llama_rules(ATTENTION, GATED, _SANDWICH_NORMS)
 
 _EMBEDDING = "model.embed_tokens.weight"
 _BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
 
 
-def _llama_like(name: str, settings: Callable, config: Callable, rules: tuple[Rule, ...]) -> Architecture:
+def llama_like(name: str, settings: Callable, config: Callable, rules: tuple[Rule, ...]) -> Architecture:
+    """Returns an architecture with Llama's names."""
     return Architecture(name, settings, config, lambda cfg: rules, _BUFFERS, "model.", shared=_EMBEDDING)
 
 
@@ -358,11 +378,12 @@ DECODERS = {
         "transformer.",
         shared="transformer.wte.weight",
     ),
-    "llama": _llama_like("LlamaForCausalLM", _llama_settings, _llama_config, _DENSE),
-    "mistral": _llama_like("MistralForCausalLM", _mistral_settings, _mistral_config, _DENSE),
-    "qwen2": _llama_like("Qwen2ForCausalLM", _qwen2_settings, _qwen_config, _DENSE),
-    "qwen3": _llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config, _DENSE),
-    "gemma2": _llama_like("Gemma2ForCausalLM", _gemma2_settings, _gemma_config, _SANDWICH),
-    "gemma3_text": _llama_like("Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH),
-    "mixtral": _llama_like("MixtralForCausalLM", _mixtral_settings, _mixtral_config, _MIXTRAL),
+    "llama": llama_like("LlamaForCausalLM", llama_settings, llama_config, _DENSE),
+    "mistral": llama_like("MistralForCausalLM", mistral_settings, mistral_config, _DENSE),
+    "qwen2": llama_like("Qwen2ForCausalLM", _qwen2_settings, _qwen_config, _DENSE),
+    "qwen3": llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config, _DENSE),
+    "smollm3": llama_like("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config, _DENSE),
+    "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config, _SHIFTED),
+    "gemma2": llama_like("Gemma2ForCausalLM", _gemma2_settings, _gemma_config, _SANDWICH),
+    "gemma3_text": llama_like("Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH),
 }

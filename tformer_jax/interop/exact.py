@@ -35,7 +35,10 @@ ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
         *("rotary.original_length", "rotary.beta_fast", "rotary.beta_slow", "rotary.attention_factor"),
     ),
     ("position", "relative"): ("relative.buckets", "relative.distance"),
-    ("ffn", "moe"): ("moe.num_experts", "moe.experts_per_token", "moe.expert_gated", "moe.router_normalize"),
+    ("ffn", "moe"): (
+        *("moe.num_experts", "moe.experts_per_token", "moe.expert_gated", "moe.router_normalize", "moe.shared_dim"),
+        "moe.shared_gate",
+    ),
     ("norm", "layernorm"): ("norm_bias",),
 }
 """Settings that matter only if another setting has the given value."""
@@ -58,6 +61,9 @@ def _facts(cfg: ModelConfig) -> dict[str, Any]:
     depths = dict.fromkeys(("classifier", "masked_lm"), cfg.encoder_layers) | {"decoder_lm": cfg.decoder_layers}
     depth = depths.get(cfg.family, max(cfg.encoder_layers, cfg.decoder_layers))
     facts["layer_pattern"] = tuple(cfg.layer_pattern[layer % len(cfg.layer_pattern)] for layer in range(depth))
+    if cfg.ffn == "moe":
+        experts = facts["layers with experts"] = tuple(map(cfg.has_experts, range(depth)))
+        facts["moe.dense_dim"] = None if all(experts) else cfg.moe.dense_dim or cfg.ffn_dim
     if "window" in facts["layer_pattern"]:
         facts["window"] = cfg.window
         if cfg.position == "rotary":

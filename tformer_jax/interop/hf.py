@@ -19,11 +19,12 @@ from tformer_jax.interop.architecture import Architecture
 from tformer_jax.interop.bert import BERT, BERT_MASKED_LM
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
+from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published import DEFAULTS, UNREAD
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import OWN, SpecialTokens
 
-ARCHITECTURES: dict[str, Architecture] = DECODERS | ENCODER_DECODERS | {"bert": BERT}
+ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | {"bert": BERT}
 """Architectures by `model_type` of config.json."""
 MASKED_LMS: dict[str, Architecture] = {"bert": BERT_MASKED_LM}
 """Architectures of masked language models, likewise."""

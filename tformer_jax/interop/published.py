@@ -17,6 +17,7 @@ _QWEN = _LLAMA | {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
+_QWEN_MOE = {"decoder_sparse_step": 1, "norm_topk_prob": False, "router_aux_loss_coef": 0.001}
 _GEMMA = _LLAMA | {
     "hidden_activation": "gelu_pytorch_tanh",
     "num_key_value_heads": 4,
@@ -56,6 +57,34 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
+    "qwen2_moe": _QWEN
+    | _QWEN_MOE
+    | {
+        "num_key_value_heads": 16,
+        "qkv_bias": True,
+        "shared_expert_intermediate_size": 5632,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+    },
+    "qwen3_moe": _QWEN
+    | _QWEN_MOE
+    | {"num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
+    "smollm3": _LLAMA
+    | {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 4,
+        "rope_theta": 2_000_000.0,
+        "no_rope_layer_interval": 4,
+    },
+    "stablelm": _LLAMA
+    | {
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 32,
+        "layer_norm_eps": 1e-5,
+        "use_qkv_bias": False,
+        "partial_rotary_factor": 0.25,
+    },
     "gemma2": _GEMMA
     | {
         "max_position_embeddings": 8192,

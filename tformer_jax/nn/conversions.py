@@ -25,7 +25,7 @@ def convert_layers(params: Params, cfg: ModelConfig, *, scan_layers: bool) -> Pa
     if scan_layers == cfg.scan_layers:
         return params
     change = _stack if scan_layers else _unstack
-    period = len(cfg.layer_pattern)
+    period = cfg.period
     depths = {"encoder": cfg.encoder_layers, "decoder": cfg.decoder_layers}
     return params | {name: change(params[name], depth, period) for name, depth in depths.items() if name in params}
 
@@ -80,7 +80,7 @@ def split_projection(params: Params, fused: str, heads: dict[str, int]) -> Param
 
 
 def _stack(stack: Params, depth: int, period: int) -> Params:
-    """Stacks the parameters of an encoder's or decoder's layers over repetitions of the layer pattern."""
+    """Stacks the parameters of an encoder's or decoder's layers over repetitions of `period` layers."""
     repetitions = depth // period
     if not repetitions:
         return stack

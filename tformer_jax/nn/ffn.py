@@ -14,10 +14,12 @@ class FFN(nn.Module):
     """`activation(x W1 + b1) W2 + b2` ("Attention Is All You Need", 2017, section 3.3)."""
 
     cfg: ModelConfig
+    width: int | None = None
+    """F; None: `cfg.ffn_dim`."""
 
     def setup(self) -> None:
         cfg = self.cfg
-        embed, hidden = ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.ffn_dim),)
+        embed, hidden = ((axes.EMBED, cfg.dim),), ((axes.MLP, self.width or cfg.ffn_dim),)
         self.expand = Linear(cfg, embed, hidden, cfg.ffn_bias)
         self.contract = Linear(cfg, hidden, embed, cfg.ffn_bias, ends_sublayer=True)
         self.dropout = Dropout(cfg.ffn_dropout)
@@ -42,7 +44,8 @@ class GatedFFN(FFN):
     def setup(self) -> None:
         super().setup()
         cfg = self.cfg
-        self.gate = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.ffn_dim),), cfg.ffn_bias)
+        hidden = ((axes.MLP, self.width or cfg.ffn_dim),)
+        self.gate = Linear(cfg, ((axes.EMBED, cfg.dim),), hidden, cfg.ffn_bias)
 
     def hidden(self, x: jax.Array) -> jax.Array:
         """Computes the hidden features: [..., D] -> [..., F]."""
@@ -50,7 +53,15 @@ class GatedFFN(FFN):
         return activation(self.gate(x)) * self.expand(x)
 
 
-def make_ffn(cfg: ModelConfig) -> nn.Module:
-    """Builds the FFN that `cfg.ffn` names."""
+def make_ffn(cfg: ModelConfig, *, experts: bool = True) -> nn.Module:
+    """Builds the FFN that `cfg.ffn` names; without `experts`, the dense FFN of a model with experts."""
+    if cfg.ffn == "moe" and not experts:
+        return make_dense(cfg, cfg.moe.dense_dim)
     ffn: nn.Module = kinds.load(kinds.FFNS, cfg.ffn)(cfg)
+    return ffn
+
+
+def make_dense(cfg: ModelConfig, width: int | None, name: str | None = None) -> nn.Module:
+    """Builds an FFN of one expert's kind."""
+    ffn: nn.Module = kinds.load(kinds.FFNS, "gated" if cfg.moe.expert_gated else "mlp")(cfg, width, name=name)
     return ffn

@@ -154,7 +154,7 @@ class DecoderCache:
 
     layers: tuple[LayerCache, ...]
     slots: dict[str, Slots]
-    """Slot layouts by kind of layer, "full" and "window"."""
+    """Slot layouts by `reach` of layers."""
     memory_padding_mask: jax.Array | None
     """bool [B, S]: True for tokens of the encoder's input that are not padding."""
     lengths: jax.Array

@@ -26,26 +26,27 @@ class LayerContext:
     """Inputs shared by all layers of a stack, other than x [B, T, D]."""
 
     masks: dict[str, Mask]
-    """Self-attention masks by kind of layer, "full" and "window"."""
+    """Self-attention masks by `reach` of layers."""
     padding_mask: jax.Array | None = None
     """bool [B, T]: True for tokens of x that are not padding; None: all."""
     segments: jax.Array | None = None
     """int [B, T]: segment ids of documents packed into a row; None: one document per row."""
     positions: dict[str, AttentionPosition] = dataclasses.field(default_factory=dict)
-    """Positions that attention uses, by kind of layer."""
+    """Positions that attention uses, by `reach` of layers."""
     memory: jax.Array | None = None
     """[B, S, D]: the encoder's output; not needed if a cache holds its keys and values."""
     cross_mask: Mask = Mask()
     """Mask of cross-attention."""
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
-    """Cache slots for the keys and values of x, by kind of layer; empty without a cache."""
+    """Cache slots for the keys and values of x, by `reach` of layers; empty without a cache."""
     parents: jax.Array | None = None
     """int32 [B, T]: for beams, the columns of recurrent states that they continue."""
 
     def for_attention(self, layer: str) -> dict[str, Any]:
-        """Returns the arguments of self-attention in a kind of layer."""
+        """Returns the arguments of self-attention in a kind of layer; those of "nope" have no positions."""
         kind = reach(layer)
-        return {"mask": self.masks[kind], "position": self.positions.get(kind), "slots": self.slots.get(kind)}
+        position = None if layer == "nope" else self.positions.get(kind)
+        return {"mask": self.masks[kind], "position": position, "slots": self.slots.get(kind)}
 
     def for_recurrence(self) -> dict[str, Any]:
         """Returns the arguments of layers with a recurrent state."""
@@ -87,6 +88,8 @@ class TransformerLayer(nn.Module):
     cfg: ModelConfig
     cross: bool = False
     kind: str = "full"
+    experts: bool = True
+    """Whether the FFN has experts, if `cfg.ffn` is "moe"."""
 
     def setup(self) -> None:
         own = kinds.LAYERS[self.kind] or self.cfg.attention
@@ -96,7 +99,7 @@ class TransformerLayer(nn.Module):
         if self.cross:
             self.cross_attention = make_attention(self.cfg, self.cfg.attention, cross=True)
             self.cross_attention_residual = Residual(self.cfg)
-        self.ffn = make_ffn(self.cfg)
+        self.ffn = make_ffn(self.cfg, experts=self.experts)
         self.ffn_residual = Residual(self.cfg)
 
     def __call__(

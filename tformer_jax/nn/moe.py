@@ -10,6 +10,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.experts import AXES, mixture
+from tformer_jax.nn.ffn import make_dense
 from tformer_jax.nn.linear import kernel_initializer, residual_factor
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.sharding import named
@@ -27,6 +28,9 @@ class Routing(NamedTuple):
 class MixtureOfExperts(nn.Module):
     """Computes `sum_i weight_i * expert_i(x)` over the `cfg.moe.experts_per_token` most probable experts of each token.
 
+    With `cfg.moe.shared_dim`, `shared(x)` is added, an expert that every token uses ("DeepSeekMoE", 2024), or
+    `sigmoid(w x) * shared(x)` with `cfg.moe.shared_gate` ("Qwen2 Technical Report", 2024).
+
     "Outrageously Large Neural Networks" (2017), with the load-balance loss of "Switch Transformers" (2021) and the
     router z-loss of "ST-MoE" (2022), both already weighted, in the collection "losses". `cfg.moe.expert_capacity` drops
     tokens in training only, as in "DeepSeek-V2" (2024, section 3.1.2).
@@ -43,7 +47,7 @@ class MixtureOfExperts(nn.Module):
         segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        """Applies the chosen experts: x [B, T, D] -> [B, T, D]; zeros for padding.
+        """Applies the chosen experts, none to padding, and the shared one: x [B, T, D] -> [B, T, D].
 
         Args:
             padding_mask: bool [B, T], True for tokens that are not padding; None: all.
@@ -61,7 +65,18 @@ class MixtureOfExperts(nn.Module):
         self.sow("losses", "balance", cfg.moe.balance_loss * balance_loss(logits, routing.experts, padding_mask))
         self.sow("losses", "router_z", cfg.moe.router_z_loss * router_z_loss(logits, padding_mask))
         max_tokens = int(capacity(cfg, x.shape[1])[-1]) if limited and segments is None else x.shape[1]
-        return mixture(self._parameters(), x, *routing, max_tokens, cfg).astype(x.dtype)
+        out = mixture(self._parameters(), x, *routing, max_tokens, cfg)
+        return (out if cfg.moe.shared_dim is None else out + self._shared(x, train=train)).astype(x.dtype)
+
+    def _shared(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Applies the shared expert, [B, T, D] -> [B, T, D]."""
+        cfg = self.cfg
+        out: jax.Array = make_dense(cfg, cfg.moe.shared_dim, name="shared")(x, train=train)
+        if not cfg.moe.shared_gate:
+            return out
+        init = named(kernel_initializer(cfg, cfg.dim, 1), axes.EMBED, None)
+        gate = self.param("shared_gate", init, (cfg.dim, 1), jnp.dtype(cfg.param_dtype))
+        return out * jax.nn.sigmoid(x.astype(jnp.float32) @ gate.astype(jnp.float32))
 
     def _parameters(self) -> dict[str, jax.Array]:
         """Creates the experts' parameters, named as in `experts.AXES`."""

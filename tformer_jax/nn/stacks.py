@@ -18,18 +18,23 @@ from tformer_jax.nn.slots import Tokens
 from tformer_jax.nn.watch import COLLECTION, watch
 
 
+def make_layer(cfg: ModelConfig, number: int, *, cross: bool) -> TransformerLayer:
+    """Builds layer `number` of a stack, counted from 0."""
+    return TransformerLayer(cfg, cross, cfg.layer_pattern[number % len(cfg.layer_pattern)], cfg.has_experts(number))
+
+
 class Period(nn.Module):
-    """One repetition of `cfg.layer_pattern`."""
+    """`cfg.period` layers, after which the kinds of layers repeat."""
 
     cfg: ModelConfig
     cross: bool
 
     def setup(self) -> None:
-        self.layers = [TransformerLayer(self.cfg, self.cross, kind) for kind in self.cfg.layer_pattern]
+        self.layers = [make_layer(self.cfg, number, cross=self.cross) for number in range(self.cfg.period)]
 
 
 class Stack(nn.Module):
-    """`depth` layers that repeat `cfg.layer_pattern`, as a loop or as a scan over its repetitions.
+    """`depth` layers whose kinds repeat after `cfg.period`, as a loop or as a scan over the repetitions.
 
     In a scan, the layers of one repetition are `periods/layers_0`, ..., with each parameter stacked over repetitions
     along its first axis; remaining layers follow as a loop. `conversions.convert_layers` converts between the two.
@@ -41,24 +46,24 @@ class Stack(nn.Module):
     bidirectional: bool = False
 
     def setup(self) -> None:
-        cfg, period = self.cfg, len(self.cfg.layer_pattern)
+        cfg, period = self.cfg, self.cfg.period
         self.repetitions = self.depth // period if cfg.scan_layers else 0
         if self.repetitions:
             self.periods = Period(cfg, self.cross)
         remaining = range(self.repetitions * period, self.depth)
-        self.layers = [TransformerLayer(cfg, self.cross, cfg.layer_pattern[number % period]) for number in remaining]
+        self.layers = [make_layer(cfg, number, cross=self.cross) for number in remaining]
         self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
         self.norm = make_norm(cfg) if cfg.norms_output else None
 
     def positions(self, positions: jax.Array) -> dict[str, AttentionPosition]:
-        """Returns the rotations or biases of positions int [B or 1, T], by kind of layer."""
+        """Returns the rotations or biases of positions int [B or 1, T], by `reach` of layers."""
         if self.attention_positions is None:
             return {}
         kinds = sorted(reaches(self.cfg))
         return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
 
     def masks(self, mask: Mask) -> dict[str, Mask]:
-        """Returns the mask of each kind of layer; "window" layers attend to positions less than `cfg.window` away."""
+        """Returns the masks by `reach` of layers; "window" layers attend to positions less than `cfg.window` away."""
         return {"full": mask, "window": dataclasses.replace(mask, window=self.cfg.window)}
 
     def full_pass(self, x: jax.Array, ctx: LayerContext, *, train: bool) -> jax.Array:

@@ -33,7 +33,7 @@ ZERO1: Rules = {**RULES, axes.EMBED: ("fsdp", "data")}
 """Rules of the optimizer state for `parallel.preset="zero1"` ("ZeRO", 2020, stage 1)."""
 
 MUST_DIVIDE = {axes.HEADS: "num_heads", axes.MLP: "ffn_dim", axes.EMBED: "dim", axes.EXPERTS: "moe.num_experts"}
-"""Settings of model that must be multiples of their mesh axes; vocabularies and kv heads are replicated otherwise."""
+"""Settings of model that must be multiples of their mesh axes; others are replicated if they are not."""
 
 
 @contextlib.contextmanager

@@ -1,0 +1,63 @@
+"""Settings of positions."""
+
+import dataclasses
+from typing import ClassVar
+
+from tformer_jax.config.fields import Section, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryConfig(Section):
+    """Rotary position embeddings."""
+
+    path: ClassVar[str] = "model.rotary"
+
+    pairing: str = setting(
+        "halves", "rotate feature i with i + H/2, or with its neighbor", choices=("halves", "interleaved")
+    )
+    base: float = setting(10_000.0, "base of the wavelengths; the longest is about 2 pi base tokens", low=1.0)
+    window_base: float | None = setting(
+        None, "base in `window` layers, without scaling; None: as in full layers", low=1.0
+    )
+    fraction: float = setting(1.0, "fraction of each head that is rotated, its first features", low=0.0, high=1.0)
+    scaling: str = setting("none", "scaling of long contexts", choices=("none", "linear", "llama3", "yarn"))
+    factor: float = setting(1.0, "scaling factor", low=1.0)
+    original_length: int = setting(8192, "context length before llama3 or yarn scaling, in tokens", low=1)
+    beta_fast: float = setting(32.0, "yarn: rotations in original_length from which a rate is kept", low=1e-6)
+    beta_slow: float = setting(1.0, "yarn: rotations in original_length up to which a rate is scaled", low=1e-6)
+    attention_factor: float | None = setting(
+        None, "yarn: factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", low=0.0
+    )
+
+    def check(self) -> None:
+        if self.scaling == "none" and self.factor != 1.0:
+            raise self.error("factor", "needs model.rotary.scaling='linear', 'llama3' or 'yarn'; write 1.0")
+        if self.scaling != "none" and self.factor == 1.0:
+            raise self.error("factor", f"must exceed 1.0 for model.rotary.scaling={self.scaling!r}")
+        used = {"original_length": ("llama3", "yarn")} | dict.fromkeys(
+            ("beta_fast", "beta_slow", "attention_factor"), ("yarn",)
+        )
+        for name in self.changed_settings():
+            if self.scaling not in used.get(name, (self.scaling,)):
+                kinds = " or ".join(map(repr, used[name]))
+                raise self.error(name, f"is used only by model.rotary.scaling={kinds}; leave it out")
+        if self.scaling == "yarn" and self.base == 1.0:
+            raise self.error("base", "must exceed 1.0 for model.rotary.scaling='yarn'")
+        if self.beta_fast <= self.beta_slow:
+            raise self.error("beta_fast", f"must exceed model.rotary.beta_slow={self.beta_slow}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeConfig(Section):
+    """Relative position biases of T5."""
+
+    path: ClassVar[str] = "model.relative"
+
+    buckets: int = setting(32, "number of distance buckets", low=4)
+    distance: int = setting(128, "distance, in tokens, from which all distances share a bucket", low=2)
+
+    def check(self) -> None:
+        if self.buckets % 4:
+            raise self.error("buckets", "must be a multiple of 4")
+        if self.distance <= self.buckets // 2:
+            raise self.error("distance", f"must exceed half of model.relative.buckets={self.buckets}")
