@@ -65,6 +65,7 @@ LANGUAGE_MODELS = [
         "attention": "mla",
         "mla": {"latent_dim": 6, "rotary_dim": 2},
         "layer_pattern": ("full", "nope"),
+        "decoder_layers": 2,
         "position": "rotary",
     },
 ]
