@@ -31,7 +31,7 @@ def _attention(rng) -> dict[str, Any]:
         "fused_qkv": ((), ("output",), ("query", "key", "value"), ("query", "key", "value", "output")),
     }[projections]
     return {
-        "attention": pick(rng, *["multi_head"] * 9, "basic"),
+        "attention": pick(rng, *["multi_head"] * 8, "basic", "mla"),
         "num_heads": heads,
         "num_kv_heads": pick(rng, None, 1, max(heads // 2, 1)),
         "head_dim": pick(rng, None, 4, 6),
@@ -42,7 +42,9 @@ def _attention(rng) -> dict[str, Any]:
         "qk_norm": pick(rng, False, False, True),
         "attention_backend": pick(rng, "auto", "reference", "xla", "blockwise"),
         "attention_sinks": pick(rng, False, False, True),
-        "layer_pattern": pick(rng, ("full",), ("full",), ("window", "full"), ("window",), ("nope", "full")),
+        "layer_pattern": pick(
+            rng, ("full",), ("full",), ("window", "full"), ("window",), ("nope", "full"), ("gated_delta", "full")
+        ),
     }
 
 
@@ -162,10 +164,14 @@ def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
             settings = _nearly_published(rng, settings)
         if "window" in settings.get("layer_pattern", ()):
             settings["window"] = int(pick(rng, 1, 2, 4))
+        if settings["attention"] != "multi_head":
+            settings |= {"num_kv_heads": None, "qk_norm": False, "attention_sinks": False}
+            settings |= {"attention_projections": "separate", "attention_bias": PROJECTIONS}
         if settings["attention"] == "basic":
-            settings |= {"num_heads": 1, "num_kv_heads": None, "head_dim": None, "attention_scale": None}
-            settings |= {"attention_softcap": None, "qk_norm": False, "attention_projections": "separate"}
-            settings |= {"attention_bias": PROJECTIONS, "attention_sinks": False}
+            settings |= {"num_heads": 1, "head_dim": None, "attention_scale": None, "attention_softcap": None}
+        if settings["attention"] == "mla":
+            sizes = {"query_latent_dim": pick(rng, None, 5), "value_dim": pick(rng, None, 3)}
+            settings["mla"] = {"latent_dim": 6, "rotary_dim": 4, **sizes}
         try:
             cfg = tiny(family, **settings)
             registry.build(cfg)
