@@ -26,6 +26,7 @@ RUNS = {
     "runs/translate_multi30k": "configs/translate_multi30k.py",
     "runs/classify_rt_polarity": "configs/classify_rt_polarity.py",
     "runs/lm_tiny_shakespeare_cpu": "configs/lm_tiny_shakespeare.py",
+    "runs/pretrain_stdlib_masked_tokens": "configs/pretrain_stdlib.py",
     "runs/NAME": "configs/translate_multi30k.py",
 }
 """The runs that the examples use, and their configs."""

@@ -1,14 +1,16 @@
 """`scripts/fill_mask.py`: fills the masked tokens of texts with a masked language model."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import integer
 from tformer_jax.cli.inputs import Line
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.fill_mask import Fill
+
+if TYPE_CHECKING:
+    from tformer_jax.inference.fill_mask import Fill
 
 NAMES = ("fills",)
 """Field that is added to a record."""
@@ -28,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = tj.load(options.run, mesh=options.mesh)
     filler, long_texts = run.mask_filler(top=options.top), LongTexts(options.on_long_line)
 
-    def results(found: Iterator[Line], skip: int) -> Iterator[list[Fill]]:
+    def results(found: Iterator[Line], skip: int) -> Iterator[list["Fill"]]:
         texts = (line.texts[0] for line in found)
         return filler.stream(run.params, texts, skip=skip, long_texts=long_texts)
 
-    def plain(_: Line, fills: list[Fill]) -> list[str]:
+    def plain(_: Line, fills: list["Fill"]) -> list[str]:
         return [f"{fill.probability:.4f}\t{fill.text}" for fill in fills] or [""] * options.top
 
     settings = {"command": {"field": options.field, "top": options.top}}
@@ -40,6 +42,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.process(options, source, work)
 
 
-def added(_: Line, fills: list[Fill]) -> dict[str, Any]:
+def added(_: Line, fills: list["Fill"]) -> dict[str, Any]:
     """Returns the field to add to a record."""
     return {NAMES[0]: [fill._asdict() for fill in fills]}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
 from tformer_jax.cli import common
-from tformer_jax.cli.about import about
 from tformer_jax.config import ConfigError
 from tformer_jax.report import html
 
@@ -27,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
     check_installed()
+    from tformer_jax.cli.about import about
     from tformer_jax.serving import server
     from tformer_jax.serving.served import Served
 
