@@ -261,8 +261,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     errors = folder / "errors.txt"
     with errors.open("w") as stderr:
         process = commands.start(server(options, folder), folder / "cache", stderr=stderr)
-        line = process.stdout.readline()
-        if " at " not in line:
+        line = next((line for line in process.stdout if " at " in line), None)
+        if line is None:
             raise SystemExit(errors.read_text())
         url = line.split(" at ")[1].split(";")[0]
         family = httpx.get(f"{url}/health").json()["family"]
