@@ -1,0 +1,46 @@
+"""Published architectures by name, with the paper or report that describes each.
+
+A config file can change any of their settings: `ModelConfig(**presets.settings("gpt2") | {"dropout": 0.0})`. A
+dictionary such as `{"rotary": {"base": 500.0}}` replaces all settings of that section.
+"""
+
+from typing import Any
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.config.fields import ConfigError, nearest
+from tformer_jax.presets import decoders, encoder_decoders, encoders
+from tformer_jax.presets.types import Settings
+
+LAYERS_OF_QWEN3: Settings = {
+    "attention_bias": (),
+    "qk_norm": True,
+    "position": "rotary",
+    "ffn": "gated",
+    "activation": "silu",
+    "ffn_bias": False,
+    "norm": "rmsnorm",
+}
+"""Layers of "Qwen3 Technical Report" (2025), for models of any size: those of Llama, with QK-norm."""
+
+PRESETS: dict[str, Settings] = encoder_decoders.PRESETS | decoders.PRESETS | encoders.PRESETS
+
+
+def settings(name: str) -> Settings:
+    """Returns the settings of a preset that differ from `ModelConfig`'s defaults.
+
+    Raises:
+        ConfigError: `name` is not a preset.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"preset {name!r} is not known{nearest(name, PRESETS)}")
+    return dict(PRESETS[name])
+
+
+def for_data(name: str) -> Settings:
+    """Returns the settings of a preset, without the sizes that training takes from the data."""
+    return settings(name) | {"vocab_size": None, "source_vocab_size": None, "num_classes": None}
+
+
+def build(name: str, **changes: Any) -> ModelConfig:
+    """Builds the config of a preset with some settings changed."""
+    return ModelConfig(**settings(name) | changes)
