@@ -1,7 +1,7 @@
 """Language identification of generated CLDR phrases (dates, numbers, names); needs no files and no network.
 
 python scripts/train.py --config configs/classify_cldr.py
-python scripts/train.py --config configs/classify_cldr.py:sequence_classifier     (any classifier of tformer_jax/presets)
+python scripts/train.py --config configs/classify_cldr.py:sequence_classifier (any classifier preset)
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """Language model of Python source code: the running Python's standard library; needs no files and no network.
 
 python scripts/train.py --config configs/lm_stdlib.py
-python scripts/train.py --config configs/lm_stdlib.py:gpt2     (any decoder_lm of tformer_jax/presets)
+python scripts/train.py --config configs/lm_stdlib.py:gpt2 (any decoder_lm preset)
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,7 @@
 python scripts/train.py --config configs/pretrain_stdlib.py                      (masked tokens, as BERT)
 python scripts/train.py --config configs/pretrain_stdlib.py:span_corruption      (as T5)
 python scripts/train.py --config configs/pretrain_stdlib.py:denoising            (as BART)
-python scripts/train.py --config configs/pretrain_stdlib.py:bert_base_mlm        (or t5_*, bart_* of tformer_jax/presets)
+python scripts/train.py --config configs/pretrain_stdlib.py:bert_base_mlm (or the preset of a T5 or BART)
 """
 
 from ml_collections import ConfigDict

@@ -4,7 +4,7 @@ python scripts/train.py --config configs/translate_multi30k.py --data DIR       
 python scripts/train.py --config configs/translate_multi30k.py:en-fr --data DIR        (or de-en, ...)
 python scripts/train.py --config configs/translate_multi30k.py:baseline --data DIR     (the 2017 layers, AdamW)
 python scripts/train.py --config configs/translate_multi30k.py:published --data DIR
-python scripts/train.py --config configs/translate_multi30k.py:t5_v1_1_small --data DIR (any seq2seq of tformer_jax/presets)
+python scripts/train.py --config configs/translate_multi30k.py:t5_v1_1_small --data DIR (any seq2seq preset)
 
 On raw text expect a cased BLEU of 37.7 on test_2016_flickr after 20 minutes on two CPU cores.
 
