@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import shutil
-import sys
 import weakref
 
 import huggingface_hub
 import jax
 import numpy as np
 import pytest
-import tokenizers
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
@@ -238,108 +235,6 @@ def test_an_encoder_without_a_head(tmp_path):
         loaded.classify(PROMPTS)
 
 
-def index(folder, **places):
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-
-
-def shard(folder):
-    """Splits the arrays into two shards with an index."""
-    arrays = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = sorted(arrays)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, part in parts.items():
-        save_file({name: arrays[name] for name in part}, folder / file)
-    index(folder, **{name: file for file, part in parts.items() for name in part})
-
-
-def without_shard(folder):
-    shard(folder)
-    (folder / "b.safetensors").unlink()
-
-
-def without_array(folder):
-    shard(folder)
-    places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    index(folder, **places, missing="a.safetensors")
-
-
-def truncated(folder):
-    raw = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(raw[:-10])
-
-
-def tampered(folder):
-    raw = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(raw.replace(b'"F32"', b'"F99"', 1))
-
-
-def pickled(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def fields(**changes):
-    def change(folder):
-        config = json.loads((folder / "config.json").read_text()) | changes
-        given = {name: value for name, value in config.items() if value != "left out"}
-        (folder / "config.json").write_text(json.dumps(given))
-
-    return change
-
-
-def written(name: str, text: str):
-    return lambda folder: (folder / name).write_text(text)
-
-
-def larger(folder):
-    """Adds tokens to the tokenizer."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_tokens([f"new{number}" for number in range(20)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
-def removed(name: str):
-    return lambda folder: (folder / name).unlink()
-
-
-MISTAKES = {
-    "architecture": (fields(model_type="bloom"), "model_type 'bloom' is not supported; supported are bart, bert"),
-    "shard": (without_shard, "b.safetensors is missing: model.safetensors.index.json lists it"),
-    "array of a shard": (without_array, "a.safetensors has no array missing, which model.safetensors.index.json lists"),
-    "index": (lambda folder: index(folder, x="../x.safetensors"), "names a file outside of its folder: ../x.safet"),
-    "truncated": (truncated, "model.safetensors is damaged: "),
-    "tampered": (tampered, "model.safetensors is damaged: "),
-    "pickle": (pickled, "pytorch_model.bin is a pickle, which is never read because it may run code"),
-    "field": (fields(nonlocal_attention=3), "the field nonlocal_attention=3 is not supported"),
-    "quantized": (fields(quantization_config={"bits": 4}), "the field quantization_config={'bits': 4} is not"),
-    "missing field": (fields(hidden_size="left out"), "config.json has no 'hidden_size'"),
-    "type": (fields(rms_norm_eps="small"), "rms_norm_eps|norm_eps"),
-    "JSON": (written("config.json", "{"), "config.json is not valid JSON"),
-    "no tokenizer": (removed("tokenizer.json"), "has no tokenizer: one of the files tokenizer.json, vocab.txt"),
-    "vocabulary": (larger, "its tokenizer has 7. tokens, and its model only 64"),
-    "tokenizer": (written("tokenizer.json", '{"model": 3}'), "tokenizer.json is not a valid tokenizer"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(imported, name, tmp_path):
-    change, sentence = MISTAKES[name]
-    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
-    change(folder)
-    with pytest.raises(ConfigError, match=sentence) as caught:
-        import_hf.main([str(folder), "--run", str(tmp_path / "run")])
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def test_shards_are_joined(imported, tmp_path):
-    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
-    shard(folder)
-    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
-    found, expected = (tj.load(run).params for run in (tmp_path / "run", imported("llama")[1]))
-    np.testing.assert_array_equal(found["embedding"]["embedding"], expected["embedding"]["embedding"])
-
-
 def test_arrays_are_read_one_by_one_onto_a_mesh(imported, monkeypatch):
     """At most one array of the checkpoint is in memory besides the parameters, which are sharded."""
     folder, run, _ = imported("llama")
@@ -380,34 +275,6 @@ def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
     wanted = ["config.json", "model.safetensors", "source.spm", "tokenizer.json", "tokenizer.model", "vocab.txt"]
     assert asked == [("org/model-1.0", wanted)]
     jax.tree.map(np.testing.assert_array_equal, tj.load(tmp_path / "run").params, tj.load(run).params)
-
-
-def test_checkpoints_that_are_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ConfigError, match=r"^org/m does not exist here, and downloading it from .* failed: .*"
-    ) as caught:
-        import_hf.main(["org/m", "--run", str(tmp_path / "run")])
-    assert "\n" not in str(caught.value)
-    with pytest.raises(
-        ConfigError, match="missing/a/b does not exist: name a folder, a file of torch.save, or a model"
-    ):
-        import_hf.main(["missing/a/b", "--run", str(tmp_path / "run")])
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match="downloading it needs huggingface_hub: pip install"):
-        import_hf.main(["org/m", "--run", str(tmp_path / "run")])
-    (tmp_path / "weights.bin").touch()
-    with pytest.raises(ConfigError, match="weights.bin is a file: name a folder, or a .pt or .pth of torch.save"):
-        import_hf.main([str(tmp_path / "weights.bin"), "--run", str(tmp_path / "run")])
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_is_not_replaced_unasked(imported, tmp_path):
-    folder, run, _ = imported("llama")
-    with pytest.raises(ConfigError, match="already holds a run: add --overwrite to replace it"):
-        import_hf.main([str(folder), "--run", str(run)])
-    with pytest.raises(ConfigError, match="already exists: name a new folder"):
-        export_hf.main(["--run", str(run), str(folder)])
 
 
 def test_a_tokenizer_of_a_checkpoint_surrounds_texts_in_training(imported):

@@ -1,0 +1,83 @@
+"""Backends refuse models and masks that they do not support, in one sentence."""
+
+import jax.numpy as jnp
+import pytest
+
+from tests.helpers import normal, on_platform, tiny
+from tformer_jax.config import ConfigError
+from tformer_jax.models import registry
+from tformer_jax.nn import attention_ops
+from tformer_jax.nn.masks import Mask
+
+FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("mask", "unknown"),
+    [
+        (Mask(window=2, self_attention=True), r"windows \(model.window\)"),
+        (Mask(causal=True, prefix=jnp.array([2]), self_attention=True), r"prefixes \(model.prefix_lm\)"),
+        (Mask(segments=FOREIGN), "cross-attention"),
+        (Mask(padding_mask=jnp.array([[True, False, True, True]])), "cross-attention"),
+        (Mask(positions=(jnp.arange(4)[None], jnp.arange(4)[None])), "cross-attention, caches"),
+    ],
+)
+def test_pallas_refuses_unsupported_masks(mask, unknown):
+    sentence = f"'pallas' cannot apply masks of {unknown}; write one of auto, reference"
+    with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
+        attention_ops.attend(*[normal(1, 4, 1, 2)] * 3, mask, backend="pallas")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"attention_backend": "cudnn"},
+            "'cudnn' needs a gpu, and this mesh is on a cpu; write one of auto, reference, xla",
+        ),
+        ({"attention_backend": "pallas"}, "'pallas' needs a gpu, and this mesh is on a cpu; write one of auto"),
+        (
+            {"attention_backend": "xla", "attention_dropout": 0.1},
+            "'xla' cannot drop attention weights .*; write one of auto, reference, blockwise",
+        ),
+    ],
+)
+def test_unsupported_backends_are_refused_when_the_model_is_built(settings, sentence):
+    with pytest.raises(ConfigError, match=f"model.attention_backend={sentence}"):
+        registry.build(tiny("decoder_lm", **settings), train=True)
+
+
+def test_dropout_is_needed_in_training_only():
+    registry.build(tiny("decoder_lm", attention_backend="xla", attention_dropout=0.1))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "unknown"),
+    [
+        ("decoder_lm", {}, None),
+        ("classifier", {}, None),
+        ("seq2seq", {}, "cross-attention"),
+        ("decoder_lm", {"prefix_lm": True}, "prefixes"),
+        ("decoder_lm", {"layer_pattern": ("full", "window"), "window": 4}, "windows"),
+    ],
+)
+def test_pallas_supports_only_plain_self_attention(family, settings, unknown):
+    cfg = tiny(family, attention_backend="pallas", **settings)
+    with on_platform("gpu"):
+        if unknown is None:
+            registry.build(cfg)
+            return
+        with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}"):
+            registry.build(cfg)
+
+
+def test_unsupported_head_sizes_are_refused():
+    cfg = tiny("decoder_lm", attention_backend="cudnn", dtype="bfloat16", dim=40, num_heads=2)
+    sentence = r"needs heads of a multiple of 8, at most 256, features, not 20 \(model.head_dim\)"
+    with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
+        registry.build(cfg)
+
+
+def test_an_unknown_backend_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="'flash' is not known; write one of auto, reference, xla, blockwise"):
+        attention_ops.attend(*[normal(1, 4, 1, 2)] * 3, backend="flash")
