@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import oracles
+from tests import oracles, position_oracles
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tests.test_api import DATA, run_of
 from tformer_jax.config import Config
@@ -45,17 +45,21 @@ def queries_and_keys(p, h, memory, cfg, kind="full", position=None):
     q, k = oracles.linear(h, p["query"]), oracles.linear(memory, p["key"])
     if cfg.qk_norm:
         q, k = oracles.norm(q, p["query_norm"], cfg), oracles.norm(k, p["key_norm"], cfg)
-    return (oracles.rotate(q, cfg, kind), oracles.rotate(k, cfg, kind)) if position == "rotary" else (q, k)
+    return (
+        (position_oracles.rotate(q, cfg, kind), position_oracles.rotate(k, cfg, kind))
+        if position == "rotary"
+        else (q, k)
+    )
 
 
 def language_model(p, cfg, tokens):
     """Returns weights [B, L, N, T, T], masks [B, L, T, T], and the residual streams before each layer and the end."""
     T, stack, bias = tokens.shape[1], p["decoder"], None
     if cfg.position == "alibi":
-        bias = oracles.alibi_bias(cfg.num_heads, T, T)
+        bias = position_oracles.alibi_bias(cfg.num_heads, T, T)
     if cfg.position == "relative":
         table = stack["attention_positions"]["embedding"]
-        bias = oracles.relative_bias(table, T, T, cfg.relative.distance, bidirectional=False)
+        bias = position_oracles.relative_bias(table, T, T, cfg.relative.distance, bidirectional=False)
     x = oracles.embed(tokens, p["embedding"], p.get("input"), cfg)
     mask = oracles.causal_mask(T) & oracles.padding_mask(tokens != PAD)
     near = np.abs(np.arange(T)[:, None] - np.arange(T)) < (cfg.window or T)

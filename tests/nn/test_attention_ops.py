@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import oracles
+from tests import oracles, position_oracles
 from tests.helpers import assert_close, normal, rest_slow, tiny
 from tests.nn.test_masks import array, booleans, rising
 from tformer_jax.config import ConfigError, kinds
@@ -177,7 +177,7 @@ def test_biases(backend):
     alibi = AlibiBias(jnp.array([0.5, 0.25, 0.125, 2.0]))
     table = BucketBias(normal(8, N, seed=9), bidirectional=True, farthest=6)
     expected_alibi = np.array([[[-slope * abs(t - s) for s in range(S)] for t in range(T)] for slope in alibi.slopes])
-    expected_table = oracles.relative_bias(np.float64(table.table), T, S, 6, bidirectional=True)
+    expected_table = position_oracles.relative_bias(np.float64(table.table), T, S, 6, bidirectional=True)
     for bias, expected_bias in ((alibi, expected_alibi), (table, expected_table)):
         expected = oracles.attention_core(*map(np.float64, (q, k, v)), bias=expected_bias)
         assert_close(attention_ops.attend(q, k, v, bias=bias, backend=backend), expected, 1e-6)

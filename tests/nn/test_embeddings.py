@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import oracles
+from tests import oracles, position_oracles
 from tests.helpers import assert_close, init_module, normal, tiny
 from tformer_jax import axes
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
@@ -32,7 +32,7 @@ def test_starts_with_the_standard_deviation_of_its_initializer(initializer, std)
 
 def test_positions_are_added_after_scaling():
     vectors = normal(2, 3, D)
-    sinusoids = np.array([oracles.sinusoid(t, D) for t in range(3)])
+    sinusoids = np.array([position_oracles.sinusoid(t, D) for t in range(3)])
     assert_close(InputEmbedding(tiny("decoder_lm")).apply({}, vectors), vectors + sinusoids, 1e-6)
     none = InputEmbedding(tiny("decoder_lm", position="none"))
     np.testing.assert_array_equal(none.apply({}, vectors), vectors)
@@ -50,7 +50,7 @@ def test_token_dropout_zeroes_whole_vectors_in_training():
 
 def test_rows_may_have_different_positions():
     vectors, positions = normal(2, 3, D), np.array([[4, 5, 6], [0, 0, 1]])
-    expected = vectors + np.array([[oracles.sinusoid(p, D) for p in row] for row in positions])
+    expected = vectors + np.array([[position_oracles.sinusoid(p, D) for p in row] for row in positions])
     assert_close(InputEmbedding(tiny("decoder_lm")).apply({}, vectors, positions), expected, 1e-6)
 
 

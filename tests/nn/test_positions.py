@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import oracles
+from tests import position_oracles
 from tests.helpers import assert_close, init_module, tiny
 from tformer_jax.config import ConfigError
 from tformer_jax.nn import positions
@@ -23,7 +23,7 @@ def test_worked_example():
 
 def test_equals_the_formula_at_large_positions():
     far = jnp.array([0, 1, 511, 5000])
-    expected = [oracles.sinusoid(int(p), 16) for p in far]
+    expected = [position_oracles.sinusoid(int(p), 16) for p in far]
     assert_close(positions.sinusoidal(far, 16)[:3], expected[:3], 5e-5)  # an angle of 511 has this much of rounding
     assert_close(positions.sinusoidal(far, 16), expected, 5e-4)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import oracles
+from tests import position_oracles
 from tests.helpers import assert_close, init_module, normal, tiny
 from tformer_jax.config import ConfigError
 from tformer_jax.nn import relative
@@ -45,12 +45,14 @@ def test_rotary_equals_the_formula(changes):
     x = normal(2, 40, 3, 12)
     out = rotation(cfg, jnp.arange(40)[None])(x)
     (name,) = (name for name, value in ROTARY.items() if value == changes)
-    assert_close(out, oracles.rotate(np.float64(x), cfg), proves=(f"position=rotary ({name})", "NumPy float64"))
+    assert_close(
+        out, position_oracles.rotate(np.float64(x), cfg), proves=(f"position=rotary ({name})", "NumPy float64")
+    )
 
 
 def test_llama3_scales_by_frequency():
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=ROTARY["llama3"])
-    plain = np.array(oracles.rotary_rates(tiny("decoder_lm", position="rotary", head_dim=12)))
+    plain = np.array(position_oracles.rotary_rates(tiny("decoder_lm", position="rotary", head_dim=12)))
     ratio = relative.rotary_rates(cfg, window=False) / plain
     assert ratio[0] == 1
     assert 1 / 8 < ratio[1] < 1
@@ -79,7 +81,9 @@ def test_window_layers_have_their_own_unscaled_base():
     x = normal(1, 6, 2, 8)
     for kind in ("window", "full"):
         out = rotation(cfg, jnp.arange(6)[None], window=kind == "window")(x)
-        assert_close(out, oracles.rotate(np.float64(x), cfg, kind), proves=("rotary.window_base", "NumPy float64"))
+        assert_close(
+            out, position_oracles.rotate(np.float64(x), cfg, kind), proves=("rotary.window_base", "NumPy float64")
+        )
 
 
 @settings(max_examples=30)
@@ -136,14 +140,14 @@ def test_alibi_bias():
     module = relative.make_attention_positions(tiny("decoder_lm", position="alibi"), bidirectional=True)
     bias = module.apply({}, jnp.arange(5)[None], window=False).bias
     out = bias.block(jnp.arange(5), jnp.arange(7))
-    assert_close(out, oracles.alibi_bias(4, 5, 7), 1e-6, proves=("position=alibi", "NumPy float64"))
+    assert_close(out, position_oracles.alibi_bias(4, 5, 7), 1e-6, proves=("position=alibi", "NumPy float64"))
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_equal_the_formula(bidirectional):
     offsets = np.arange(-300, 301)
     out = relative.relative_bucket(jnp.asarray(offsets), 32, 128, bidirectional=bidirectional)
-    expected = [oracles.relative_bucket(int(offset), 32, 128, bidirectional) for offset in offsets]
+    expected = [position_oracles.relative_bucket(int(offset), 32, 128, bidirectional) for offset in offsets]
     np.testing.assert_array_equal(out, expected)
     assert out.min() == 0
     assert out.max() == 31
@@ -164,6 +168,6 @@ def test_relative_bias(bidirectional):
     module = relative.make_attention_positions(cfg, bidirectional=bidirectional)
     params = init_module(module, jnp.arange(5)[None], window=False)
     bias = module.apply({"params": params}, jnp.arange(5)[None], window=False).bias
-    expected = oracles.relative_bias(np.float64(params["embedding"]), 5, 9, 16, bidirectional)
+    expected = position_oracles.relative_bias(np.float64(params["embedding"]), 5, 9, 16, bidirectional)
     proves = (f"position=relative, {'both directions' if bidirectional else 'causal'}", "NumPy float64")
     assert_close(bias.block(jnp.arange(5), jnp.arange(9)), expected, 1e-6, proves=proves)

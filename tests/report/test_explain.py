@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tests import oracles
+from tests import oracles, position_oracles
 from tformer_jax.cli import explain
 from tformer_jax.config import ConfigError
 from tformer_jax.nn.norms import layer_norm
@@ -79,15 +79,15 @@ def test_attention_equals_numpy(topics):
 def test_positions_equal_numpy(topics):
     T = len(EXAMPLE.source)
     encodings = picture(topics["sinusoids"], "Encoding").values
-    np.testing.assert_allclose(encodings, [oracles.sinusoid(p, CFG.dim) for p in range(T)], atol=1e-6)
+    np.testing.assert_allclose(encodings, [position_oracles.sinusoid(p, CFG.dim) for p in range(T)], atol=1e-6)
     shifted = picture(topics["sinusoids"], "PE(p + 3)").values
-    np.testing.assert_allclose(shifted, [oracles.sinusoid(p + 3, CFG.dim) for p in range(T)], atol=1e-5)
-    bias = oracles.alibi_bias(CFG.num_heads, T, T)
+    np.testing.assert_allclose(shifted, [position_oracles.sinusoid(p + 3, CFG.dim) for p in range(T)], atol=1e-5)
+    bias = position_oracles.alibi_bias(CFG.num_heads, T, T)
     weights = oracles.softmax(np.where(np.tri(T, dtype=bool), bias[0], -np.inf))
     found = picture(topics["alibi"], "Weights of head 0").values
     np.testing.assert_allclose(np.nan_to_num(found), weights, atol=1e-6)
     table = picture(topics["t5-buckets"], "Buckets of the sentence").values
-    expected = [[oracles.relative_bucket(s - t, 16, 32, True) for s in range(T)] for t in range(T)]
+    expected = [[position_oracles.relative_bucket(s - t, 16, 32, True) for s in range(T)] for t in range(T)]
     np.testing.assert_array_equal(table, expected)
     scores = picture(topics["rope"], "Scores of one word").values
     for offset in range(T):
