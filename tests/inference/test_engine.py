@@ -335,6 +335,19 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "limit", "length"), [("abcdefg" * 3, 33, 32), ("abcdefg" * 3, 9, 16), ("abc", 33, 16)]
+)
+def test_arrays_of_translations_start_as_long_as_the_source(text, limit, length):
+    """Lengths are powers of two from 16; a source has the text's tokens and EOS."""
+    served = engine(models("seq2seq"), seconds=0.0)
+    served.submit(Request(text, dataclasses.replace(GREEDY, max_new_tokens=limit)))
+    served.step()
+    (lane,) = served._lanes.values()
+    assert lane._size.output == length
+
+
+@pytest.mark.slow
 def test_kinds_of_decoding_share_a_limited_number_of_lanes(trained, monkeypatch):
     monkeypatch.setattr(engines, "MAX_LANES", 1)
     served = engine(trained)
