@@ -12,13 +12,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests import commands
 from tests.report.checks import WIDTHS, texts_have_contrast, the_page_fits_its_width
 
 DELAY = 0.05
 """Seconds per letter."""
+KEY = "secret"
+Check = Callable[[Any, bool], None]
+"""Takes the page, and whether the model translates."""
 
 
 def type_and_start(page: Any, text: str, count: int = 1, length: int = 100) -> None:
@@ -127,6 +130,7 @@ def everything_has_a_label(page: Any, translates: bool) -> None:
 
 
 def the_model_is_described(page: Any, translates: bool) -> None:
+    assert page.get_by_role("heading", name="fake").is_visible()
     assert page.locator("#task").text_content() == (
         "Translation, English to German" if translates else "Language model"
     )
@@ -205,7 +209,31 @@ def it_fits_and_can_be_read(page: Any, translates: bool) -> None:
     texts_have_contrast(page)
 
 
-CHECKS: tuple[Callable[[Any, bool], None], ...] = (
+def the_key_is_asked_for(page: Any, translates: bool) -> None:
+    the_page_fits_its_width(page)
+    texts_have_contrast(page)
+    error = page.get_by_role("alert")
+    assert "requires its API key" in error.text_content()
+    give_key(page, f"{KEY}?")
+    assert "requires its API key" in error.text_content()
+    assert page.locator("#metrics").text_content() == ""
+    give_key(page, KEY)
+    assert error.text_content() == ""
+    the_model_is_described(page, translates)
+    type_and_start(page, "abc")
+    ended(page, "Done.")
+    assert outputs(page) == ["cba"]
+
+
+def give_key(page: Any, key: str) -> None:
+    """Types an API key and waits until the page has used it."""
+    page.get_by_label("API key").fill(key)
+    with page.expect_response("**/info"):
+        page.keyboard.press("Tab")
+    page.locator("#start:enabled").wait_for()
+
+
+CHECKS: tuple[Check, ...] = (
     the_model_is_described,
     examples_start,
     the_output_grows_while_it_is_made,
@@ -220,7 +248,23 @@ CHECKS: tuple[Callable[[Any, bool], None], ...] = (
     attention_is_shown,
     a_lost_server_is_said,
 )
-OF_FAMILY = {"seq2seq": CHECKS, "decoder_lm": CHECKS, "classifier": (classes_have_probabilities, a_lost_server_is_said)}
+
+
+class Server(NamedTuple):
+    """A server, and the checks of its page."""
+
+    flags: tuple[str, ...]
+    checks: tuple[Check, ...]
+    of_layouts: Check = it_fits_and_can_be_read
+    """The check for each width and color scheme."""
+
+
+SERVERS = {
+    "seq2seq": Server(("--family=seq2seq",), CHECKS),
+    "decoder_lm": Server(("--family=decoder_lm",), CHECKS),
+    "classifier": Server(("--family=classifier",), (classes_have_probabilities, a_lost_server_is_said)),
+    "API key": Server(("--family=seq2seq", f"--api-key={KEY}"), (), the_key_is_asked_for),
+}
 LAYOUTS = [(width, scheme) for width in WIDTHS for scheme in ("light", "dark")]
 
 
@@ -235,29 +279,27 @@ def main() -> None:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
-        found = {family: check(family, browser, options.pictures) for family in OF_FAMILY}
+        found = {name: check(name, browser, options.pictures) for name in SERVERS}
         if options.record:
             commands.write_record(options.record, "tests.page", chromium=browser.version, checked=found)
         browser.close()
     raise SystemExit(any(result != "passed" for results in found.values() for result in results.values()))
 
 
-def check(family: str, browser: Any, pictures: Path | None) -> dict[str, str]:
-    """Returns the outcome of each check against a server of this model family."""
-    found = {}
-    command = [sys.executable, "-m", "tests.serving.fake_engine", "--port=0", f"--family={family}", f"--delay={DELAY}"]
+def check(name: str, browser: Any, pictures: Path | None) -> dict[str, str]:
+    """Returns the outcome of each check of a server's page."""
+    flags, checks, of_layouts = SERVERS[name]
+    runs = {one.__name__: (one, LAYOUTS[0]) for one in checks}
+    runs |= {f"{of_layouts.__name__} ({', '.join(layout)})": (of_layouts, layout) for layout in LAYOUTS}
+    command = [sys.executable, "-m", "tests.serving.fake_engine", "--port=0", f"--delay={DELAY}", *flags]
     with tempfile.TemporaryDirectory() as folder:
         process = commands.start(command, Path(folder))
         url = process.stdout.readline().split(" at ")[1].split(";")[0]
-        for one in OF_FAMILY[family]:
-            found[one.__name__] = outcome(one, family, browser, url, LAYOUTS[0], pictures)
-        for width, scheme in LAYOUTS:
-            name = f"{it_fits_and_can_be_read.__name__} ({width}, {scheme})"
-            found[name] = outcome(it_fits_and_can_be_read, family, browser, url, (width, scheme), pictures)
+        found = {title: outcome(one, name, browser, url, layout, pictures) for title, (one, layout) in runs.items()}
         process.terminate()
         process.wait(20)
-    for name, result in found.items():
-        print(f"{family}: {name.replace('_', ' ')}: {result}", flush=True)
+    for title, result in found.items():
+        print(f"{name}: {title.replace('_', ' ')}: {result}", flush=True)
     return found
 
 
@@ -267,8 +309,8 @@ def is_mistake(message: Any) -> bool:
 
 
 def outcome(
-    one: Callable[[Any, bool], None],
-    family: str,
+    one: Check,
+    server: str,
     browser: Any,
     url: str,
     layout: tuple[str, str],
@@ -283,15 +325,15 @@ def outcome(
     page.on("dialog", lambda dialog: mistakes.append(dialog.message))
     page.on("request", lambda request: None if request.url.startswith(url) else mistakes.append(request.url))
     page.goto(url)
-    page.get_by_role("heading", name="fake").wait_for()
+    page.locator(":is(#facts, #error):not(:empty)").first.wait_for()
     try:
-        one(page, family == "seq2seq")
+        one(page, "--family=seq2seq" in SERVERS[server].flags)
         assert not mistakes, mistakes
         result = "passed"
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
     if pictures:
-        page.screenshot(path=pictures / f"{family}_{one.__name__}_{'_'.join(layout)}.png", full_page=True)
+        page.screenshot(path=pictures / f"{server}_{one.__name__}_{'_'.join(layout)}.png", full_page=True)
     page.close()
     return result
 
