@@ -197,7 +197,7 @@ def test_outputs_are_yielded_once_all_earlier_ones_are_known(translations, monke
 def test_a_resumed_stream_has_bit_identical_scores(translations, monkeypatch):
     model, params, _ = translations
     monkeypatch.setattr(batching, "CHUNK", 3)
-    translate = Translator(setup("seq2seq"), model, TOKENIZERS)
+    translate = Translator(setup("seq2seq", 4), model, TOKENIZERS)  # batches of 2 would hide wrong chunks
     texts = ["abcdefgabcdefg", "", "", *TEXTS[:4]]
     expected = streamed(translate, params, texts, scores=True)
     for skip in (4, 6):
