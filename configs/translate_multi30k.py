@@ -79,19 +79,10 @@ BASELINE = dataclasses.replace(
     optim=OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
     train=dataclasses.replace(SMALL.train, steps=1200),
 )
-PUBLISHED = Config(
+PUBLISHED = dataclasses.replace(
+    BASELINE,
     name="translate_multi30k_published",
-    model=ModelConfig(
-        family="seq2seq",
-        dim=128,
-        encoder_layers=4,
-        decoder_layers=4,
-        num_heads=4,
-        ffn_dim=256,
-        max_length=64,
-        tie_embeddings="all",
-        dropout=0.3,
-    ),
+    model=dataclasses.replace(BASELINE.model, dim=128, encoder_layers=4, decoder_layers=4, ffn_dim=256, dropout=0.3),
     data=dataclasses.replace(
         DATA,
         normalize=("punctuation", "lowercase", "moses"),
@@ -99,17 +90,16 @@ PUBLISHED = Config(
         bucket_lengths=(12, 15, 18, 23, 30, 48),
         batch_tokens=4096,
     ),
-    optim=OptimConfig(optimizer="muon", schedule="cosine", learning_rate=5e-3, warmup_steps=500, final_fraction=0.0),
-    train=TrainConfig(
+    optim=dataclasses.replace(SMALL.optim, warmup_steps=500),
+    train=dataclasses.replace(
+        SMALL.train,
         steps=8000,
-        label_smoothing=0.1,
         eval_every=2000,
         checkpoint_every=250,
         keep_checkpoints=8,
         weights="average_last",
         average=8,
     ),
-    decode=DecodeConfig(strategy="beam", beams=5),
     eval=EvalConfig(references="normalized", bleu_tokenize="none"),
 )
 
