@@ -58,7 +58,9 @@ def train_table() -> str:
         size = f"{case['rows']} x {case['length']}"
         rows.append((f"`{case['case']}`", size, f"{ours[0]:.3g} ms", f"{100 * ours[1]:.0f} %", *faster))
     titles = ("case", "rows x tokens", "step", "of the product rate", "ratio to `torch.compile`", "to eager PyTorch")
-    return f"{_table(titles, rows)}\n\n{_source('train.json', record)}"
+    peaks = [_peaks(record, system) for system in ("tformer_jax", "torch.compile", "PyTorch, eager")]
+    memory = "Peak memory: {} GiB; with `torch.compile` {}, with eager PyTorch {}.".format(*peaks)
+    return f"{_table(titles, rows)}\n\n{_source('train.json', record)}\n{memory}"
 
 
 def decode_table() -> str:
@@ -130,6 +132,11 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _times(case: dict[str, Any], peer: str) -> str:
     return f"{case['times_as_fast'][peer]:.2f}" if peer in case["times_as_fast"] else ""
+
+
+def _peaks(record: dict[str, Any], system: str) -> str:
+    peaks = [case["systems"][system]["peak_bytes"] / 2**30 for case in record["cases"]]
+    return f"{min(peaks):.1f} to {max(peaks):.1f}"
 
 
 def _source(name: str, record: dict[str, Any], root: str = "") -> str:
