@@ -151,6 +151,11 @@ WITHOUT_EFFECT = {
         "family": "decoder_lm",
         **ROTARY,
     },
+    "model.layer_pattern=('gated_delta',): no layer uses model.attention='multi_head'; write 'gated_delta' for it": {
+        "layer_pattern": ("gated_delta",),
+        "family": "decoder_lm",
+        **ROTARY,
+    },
     **{
         f"model.attention_sinks=True: is used only by model.attention='multi_head', not {kind!r}": {
             "attention": kind,

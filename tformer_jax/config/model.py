@@ -117,7 +117,9 @@ class ModelConfig(Section):
         "separate", "how query, key and value are projected", choices=("separate", "fused_qkv", "fused_kv")
     )
     attention_bias: tuple[str, ...] = setting(PROJECTIONS, "projections that have a bias", choices=PROJECTIONS)
-    attention_scale: float | None = setting(None, "factor of the scores q.k; None: 1 / sqrt(H)")
+    attention_scale: float | None = setting(
+        None, "factor of the scores q.k; None: 1 / sqrt(size of a query head)", low=1e-6
+    )
     attention_softcap: float | None = setting(
         None, "cap of the scores: cap * tanh(scores / cap); None: no cap", low=1e-6
     )
@@ -197,7 +199,7 @@ class ModelConfig(Section):
         self._check_limits()
         self._check_heads()
         self._check_positions()
-        self._check_windows()
+        self._check_layer_pattern()
         for name in ("dropout", "token_dropout", "attention_dropout", "ffn_dropout"):
             if getattr(self, name) == 1.0:
                 raise self.error(name, "must be below 1")
@@ -263,9 +265,14 @@ class ModelConfig(Section):
                 "rotary.fraction", f"rotates {self.rotary_size} of {self.head_size} features, which must be pairs"
             )
 
-    def _check_windows(self) -> None:
+    def _check_layer_pattern(self) -> None:
         if not self.layer_pattern:
             raise self.error("layer_pattern", "must name at least one layer, such as ('full',)")
+        if self.attention not in self.attentions:
+            raise self.error(
+                "layer_pattern",
+                f"no layer uses model.attention={self.attention!r}; write {self.attentions[0]!r} for it",
+            )
         if "window" in self.layer_pattern and self.window is None:
             raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
         if self.window is not None and "window" not in self.layer_pattern:

@@ -26,7 +26,7 @@ class RotaryConfig(Section):
     beta_fast: float = setting(32.0, "yarn: rotations in original_length from which a rate is kept", low=1e-6)
     beta_slow: float = setting(1.0, "yarn: rotations in original_length up to which a rate is scaled", low=1e-6)
     attention_factor: float | None = setting(
-        None, "yarn: factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", low=0.0
+        None, "yarn: factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", low=1e-6
     )
 
     def check(self) -> None:
