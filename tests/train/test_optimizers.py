@@ -161,16 +161,34 @@ def test_globs_select_decayed_parameters():
         assert all(jax.tree.leaves(equal)) == same
 
 
-def test_weight_decay_excludes_biases_and_norms():
+MATRICES = ("kernel']", "['embedding']", "['router']", "['shared_gate']", "['taps']")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tiny("seq2seq", position="learned", output_bias=True),
+        tiny(
+            "decoder_lm",
+            decoder_layers=2,
+            layer_pattern=("gated_delta", "full"),
+            attention_sinks=True,
+            ffn="moe",
+            moe={"every": 2, "shared_dim": 5, "shared_gate": True},
+        ),
+    ],
+    ids=lambda model: model.family,
+)
+def test_weight_decay_excludes_biases_and_norms(model):
     cfg = Config(optim=OptimConfig(schedule="constant", learning_rate=1.0, warmup_steps=1, weight_decay=0.5))
-    shapes = registry.shapes(registry.build(tiny("seq2seq", position="learned", output_bias=True)))
+    shapes = registry.shapes(registry.build(model))
     optimizer = optimizers.build(cfg, shapes)
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), nn.unbox(shapes))
     zeros = jax.tree.map(jnp.zeros_like, ones)
     updates, _ = jax.jit(lambda: optimizer.update(zeros, optimizer.init(ones), ones))()
     flat = {jax.tree_util.keystr(path): float(u.min()) for path, u in jax.tree_util.tree_leaves_with_path(updates)}
     for name, update in flat.items():
-        assert update == (-0.5 if name.endswith(("['kernel']", "['embedding']")) else 0.0), name
+        assert update == (-0.5 if name.endswith(MATRICES) else 0.0), name
     assert set(flat.values()) == {-0.5, 0.0}
 
 
