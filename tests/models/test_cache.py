@@ -116,15 +116,24 @@ def test_seq2seq(name):
     assert_close(logits, expected, proves=("cache: dense, seq2seq", FULL))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.02), ("int8", 0.02)])
+STORED = {
+    "keys, int8": ("windows", "int8"),
+    "keys, bfloat16": ("windows", "bfloat16"),
+    "latents, int8": ("latents", "int8"),
+    "latents, bfloat16": ("latents", "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("case", rest_slow(STORED, 2))
 @pytest.mark.parametrize("make", rest_slow({"paged": paged, "dense": empty_cache}, 1))
-def test_low_precision_caches_change_logits_little(make, dtype, tolerance):
-    model, params = build(tiny("decoder_lm", decoder_layers=2, window=3, layer_pattern=("window", "full")))
+def test_low_precision_caches_change_logits_little(make, case):
+    name, dtype = case
+    model, params, full_pass = variant(name)
     cache = make(model.cfg, **({"batch": 2, "length": 8} if make is empty_cache else {}), dtype=dtype)
     logits, _ = read_in_chunks(model, params, cache, TOKENS, CHUNKS["chunked prefill"])
-    exact = apply(model, params, TOKENS)
+    exact = full_pass(TOKENS)
     kind = "dense" if make is empty_cache else "paged"
-    assert_close(logits, exact, tolerance, proves=(f"cache: {kind}, {dtype}", FULL))
+    assert_close(logits, exact, 0.02, proves=(f"cache: {kind}, {dtype}", FULL))
     assert np.abs(logits - exact).max() > 1e-5
 
 

@@ -97,6 +97,17 @@ def test_caches_of_latents_and_states_by_hand():
     assert cost.of(halves, 5, S).cache_bytes == 4 * 5 * 4 * (2 * (H * H + 3 * 3 * H) + 2 * S * H)
 
 
+def test_flops_of_latent_attention_by_hand():
+    """Keys and values are computed from latents, and padded to one size, that of the scores."""
+    D, F, V, T, N, H, C, R, Q = 64, 256, 50, 32, 4, 16, 10, 6, 12
+    mla = {"latent_dim": C, "rotary_dim": R, "query_latent_dim": Q, "value_dim": 5}
+    cfg = tiny("decoder_lm", **SIZES, attention="mla", mla=mla, position="rotary")
+    queries, latents = D * Q + Q * N * (H + R), D * (C + R)
+    projections = queries + latents + C * N * (H + 5) + N * 5 * D
+    per_token = 2 * projections + 2 * 2 * T * N * (H + R) + 2 * 2 * D * F + 2 * D * V
+    assert cost.of(cfg, 2, T).forward_flops == 2 * T * per_token
+
+
 def test_flops_of_the_gated_delta_rule_by_hand():
     D, F, V, T, C, N, H = 64, 256, 50, 48, 48, 4, 16
     cfg = tiny("decoder_lm", **SIZES, attention="gated_delta")

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from tests import oracles
 from tests.helpers import apply, assert_close, init_module, normal, tiny
 from tformer_jax.config import kinds
+from tformer_jax.models import registry
 from tformer_jax.nn.activations import gelu
 from tformer_jax.nn.dropout import Dropout, dropout
 from tformer_jax.nn.ffn import FFN, make_ffn
@@ -36,6 +38,20 @@ def test_gelu_and_its_derivative():
     x32 = jnp.asarray(x, jnp.float32)
     assert_close(gelu(x32), x * cdf, 1e-6)
     assert_close(jax.jit(jax.vmap(jax.grad(gelu)))(x32), cdf + x * density, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("moe", "expected"),
+    [({"every": 2}, {1, 3, 5}), ({"every": 3, "dense_layers": 3}, {5}), ({"dense_layers": 4}, {4, 5})],
+)
+def test_layers_that_have_experts(moe, expected):
+    """Other layers have the dense FFN, of another width."""
+    model = registry.build(tiny("decoder_lm", decoder_layers=6, ffn="moe", moe={**moe, "dense_dim": 7}))
+    layers = nn.unbox(registry.shapes(model))["decoder"]
+    found = {number for number in range(6) if "router" in layers[f"layers_{number}"]["ffn"]}
+    assert found == expected
+    dense = [layers[f"layers_{number}"]["ffn"]["expand"]["kernel"] for number in {*range(6)} - expected]
+    assert {kernel.shape for kernel in dense} == {(8, 7)}
 
 
 def test_inner_dropout_is_active_in_training_only():

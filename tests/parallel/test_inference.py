@@ -23,17 +23,19 @@ TOKENIZERS = Tokenizers(LETTERS, LETTERS)
 TEXTS = ["abc", "gfedcba", "a", "abcabcabc", "bb", "cab", "fade"]
 MESHES = {"both": {"data": 2, "fsdp": 2, "tensor": 2}, "rows": {"data": 8}}
 SEEDS = {"seq2seq": 7, "decoder_lm": 3, "classifier": 4}  # whose outputs differ from text to text
+MIXED = {"layer_pattern": ("gated_delta", "full"), "decoder_layers": 2, "attention": "mla"}
+MODELS = {"seq2seq": ("seq2seq", {}), "decoder_lm": ("decoder_lm", {}), "latents and states": ("decoder_lm", MIXED)}
 DECODINGS = {"beam": {"strategy": "beam", "beams": 3}, "greedy": {}, "sample": {"strategy": "sample"}}
 
 
-def built(family: str, **decode):
+def built(family: str, changes=None, **decode):
     """Returns a config, a model, and its random parameters on one device."""
     data = {
         "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8, 16)),
         "decoder_lm": DataConfig(source="stdlib_text", batching="windows", window=8),
         "classifier": DataConfig(source="cldr_language", bucket_lengths=(8, 16)),
     }[family]
-    model = tiny(family, num_heads=2)
+    model = tiny(family, num_heads=2, **(changes or {}))
     cfg = Config(model=model, data=data, decode=DecodeConfig(**decode), eval=EvalConfig(batch_size=4))
     return cfg, *build(model, SEEDS[family])
 
@@ -47,13 +49,14 @@ def on(sizes: dict[str, int], model, params):
 
 @pytest.mark.parametrize("mesh", rest_slow(MESHES, 1))
 @pytest.mark.parametrize("decoding", rest_slow(DECODINGS, 1))
-@pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm"], 1))
-def test_outputs_and_their_scores(family, decoding, mesh):
-    cfg, model, params = built(family, max_new_tokens=6, **decoding)
-    kind = Translator if family == "seq2seq" else TextGenerator
+@pytest.mark.parametrize("kind", rest_slow(MODELS, 1))
+def test_outputs_and_their_scores(kind, decoding, mesh):
+    family, changes = kind
+    cfg, model, params = built(family, changes, max_new_tokens=6, **decoding)
+    generator = Translator if family == "seq2seq" else TextGenerator
     texts, scores = [], []
     for place in (params, on(mesh, model, params)):
-        run = kind(cfg, model, TOKENIZERS).stream(place, TEXTS, outputs=2, seed=3, scores=True)
+        run = generator(cfg, model, TOKENIZERS).stream(place, TEXTS, outputs=2, seed=3, scores=True)
         found = [output for outputs in run for output in outputs]
         texts.append([output.text for output in found])
         scores.append([output.score for output in found])

@@ -23,6 +23,16 @@ MODELS = {
     "seq2seq": tiny("seq2seq", **SIZES, source_vocab_size=20, attention_bias=()),
     "classifier": tiny("classifier", **SIZES, attention_bias=()),
     "experts": tiny("decoder_lm", **SIZES, ffn="moe", attention_bias=()),
+    "latents and states": tiny(
+        "decoder_lm",
+        **SIZES,
+        decoder_layers=2,
+        layer_pattern=("full", "gated_delta"),
+        attention="mla",
+        position="rotary",
+        mla={"latent_dim": 6, "rotary_dim": 4, "query_latent_dim": 5, "value_dim": 3},
+        gated_delta={"key_heads": 4, "key_dim": 5},
+    ),
     "widths that no mesh divides": tiny(
         "decoder_lm",
         **SIZES,
