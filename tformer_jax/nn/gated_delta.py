@@ -106,6 +106,7 @@ class GatedDelta(nn.Module):
     """The gated delta rule over unit queries and keys, and an RMS norm of each head times a gate.
 
     The decay of a token is `exp(-exp(log_rate) softplus(x W_a + shift))`, its rate `sigmoid(x W_b)`.
+    In published code, `log_rate` is `A_log`, `shift` is `dt_bias`, and the rate is `beta`.
     """
 
     cfg: ModelConfig

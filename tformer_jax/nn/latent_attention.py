@@ -36,7 +36,7 @@ class Latents(TokenCache):
         return cls(*(jnp.zeros((rows, 1, slots, size), cfg.dtype) for size in sizes))
 
     def unpack(self, dtype: str) -> tuple[jax.Array, jax.Array]:
-        """Returns [B, S, 1, C + R] twice: as keys, and as values whose first C features count."""
+        """Returns [B, S, 1, C + R] twice: as keys, and as values, of which callers use the first C features."""
         both = jnp.concatenate([self.latent.astype(dtype), self.rotated.astype(dtype)], axis=-1)
         entries = jnp.swapaxes(both, 1, 2)
         return entries, entries
@@ -121,7 +121,7 @@ class LatentAttention(nn.Module):
         return constrain(q, axes.BATCH, axes.LENGTH, axes.HEADS, None)
 
     def _expanded(self, q: jax.Array, new: Latents, mask: Mask, scoring: Any, train: bool) -> jax.Array:
-        """Attends with one key and value per head; all are padded to one size, which every backend supports."""
+        """Attends with one key and one value per head, padded to the same size, which every backend supports."""
         cfg = self.cfg
         latent, shared = jnp.asarray(new.latent)[:, 0], jnp.swapaxes(jnp.asarray(new.rotated), 1, 2)
         k, v = self.key(latent), self.value(latent)
@@ -146,7 +146,10 @@ class LatentAttention(nn.Module):
     def _absorbed(
         self, q: jax.Array, kept: Latents, attended: Latents, mask: Mask, slots: Slots | None, scoring: Any
     ) -> jax.Array:
-        """Attends to the latents themselves, which are one key and value head for all queries."""
+        """Attends to the latents themselves, which are one key and value head for all queries.
+
+        The backend is "auto": `cfg.attention_backend` need not support heads of size C + R.
+        """
         cfg = self.cfg
         to_key, to_value = (part.variables["params"]["kernel"].astype(cfg.dtype) for part in (self.key, self.value))
         content = jnp.einsum("BTNH,CNH->BTNC", q[..., : cfg.head_size], to_key)
