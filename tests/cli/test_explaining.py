@@ -77,7 +77,7 @@ def test_the_command_names_the_run(run, monkeypatch, tmp_path):
     explain.main(["encoder-decoder", "--run", "runs/x", "--text", "abc", "--target", "bca", "--output", str(path)])
     text = path.read_text(encoding="utf-8")
     assert "python scripts/explain.py encoder-decoder --run runs/x --text abc" in text
-    assert f"with random weights, except those of {run.path.name}, whose title names it" in text
+    assert f"with random weights, or with those of {run.path.name} where the title names it" in text
 
 
 def test_the_default_text_has_few_tokens(run, tmp_path):

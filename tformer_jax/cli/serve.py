@@ -104,8 +104,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = common.run_parser(
         "serve.py",
-        "Serves a trained model over HTTP, with a web page at /: a translator, a language model or a classifier; of "
-        "encoders also their embeddings. Requests of all clients are batched together.",
+        "Serves a trained translator, language model or classifier over HTTP, with a web page at /, or the embeddings "
+        "of an encoder. Requests of all clients are batched together.",
     )
     add = result.add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")
