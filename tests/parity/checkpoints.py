@@ -36,10 +36,25 @@ def save(folder: Path, kind: str, config: dict, **generation) -> torch.nn.Module
     for name, parameter in model.named_parameters():
         if "embed_positions" not in name or parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.4)
+    if kind in ("MarianMTModel", "BartForConditionalGeneration"):
+        vary(model)
     if generation:
         model.generation_config = transformers.GenerationConfig(**generation)
     model.save_pretrained(folder)
     return model
+
+
+def vary(model: torch.nn.Module) -> None:
+    """Changes a post-norm model, whose outputs would repeat one token for any source, so that they depend on it.
+
+    The last norm is negated: otherwise the most probable token is the one that the decoder reads.
+    """
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, mean=float(name.endswith("weight")), std=0.1)
+    torch.nn.init.normal_(model.model.shared.weight)
+    model.model.shared.weight.data[model.config.pad_token_id] = 0  # as trained models have it
+    model.model.decoder.layers[-1].final_layer_norm.weight.data *= -1
 
 
 def save_tokenizer(folder: Path, tokenizer: hf.Tokenizer, **config) -> None:

@@ -1,6 +1,8 @@
-"""Each family, in and out by the commands, with configs as the hub has them but for their sizes.
+"""Each family, imported and exported by the commands, with small sizes in configs of the hub.
 
-The weights are random; the outputs are those of transformers, and so are those of the exported checkpoint.
+The weights are random; outputs of the import and of the export equal those of transformers. The configs of
+`published.json` were compared with copies in public repositories, field by field, except those of Qwen2-7B, gemma-2-2b,
+flan-t5-small and, in part, opus-mt-en-de, of which no whole copy was found.
 """
 
 import json
@@ -43,7 +45,7 @@ BYTES = ("gpt2", "qwen2", "qwen3")
 
 
 def small(name: str) -> dict:
-    """Returns the config of the hub with small sizes; its token ids are those of the tokenizer."""
+    """Returns a published config with small sizes; its token ids are those of the tokenizer."""
     config = PUBLISHED[name]
     sizes = SIZES.get(config["model_type"], DECODER)
     sizes = sizes | {key: size for key, size in SMALLER.items() if config.get(key) is not None}
@@ -141,8 +143,7 @@ def test_outputs_of_the_import_and_of_the_export(imported, tmp_path, name, capsy
         expected = their_outputs(folder, model, beams)
         assert our_outputs(run, beams, tmp_path, capsys) == expected
         assert their_outputs(tmp_path / "out", back, beams) == expected
-    if small(name)["model_type"] not in ("bart", "marian"):  # which repeat a token with random weights
-        assert len(set(expected)) > 1
+    assert len(set(expected)) > 1
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import weakref
 
 import huggingface_hub
@@ -93,6 +94,24 @@ def test_translations_are_equal(imported, case, capsys):
     flags = ["--strategy", "greedy"] if beams == 1 else ["--beams", str(beams)]
     translate.main(["--run", str(run), *PROMPTS, "--max-new-tokens", str(NEW), *flags])
     assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
+
+
+@pytest.mark.parametrize("beams", rest_slow([1, 3], 1))
+def test_a_forced_end_shortens_outputs(imported, beams, tmp_path, capsys):
+    """Of an output that is as long as the limit, transformers replaces the last token by EOS."""
+    folder, _, model = imported("marian")
+    folder, run = shutil.copytree(folder, tmp_path / "copy"), tmp_path / "run"
+    ids = json.loads((folder / "generation_config.json").read_text())
+    limits = {"max_length": 5, "forced_eos_token_id": 0, "num_beams": beams}
+    (folder / "generation_config.json").write_text(json.dumps(ids | limits))
+    import_hf.main([str(folder), "--run", str(run)])
+    assert "not applied" not in capsys.readouterr().err
+    tokenizer = their_tokenizer(folder)
+    translate.main(["--run", str(run), *PROMPTS])
+    for text, ours in zip(PROMPTS, capsys.readouterr().out.splitlines(), strict=True):
+        tokens = model.generate(**tokenizer(text, return_tensors="pt"), **limits)[0]
+        assert len(tokens) == 5 and tokens[-1] == 0
+        assert ours == tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def test_scores_are_equal(imported, capsys):
@@ -275,6 +294,7 @@ def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
     wanted = ["config.json", "model.safetensors", "source.spm", "tokenizer.json", "tokenizer.model", "vocab.txt"]
     assert asked == [("org/model-1.0", wanted)]
     jax.tree.map(np.testing.assert_array_equal, tj.load(tmp_path / "run").params, tj.load(run).params)
+    assert json.loads((tmp_path / "run" / "imported.json").read_text())["checkpoint"] == "org/model-1.0"
 
 
 def test_a_tokenizer_of_a_checkpoint_surrounds_texts_in_training(imported):

@@ -91,6 +91,11 @@ MISTAKES = {
     "quantized": (fields(quantization_config={"bits": 4}), "the field quantization_config={'bits': 4} is not"),
     "missing field": (fields(hidden_size="left out"), "config.json has no 'hidden_size'"),
     "type": (fields(rms_norm_eps="small"), "rms_norm_eps|norm_eps"),
+    "zero": (fields(num_attention_heads=0), "num_heads=0|wrong type or value"),
+    "scaling": (
+        fields(rope_parameters=None, rope_scaling={"type": "linear"}, rope_theta=1e4),
+        "has no 'factor', which",
+    ),
     "JSON": (written("config.json", "{"), "config.json is not valid JSON"),
     "no tokenizer": (removed("tokenizer.json"), "has no tokenizer: one of the files tokenizer.json, vocab.txt"),
     "vocabulary": (larger, "its tokenizer has 7. tokens, and its model only 64"),
@@ -135,6 +140,15 @@ def test_checkpoints_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="weights.bin is a file: name a folder, or a .pt or .pth of torch.save"):
         import_hf.main([str(tmp_path / "weights.bin"), "--run", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
+
+
+def test_flags_that_a_folder_does_not_use(imported, tmp_path):
+    run = ["--run", str(tmp_path / "run")]
+    for flags in (["--tokenizer", "a.json"], ["--model-args", "nhead=3"]):
+        with pytest.raises(
+            ConfigError, match=f"{flags[0]} is for state dicts of PyTorch, and .* is none: leave it out"
+        ):
+            import_hf.main([str(imported("llama")[0]), *run, *flags])
 
 
 def test_a_run_is_not_replaced_unasked(imported, tmp_path):

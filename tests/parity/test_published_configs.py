@@ -114,7 +114,7 @@ def test_which_layers_have_experts(name):
     assert cfg.moe.dense_dim == (None if len(expected) == 4 else 96)
 
 
-LITERAL = json.loads(Path(__file__).with_name("published.json").read_text())
+HUB = json.loads(Path(__file__).with_name("published.json").read_text())
 PRESETS = {
     "gpt2": "gpt2",
     "meta-llama/Llama-2-7b-hf": "llama2_7b",
@@ -134,9 +134,9 @@ PRESETS = {
 NOT_TIED = ("Llama-2", "Meta-Llama-3", "Mistral", "Mixtral", "Qwen2-7B", "flan-t5")
 
 
-@pytest.mark.parametrize("name", LITERAL)
-def test_a_config_of_the_hub_is_read_as_our_preset(name):
-    config = LITERAL[name]
+@pytest.mark.parametrize("name", HUB)
+def test_a_published_config_is_read_as_our_preset(name):
+    config = HUB[name]
     arrays = {"lm_head.weight": np.ones(1)} if any(part in name for part in NOT_TIED) else {}
     arrays |= (
         dict.fromkeys(("cls.predictions.bias", "final_logits_bias"), 0) if "bert-base" in name or "opus" in name else {}

@@ -266,7 +266,7 @@ MISTAKES = {
     "heads": (saved(lambda state: state), "model_args: n_head is missing, and no array shows it: add --model-args n_h"),
     "contradiction": (saved(lambda s: {"model": s, "model_args": WHOLE | {"n_layer": 3}}), "n_layer=3, but the arrays"),
     "unknown": (saved(lambda s: {"model": s, "model_args": WHOLE | {"rope": True}}), "rope=True is not supported; sup"),
-    "vocabulary": (saved(lambda s: {"model": s, "model_args": WHOLE}), "its tokenizer has .* tokens, and its model on"),
+    "vocabulary": (saved(lambda s: {"model": s, "model_args": WHOLE}), "input.txt has 19 different characters"),
 }
 
 
@@ -290,6 +290,31 @@ def test_positions_and_tokenizers_that_do_not_fit(tmp_path, word_files):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "run", *flags)
     with pytest.raises(ConfigError, match="pos_embedding of the checkpoint is not supported, only interleaved sines"):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "run", "--tokenizer", *word_files, *flags)
+
+
+def test_tokenizers_that_do_not_fit(tmp_path, text_file, word_files):
+    characters = len(set(TEXT))
+    state = {"model": randomized(NanoGPT(characters, True)).state_dict(), "model_args": WHOLE}
+    torch.save(state, tmp_path / "ckpt.pt")
+    for name, content in (("latin.txt", "zwölf".encode("latin-1")), ("empty.txt", b""), ("other.txt", b"abc")):
+        (tmp_path / name).write_bytes(content)
+    mistakes = {
+        "latin.txt is not UTF-8 .byte 2.: convert it": ["--tokenizer", "latin.txt"],
+        "empty.txt is empty: name the text": ["--tokenizer", "empty.txt"],
+        f"other.txt has 3 different characters, but .* on {characters}: name": ["--tokenizer", "other.txt"],
+        "2 tokenizers are given, but this model has 1: leave out ": ["--tokenizer", "other.txt", "empty.txt"],
+        "--family is for checkpoints in Hugging Face's format, and": [
+            "--tokenizer",
+            text_file,
+            "--family",
+            "masked_lm",
+        ],
+    }
+    for sentence, (flag, *values) in mistakes.items():
+        flags = [tmp_path / value if str(value).endswith(".txt") else value for value in values]
+        with pytest.raises(ConfigError, match=sentence):
+            import_checkpoint(tmp_path / "ckpt.pt", tmp_path / "run", flag, *flags)
+    assert not (tmp_path / "run").exists()
 
 
 def test_characters_are_nanogpts(text_file):

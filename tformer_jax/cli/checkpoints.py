@@ -45,22 +45,34 @@ def make_run(options: argparse.Namespace) -> None:
         ConfigError: the checkpoint is damaged, or this package cannot represent it.
     """
     path, run = Path(options.checkpoint), options.run
+    _check_flags(options, path)
     mesh = None if options.mesh is None else make_mesh(read_mesh(options.mesh))
     if path.is_file():
         found = _of_state_dict(path, options, mesh)
     else:
-        folder = path if path.is_dir() else hub.download(options.checkpoint)
+        folder = path if path.exists() else hub.download(options.checkpoint)
         found = _of_folder(folder, {"mesh": mesh} | ({"family": options.family} if options.family else {}))
     cfg = Config(name=run.name, model=found.model, data=_data(run, found.model), decode=found.decode)
     run_folder.create(run, cfg, found.tokenizers, found.labels)
     checksums = {file.name: _checksum(file) for file in found.files}
-    run_folder.write_json(
-        run / IMPORTED, {"model_type": found.kind, "folder": str(path.resolve()), "sha256": checksums}
-    )
+    source = str(path.resolve()) if path.exists() else options.checkpoint
+    run_folder.write_json(run / IMPORTED, {"model_type": found.kind, "checkpoint": source, "sha256": checksums})
     weights.save(run, found.params, "imported", [], 0)
     print(f"{run}: {found.kind}, {found.model.family}, vocabulary of {found.model.vocab_size:,}")
     for note in found.notes:
         print(note, file=sys.stderr)
+
+
+def _check_flags(options: argparse.Namespace, path: Path) -> None:
+    """Raises `ConfigError` for a flag that this kind of checkpoint does not use."""
+    if path.is_file():
+        given, reason = {"--family": options.family}, "is for checkpoints in Hugging Face's format"
+    else:
+        given = {"--tokenizer": options.tokenizer, "--model-args": options.model_args}
+        reason = "is for state dicts of PyTorch"
+    for flag, value in given.items():
+        if value:
+            raise ConfigError(f"{flag} {reason}, and {options.checkpoint} is none: leave it out")
 
 
 def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
@@ -84,6 +96,11 @@ def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -
         raise ConfigError(f"{path} has no tokenizer: add --tokenizer FILE, or two files, of the source and the target")
     kind, cfg, params = state_dicts.load(path, dict(options.model_args), mesh=mesh)
     tokenizers = load_standalone_tokenizers(options.tokenizer, pair=cfg.family == "seq2seq")
+    if options.tokenizer[0].suffix == ".txt" and tokenizers.target.vocab_size != cfg.vocab_size:
+        raise ConfigError(
+            f"{options.tokenizer[0]} has {tokenizers.target.vocab_size} different characters, but the model was "
+            f"trained on {cfg.vocab_size}: name the text that it was trained on"
+        )
     decode = DecodeConfig(max_new_tokens=min(DecodeConfig.max_new_tokens, cfg.max_length - 1))
     return Imported(kind, [path, *options.tokenizer], cfg, params, _fitting(path, tokenizers, cfg), decode)
 

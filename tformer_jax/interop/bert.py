@@ -4,16 +4,13 @@ from typing import Any
 
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop.architecture import Architecture, activation, refuse, written
-from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Rule, kernel, parts, rules_below
+from tformer_jax.interop.mapping import AFFINE, NORM, Rule, attention_parts, parts, rules_below
 
 Settings = dict[str, Any]
 
+_INPUTS = tuple(f"attention.self.{role}" for role in ("query", "key", "value"))
 _LAYER = (
-    *parts("self_attention/query", "attention.self.query", AFFINE),
-    *parts("self_attention/key", "attention.self.key", AFFINE),
-    *parts("self_attention/value", "attention.self.value", AFFINE),
-    ("self_attention/output/kernel", "attention.output.dense.weight", kernel(2)),
-    ("self_attention/output/bias", "attention.output.dense.bias", SAME),
+    *attention_parts("self_attention", (*_INPUTS, "attention.output.dense")),
     *parts("self_attention_residual/norm", "attention.output.LayerNorm", NORM),
     *parts("ffn/expand", "intermediate.dense", AFFINE),
     *parts("ffn/contract", "output.dense", AFFINE),

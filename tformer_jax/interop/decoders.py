@@ -6,7 +6,20 @@ from typing import Any
 
 from tformer_jax.config import ModelConfig, RotaryConfig
 from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of, refuse, written
-from tformer_jax.interop.mapping import FLAT, SAME, Rule, kernel, untransposed
+from tformer_jax.interop.mapping import (
+    AFFINE,
+    FLAT,
+    NORM,
+    SAME,
+    Layout,
+    Part,
+    Rule,
+    attention_parts,
+    kernel,
+    parts,
+    rules_below,
+    untransposed,
+)
 
 Settings = dict[str, Any]
 
@@ -54,75 +67,56 @@ def _gpt2_config(cfg: ModelConfig) -> Settings:
     }
 
 
-_GPT2 = (
-    Rule("embedding/embedding", "transformer.wte.weight"),
-    Rule("input/positions/embedding", "transformer.wpe.weight"),
-    Rule("decoder/norm/scale", "transformer.ln_f.weight"),
-    Rule("decoder/norm/bias", "transformer.ln_f.bias"),
-    Rule("head/kernel", "lm_head.weight", kernel()),
-    *(
-        Rule(f"decoder/layers_{{i}}/{ours}", f"transformer.h.{{i}}.{theirs}", layout)
-        for ours, theirs, layout in (
-            ("self_attention_residual/norm/scale", "ln_1.weight", SAME),
-            ("self_attention_residual/norm/bias", "ln_1.bias", SAME),
-            ("self_attention/qkv/kernel", "attn.c_attn.weight", untransposed()),
-            ("self_attention/qkv/bias", "attn.c_attn.bias", FLAT),
-            ("self_attention/output/kernel", "attn.c_proj.weight", untransposed(2)),
-            ("self_attention/output/bias", "attn.c_proj.bias", SAME),
-            ("ffn_residual/norm/scale", "ln_2.weight", SAME),
-            ("ffn_residual/norm/bias", "ln_2.bias", SAME),
-            ("ffn/expand/kernel", "mlp.c_fc.weight", untransposed()),
-            ("ffn/expand/bias", "mlp.c_fc.bias", SAME),
-            ("ffn/contract/kernel", "mlp.c_proj.weight", untransposed()),
-            ("ffn/contract/bias", "mlp.c_proj.bias", SAME),
-        )
-    ),
-)
+def gpt2_rules(linear: Callable[..., Layout]) -> tuple[Rule, ...]:
+    """Returns the rules of models with GPT-2's names; `linear` makes the layout of a kernel with some input axes."""
+    affine = (("kernel", "weight", linear()), ("bias", "bias", FLAT))
+    layer = (
+        *parts("self_attention_residual/norm", "ln_1", NORM),
+        *parts("self_attention/qkv", "attn.c_attn", affine),
+        ("self_attention/output/kernel", "attn.c_proj.weight", linear(2)),
+        ("self_attention/output/bias", "attn.c_proj.bias", SAME),
+        *parts("ffn_residual/norm", "ln_2", NORM),
+        *parts("ffn/expand", "mlp.c_fc", affine),
+        *parts("ffn/contract", "mlp.c_proj", affine),
+    )
+    return (
+        Rule("embedding/embedding", "transformer.wte.weight"),
+        Rule("input/positions/embedding", "transformer.wpe.weight"),
+        Rule("head/kernel", "lm_head.weight", kernel()),
+        *rules_below("decoder/norm/", "transformer.ln_f.", NORM),
+        *rules_below("decoder/layers_{i}/", "transformer.h.{i}.", layer),
+    )
+
 
 ATTENTION = (
-    *(
-        (f"self_attention/{ours}/{leaf}", f"self_attn.{theirs}.{name}", layout)
-        for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
-        for leaf, name, layout in (("kernel", "weight", kernel()), ("bias", "bias", FLAT))
-    ),
-    ("self_attention/output/kernel", "self_attn.o_proj.weight", kernel(2)),
-    ("self_attention/output/bias", "self_attn.o_proj.bias", SAME),
+    *attention_parts("self_attention", (f"self_attn.{name}_proj" for name in "qkvo")),
     ("self_attention/query_norm/scale", "self_attn.q_norm.weight", SAME),
     ("self_attention/key_norm/scale", "self_attn.k_norm.weight", SAME),
 )
-GATED = tuple(
-    (f"ffn/{ours}/{leaf}", f"mlp.{theirs}.{name}", layout)
-    for ours, theirs in (("gate", "gate_proj"), ("expand", "up_proj"), ("contract", "down_proj"))
-    for leaf, name, layout in (("kernel", "weight", kernel()), ("bias", "bias", SAME))
+GATED = (
+    *parts("ffn/gate", "mlp.gate_proj", AFFINE),
+    *parts("ffn/expand", "mlp.up_proj", AFFINE),
+    *parts("ffn/contract", "mlp.down_proj", AFFINE),
 )
 PRE_NORMS = (
-    ("self_attention_residual/norm/scale", "input_layernorm.weight", SAME),
-    ("ffn_residual/norm/scale", "post_attention_layernorm.weight", SAME),
-)
-_SHIFTS = (
-    ("self_attention_residual/norm/bias", "input_layernorm.bias", SAME),
-    ("ffn_residual/norm/bias", "post_attention_layernorm.bias", SAME),
+    *parts("self_attention_residual/norm", "input_layernorm", NORM),
+    *parts("ffn_residual/norm", "post_attention_layernorm", NORM),
 )
 _SANDWICH_NORMS = (
-    ("self_attention_residual/norm/scale", "input_layernorm.weight", SAME),
-    ("self_attention_residual/norm_after/scale", "post_attention_layernorm.weight", SAME),
-    ("ffn_residual/norm/scale", "pre_feedforward_layernorm.weight", SAME),
-    ("ffn_residual/norm_after/scale", "post_feedforward_layernorm.weight", SAME),
+    *parts("self_attention_residual/norm", "input_layernorm", NORM),
+    *parts("self_attention_residual/norm_after", "post_attention_layernorm", NORM),
+    *parts("ffn_residual/norm", "pre_feedforward_layernorm", NORM),
+    *parts("ffn_residual/norm_after", "post_feedforward_layernorm", NORM),
 )
 
 
-def llama_rules(*parts: tuple) -> tuple[Rule, ...]:
-    """Returns the rules of models with Llama's names; `parts` are the rules of a layer."""
+def llama_rules(*layer: Part) -> tuple[Rule, ...]:
+    """Returns the rules of models with Llama's names, given the parts of a layer."""
     return (
         Rule("embedding/embedding", "model.embed_tokens.weight"),
-        Rule("decoder/norm/scale", "model.norm.weight"),
-        Rule("decoder/norm/bias", "model.norm.bias"),
         Rule("head/kernel", "lm_head.weight", kernel()),
-        *(
-            Rule(f"decoder/layers_{{i}}/{a}", f"model.layers.{{i}}.{b}", layout)
-            for part in parts
-            for a, b, layout in part
-        ),
+        *rules_below("decoder/norm/", "model.norm.", NORM),
+        *rules_below("decoder/layers_{i}/", "model.layers.{i}.", layer),
     )
 
 
@@ -355,9 +349,9 @@ def _gemma3_config(cfg: ModelConfig) -> Settings:
     return _gemma_config(cfg) | {"rope_parameters": _gemma3_rope_parameters(cfg.rotary)}
 
 
-_DENSE = llama_rules(ATTENTION, GATED, PRE_NORMS)
-_SHIFTED = llama_rules(ATTENTION, GATED, PRE_NORMS, _SHIFTS)
-_SANDWICH = llama_rules(ATTENTION, GATED, _SANDWICH_NORMS)
+_GPT2 = gpt2_rules(untransposed)
+_DENSE = llama_rules(*ATTENTION, *GATED, *PRE_NORMS)
+_SANDWICH = llama_rules(*ATTENTION, *GATED, *_SANDWICH_NORMS)
 
 _EMBEDDING = "model.embed_tokens.weight"
 _BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
@@ -383,7 +377,7 @@ DECODERS = {
     "qwen2": llama_like("Qwen2ForCausalLM", _qwen2_settings, _qwen_config, _DENSE),
     "qwen3": llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config, _DENSE),
     "smollm3": llama_like("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config, _DENSE),
-    "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config, _SHIFTED),
+    "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config, _DENSE),
     "gemma2": llama_like("Gemma2ForCausalLM", _gemma2_settings, _gemma_config, _SANDWICH),
     "gemma3_text": llama_like("Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH),
 }

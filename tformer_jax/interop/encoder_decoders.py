@@ -4,15 +4,13 @@ from typing import Any
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, activation, check, refuse, written
-from tformer_jax.interop.mapping import AFFINE, NORM, ROW, SAME, Part, Rule, kernel, parts, rules_below
+from tformer_jax.interop.mapping import AFFINE, NORM, ROW, SAME, Part, Rule, attention_parts, kernel, parts, rules_below
 
 Settings = dict[str, Any]
 
 
 def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:
-    names = (("query", "q"), ("key", "k"), ("value", "v"))
-    inputs = tuple((f"{ours}/{a}/kernel", f"{theirs}.{b}.weight", kernel()) for a, b in names)
-    return (*inputs, (f"{ours}/output/kernel", f"{theirs}.o.weight", kernel(2)))
+    return attention_parts(ours, (f"{theirs}.{name}" for name in "qkvo"))
 
 
 def _t5_ffn(number: int) -> tuple[Part, ...]:
@@ -111,14 +109,8 @@ def _t5_config(cfg: ModelConfig) -> Settings:
 
 
 def _bart_attention(ours: str, theirs: str) -> tuple[Part, ...]:
-    return (
-        *parts(f"{ours}/query", f"{theirs}.q_proj", AFFINE),
-        *parts(f"{ours}/key", f"{theirs}.k_proj", AFFINE),
-        *parts(f"{ours}/value", f"{theirs}.v_proj", AFFINE),
-        (f"{ours}/output/kernel", f"{theirs}.out_proj.weight", kernel(2)),
-        (f"{ours}/output/bias", f"{theirs}.out_proj.bias", SAME),
-        *parts(f"{ours}_residual/norm", f"{theirs}_layer_norm", NORM),
-    )
+    projections = attention_parts(ours, (f"{theirs}.{name}_proj" for name in ("q", "k", "v", "out")))
+    return (*projections, *parts(f"{ours}_residual/norm", f"{theirs}_layer_norm", NORM))
 
 
 _BART_FFN = (

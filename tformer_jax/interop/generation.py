@@ -16,7 +16,6 @@ NEUTRAL: Settings = {
     "encoder_repetition_penalty": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
-    "forced_eos_token_id": None,
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
     "exponential_decay_length_penalty": None,
@@ -56,7 +55,10 @@ def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int]:
     """Returns the minimum and maximum number of new tokens; their `_length` counts the decoder's inputs as well."""
     pair = cfg.family == "seq2seq"
     longest = given.get("max_new_tokens") or (given["max_length"] - 1 if pair and "max_length" in given else 128)
-    longest = max(min(longest, cfg.max_length - 1), 1)
+    longest = min(longest, cfg.max_length - 1)
+    if "forced_eos_token_id" in given:  # their last token is always EOS
+        longest -= 1
+    longest = max(longest, 1)
     shortest = given.get("min_new_tokens") or (given.get("min_length", 0) - 1 if pair else 0)
     return min(max(shortest, 0), longest), longest
 

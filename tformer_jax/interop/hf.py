@@ -154,8 +154,10 @@ def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture
         read = architecture.settings(fields)
     except ConfigError:
         raise
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"config.json has a field of the wrong type: {error}") from error
+    except KeyError as error:
+        raise ConfigError(f"config.json has no {error}, which one of its fields needs") from error
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(f"config.json has a field of the wrong type or value: {error}") from error
     fields.check_all_read()
     untied = read["family"] != "classifier" and hf.get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays:

@@ -70,6 +70,20 @@ def parts(ours: str, theirs: str, leaves: Iterable[Part]) -> tuple[Part, ...]:
     return tuple((f"{ours}/{leaf}", f"{theirs}.{name}", layout) for leaf, name, layout in leaves)
 
 
+def attention_parts(ours: str, theirs: Iterable[str]) -> tuple[Part, ...]:
+    """Returns the parts of an attention, given their names of the query, key, value and output projections."""
+    *inputs, output = theirs
+    return (
+        *(
+            part
+            for role, name in zip(("query", "key", "value"), inputs, strict=True)
+            for part in parts(f"{ours}/{role}", name, AFFINE)
+        ),
+        (f"{ours}/output/kernel", f"{output}.weight", kernel(2)),
+        (f"{ours}/output/bias", f"{output}.bias", SAME),
+    )
+
+
 def rules_below(ours: str, theirs: str, parts: Iterable[Part]) -> tuple[Rule, ...]:
     """Returns the rules of parts, given the beginnings of their names."""
     return tuple(Rule(f"{ours}{a}", f"{theirs}{b}", layout) for a, b, layout in parts)

@@ -22,14 +22,11 @@ _MIXTRAL = (
     ("ffn/contract_kernel", "block_sparse_moe.experts.{e}.w2.weight", kernel()),
     ("ffn/expand_kernel", "block_sparse_moe.experts.{e}.w3.weight", kernel()),
 )
+_NAMES = (("gate", "gate"), ("expand", "up"), ("contract", "down"))
 _QWEN = (
     ("ffn/router", "mlp.gate.weight", kernel()),
-    ("ffn/gate_kernel", "mlp.experts.{e}.gate_proj.weight", kernel()),
-    ("ffn/expand_kernel", "mlp.experts.{e}.up_proj.weight", kernel()),
-    ("ffn/contract_kernel", "mlp.experts.{e}.down_proj.weight", kernel()),
-    ("ffn/shared/gate/kernel", "mlp.shared_expert.gate_proj.weight", kernel()),
-    ("ffn/shared/expand/kernel", "mlp.shared_expert.up_proj.weight", kernel()),
-    ("ffn/shared/contract/kernel", "mlp.shared_expert.down_proj.weight", kernel()),
+    *((f"ffn/{ours}_kernel", f"mlp.experts.{{e}}.{theirs}_proj.weight", kernel()) for ours, theirs in _NAMES),
+    *((f"ffn/shared/{ours}/kernel", f"mlp.shared_expert.{theirs}_proj.weight", kernel()) for ours, theirs in _NAMES),
     ("ffn/shared_gate", "mlp.shared_expert_gate.weight", kernel()),
 )
 
@@ -106,8 +103,8 @@ def _qwen2_config(cfg: ModelConfig) -> Settings:
     return _qwen_config(cfg) | shared | {"qkv_bias": "query" in cfg.attention_bias}
 
 
-_MIXTRAL_RULES = llama_rules(ATTENTION, _MIXTRAL, PRE_NORMS)
-_QWEN_RULES = llama_rules(ATTENTION, GATED, _QWEN, PRE_NORMS)
+_MIXTRAL_RULES = llama_rules(*ATTENTION, *_MIXTRAL, *PRE_NORMS)
+_QWEN_RULES = llama_rules(*ATTENTION, *GATED, *_QWEN, *PRE_NORMS)
 
 MIXTURES = {
     "mixtral": llama_like("MixtralForCausalLM", _mixtral_settings, _mixtral_config, _MIXTRAL_RULES),

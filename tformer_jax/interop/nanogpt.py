@@ -4,33 +4,15 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.interop.decoders import gpt2_rules
 from tformer_jax.interop.files import StoredArrays
-from tformer_jax.interop.mapping import AFFINE, FLAT, NORM, SAME, Rule, kernel, parts, rules_below
+from tformer_jax.interop.mapping import kernel
 from tformer_jax.interop.model_args import REQUIRED, checked, depth, shape
 
 HAS = "transformer.h.0.attn.c_attn.weight"
 BUFFERS = (r"transformer\.h\.\d+\.attn\.bias",)
 _EMBEDDING, _HEAD = "transformer.wte.weight", "lm_head.weight"
-RULES = (
-    Rule("embedding/embedding", _EMBEDDING),
-    Rule("input/positions/embedding", "transformer.wpe.weight"),
-    Rule("head/kernel", _HEAD, kernel()),
-    *rules_below("decoder/norm/", "transformer.ln_f.", NORM),
-    *rules_below(
-        "decoder/layers_{i}/",
-        "transformer.h.{i}.",
-        (
-            *parts("self_attention_residual/norm", "ln_1", NORM),
-            *parts("self_attention/qkv", "attn.c_attn", AFFINE),
-            ("self_attention/output/kernel", "attn.c_proj.weight", kernel(2)),
-            ("self_attention/output/bias", "attn.c_proj.bias", SAME),
-            *parts("ffn_residual/norm", "ln_2", NORM),
-            *parts("ffn/expand", "mlp.c_fc", AFFINE),
-            ("ffn/contract/kernel", "mlp.c_proj.weight", kernel()),
-            ("ffn/contract/bias", "mlp.c_proj.bias", FLAT),
-        ),
-    ),
-)
+RULES = gpt2_rules(kernel)
 
 
 def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tformer_jax.config import ConfigError
 from tformer_jax.interop.files import StoredArrays
-from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Part, Rule, kernel, parts, rules_below
+from tformer_jax.interop.mapping import AFFINE, NORM, Part, Rule, attention_parts, parts, rules_below
 from tformer_jax.interop.model_args import REQUIRED, checked, depth, shape
 
 HAS = "transformer.encoder.layers.0.self_attn.q_proj.weight"
@@ -21,13 +21,8 @@ BUFFERS = (r"positional_encoding\.pos_embedding",)
 
 
 def _attention(ours: str, theirs: str, norm: str) -> tuple[Part, ...]:
-    inputs = ((name, f"{theirs}.{name[0]}_proj") for name in ("query", "key", "value"))
-    return (
-        *(part for a, b in inputs for part in parts(f"{ours}/{a}", b, AFFINE)),
-        (f"{ours}/output/kernel", f"{theirs}.out_proj.weight", kernel(2)),
-        (f"{ours}/output/bias", f"{theirs}.out_proj.bias", SAME),
-        *parts(f"{ours}_residual/norm", norm, NORM),
-    )
+    projections = attention_parts(ours, (f"{theirs}.{name}_proj" for name in ("q", "k", "v", "out")))
+    return (*projections, *parts(f"{ours}_residual/norm", norm, NORM))
 
 
 def _layer(*attentions: Part) -> tuple[Part, ...]:

@@ -30,8 +30,11 @@ def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenize
     and targets have no other tokens around them than EOS.
 
     Raises:
-        ConfigError: a file is missing or damaged.
+        ConfigError: a file is missing or damaged, or there are more files than tokenizers.
     """
+    most = 2 if pair else 1
+    if len(files) > most:
+        raise ConfigError(f"{len(files)} tokenizers are given, but this model has {most}: leave out {files[most]}")
     source, target = _load(files[0]), _load(files[-1])
     if pair and isinstance(target, CheckpointTokenizer):
         target.special = dataclasses.replace(target.special, before=(), after=())
@@ -42,7 +45,7 @@ def _load(path: Path) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: name the file of a tokenizer")
     if path.suffix == ".txt":
-        return characters(path.read_text(encoding="utf-8"))
+        return _characters_of(path)
     if path.read_bytes().startswith(b'{"kind"'):
         return load_file(path)
     try:
@@ -55,6 +58,16 @@ def _load(path: Path) -> Tokenizer:
         raise ConfigError(f"{path} has no end token: one of {', '.join(ROLES['eos'])}")
     ids = {f"{role}_token_id": tokenizer.token_to_id(name) for role, name in found.items()}
     return of_library(tokenizer, ids, {f"{role}_token": name for role, name in found.items()}).target
+
+
+def _characters_of(path: Path) -> CheckpointTokenizer:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+    if not text:
+        raise ConfigError(f"{path} is empty: name the text whose characters are the vocabulary")
+    return characters(text)
 
 
 def characters(text: str) -> CheckpointTokenizer:
