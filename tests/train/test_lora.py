@@ -204,7 +204,7 @@ def test_killed_and_resumed(corpus_folder, finished, tmp_path):
     program = (
         "import sys; from pathlib import Path; from tests.train.conftest import small_config;"
         "from tformer_jax.train import experiment, loop;"
-        f"cfg = small_config(lora_rank={RANK}, ema_decay=0.9, start_from=sys.argv[3]);"
+        f"cfg = small_config(lora_rank={RANK}, ema_decay=0.9, weights='ema', start_from=sys.argv[3]);"
         "loop.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2]), resume='-r' in sys.argv))"
     )
 
