@@ -1,8 +1,8 @@
 """Each family, imported and exported by the commands, with small sizes in configs of the hub.
 
 The weights are random; outputs of the import and of the export equal those of transformers. The configs of
-`published.json` were compared with copies in public repositories, field by field, except those of Qwen2-7B, gemma-2-2b,
-flan-t5-small and, in part, opus-mt-en-de, of which no whole copy was found.
+`published.json` were compared with copies in public repositories, field by field, except those of Qwen2-7B, gemma-2-2b
+and flan-t5-small, of which no copy was found, and parts of opus-mt-en-de, t5-small and Qwen3-0.6B.
 """
 
 import json
