@@ -1,4 +1,4 @@
-"""Continues prompts: python scripts/generate.py --run DIR --prompt 'def '"""
+"""Continues prompts: python scripts/generate.py --run DIR 'def '"""
 
 if __name__ == "__main__":
     from tformer_jax.cli import interrupt

@@ -69,7 +69,7 @@ def models(client: Any, run: Path) -> None:
 
 def completions(client: Any, run: Path) -> None:
     """A completion, a stream and prompts as token ids are those of scripts/generate.py."""
-    (expected,) = output_of("generate", run, "--prompt", "import", "--max-new-tokens", "12", "--temperature", "0")
+    (expected,) = output_of("generate", run, "import", "--max-new-tokens", "12", "--temperature", "0")
     model = client.models.list().data[0].id
     asked = {"model": model, "prompt": "import", "max_tokens": 12, "temperature": 0, "n": 1, "best_of": 1}
     neutral = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "suffix": None, "user": "someone"}

@@ -240,7 +240,7 @@ def test_classify_prints_label_probability_and_text(runs, capsys):
 
 def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
     def output(*arguments: str) -> str:
-        generate.main(["--run", str(runs["decoder_lm"]), "--prompt", "abc", *arguments])
+        generate.main(["--run", str(runs["decoder_lm"]), "abc", *arguments])
         return capsys.readouterr().out
 
     greedy = output()
@@ -261,7 +261,7 @@ def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):
     found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [line[1][0] for line in found] == ["a", "a", "b", "b"]
     assert all(float(value) < 0 for value, _ in found)
-    generate.main([*flags, "--prompt", "abc"])
+    generate.main([*flags, "abc"])
     alone = capsys.readouterr().out.split(generate.SEPARATOR)
     assert [line.split("\t", 1)[1].strip() for line in alone] == [line[1].strip() for line in found[:2]]
     (tmp_path / "in.txt").write_text("abc\nb\n")
@@ -278,7 +278,7 @@ def test_an_interactive_prompt_answers(runs, monkeypatch, capsys, command, run):
     command.main(["--run", str(runs[run]), "--interactive"])
     found = capsys.readouterr()
     monkeypatch.undo()
-    command.main(["--run", str(runs[run]), *(["abc"] if run == "seq2seq" else ["--prompt", "abc"])])
+    command.main(["--run", str(runs[run]), "abc"])
     assert found.out == capsys.readouterr().out.removeprefix("abc" if run == "decoder_lm" else "") + "\n"
     assert "has 17 tokens, but the model takes at most 15" in found.err
 
@@ -326,7 +326,7 @@ def test_score_each_token_of_a_text(runs, capsys):
     ("command", "run", "arguments", "sentence"),
     [
         (translate, "decoder_lm", ["x"], r"translate: .* holds a decoder_lm model; use generate"),
-        (generate, "seq2seq", ["--prompt", "x"], r"holds a seq2seq model; use translate"),
+        (generate, "seq2seq", ["x"], r"holds a seq2seq model; use translate"),
         (classify, "seq2seq", ["x"], r"holds a seq2seq model; use translate"),
         (
             translate,
@@ -334,9 +334,9 @@ def test_score_each_token_of_a_text(runs, capsys):
             ["a" * 16],
             "text 1: the source has 16 tokens, .* at most 15: shorten it, or add --on-long-line cut or skip",
         ),
-        (generate, "decoder_lm", ["--prompt", "a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
-        (generate, "decoder_lm", ["--prompt", ""], "the prompt is empty"),
-        (generate, "decoder_lm", ["--prompt", "a", "--temperature", "-1"], "decode.temperature=-1.0: must be at least"),
+        (generate, "decoder_lm", ["a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
+        (generate, "decoder_lm", [""], "the prompt is empty"),
+        (generate, "decoder_lm", ["a", "--temperature", "-1"], "decode.temperature=-1.0: must be at least"),
         (translate, "seq2seq", ["x", "--beams", "2", "--n-best", "3"], "3 outputs need --beams of at least 3"),
         (translate, "seq2seq", ["x", "--beams", "1001"], "decode.beams=1001: must be at most 256"),
         (translate, "seq2seq", ["--input", "nowhere.txt"], "nowhere.txt does not exist"),
@@ -347,7 +347,7 @@ def test_score_each_token_of_a_text(runs, capsys):
         (translate, "seq2seq", ["x", "", "a" * 16], "text 3: the source has 16 tokens"),
         (score, "seq2seq", ["x"], "text 1: has 1 columns where source<tab>target is expected"),
         (score, "classifier", ["x"], "holds a classifier model; use classify"),
-        (generate, "decoder_lm", ["--prompt", "x", "--input", "in.txt"], "or with --input, not both"),
+        (generate, "decoder_lm", ["x", "--input", "in.txt"], "or with --input, not both"),
         (translate, "missing", ["x"], "missing does not exist; name the run folder"),
         (serve, "missing", ["--port", "0"], "missing does not exist; name the run folder"),
         (serve, "seq2seq", ["--port", "65536"], "--port 65536: must be at most 65535"),

@@ -137,7 +137,7 @@ def test_nanogpt_as_its_training_saves_it(tmp_path, text_file, bias, capsys):
         for _ in range(9):
             ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], dim=1)
     capsys.readouterr()
-    generate.main(["--run", str(tmp_path / "run"), "--prompt", PROMPT, "--max-new-tokens", "9"])
+    generate.main(["--run", str(tmp_path / "run"), PROMPT, "--max-new-tokens", "9"])
     assert capsys.readouterr().out == "".join(characters[i] for i in ids[0]) + "\n"
 
 

@@ -11,20 +11,23 @@ SEPARATOR = "-" * 20 + "\n"
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints each prompt with its continuation, on one line for each sample.
 
-    With --prompt, texts are printed unchanged, with a dashed line between samples.
+    Prompts on the command line are printed unchanged, with a dashed line between outputs.
     """
     options = parser().parse_args(argv)
-    texts = [] if options.prompt is None else [options.prompt]
-    interactive.check(options, texts)
-    source = lines.opened(options, texts)
+    interactive.check(options, options.text)
+    source = lines.opened(options, options.text)
     from tformer_jax.cli import generation
 
     continuation = generation.load(options, "generate", "decoder_lm")
     if options.interactive:
         continuation.answer()
-    elif texts and not options.output:
-        (outputs,) = continuation.outputs(iter(texts))
-        shown = (continuation.with_score(output, f"{options.prompt}{output.text}\n") for output in outputs)
+    elif options.text and not options.output:
+        found = zip(options.text, continuation.outputs(iter(options.text)), strict=True)
+        shown = (
+            continuation.with_score(output, f"{prompt}{output.text}\n")
+            for prompt, outputs in found
+            for output in outputs
+        )
         print(SEPARATOR.join(shown), end="")
     else:
         continuation.process(source, lambda prompt, output: prompt + output.text)
@@ -36,8 +39,6 @@ def parser() -> argparse.ArgumentParser:
         "generate.py",
         "Continues prompts with a trained language model: greedily, or by sampling if --temperature, --top-k, "
         "--top-p or several --samples are given.",
-        texts=False,
     )
-    result.add_argument("--prompt", metavar="TEXT", help="text to continue (default: each line of the input)")
     decoding.add_all_flags(result, "decoder_lm")
     return result

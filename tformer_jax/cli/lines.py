@@ -46,11 +46,10 @@ class Work(NamedTuple, Generic[Result]):
     """Write records also to an output that is not .jsonl."""
 
 
-def parser(prog: str, description: str, *, texts: bool = True) -> argparse.ArgumentParser:
-    """Returns the parser of such a command; with `texts`, positional arguments are input lines."""
+def parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Returns the parser of such a command."""
     result = run_parser(prog, description)
-    if texts:
-        result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
+    result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
     result.add_argument("--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain or .gz")
     result.add_argument(
         "--output", type=Path, metavar="FILE", help="text or .jsonl, plain or .gz (default: standard output)"
