@@ -112,14 +112,14 @@ def latent_attention(p, query, key, mask, cfg, *, position=None, kind="full", bi
     return linear(heads, p["output"])
 
 
-def delta_rule(q, k, v, log_decay, rate, state=None):
+def delta_rule(q, k, v, log_decay, beta, state=None):
     """Gated Delta Networks, equation 10: S <- a S (I - b k k^T) + b v k^T, o = S q, with S [V, H].
 
-    q and k [T, H], v [T, V], log_decay and rate [T]; returns [T, V] and the last S.
+    q and k [T, H], v [T, V], log_decay and beta [T]; returns [T, V] and the last S.
     """
     state = np.zeros((v.shape[-1], k.shape[-1])) if state is None else state
     out = []
-    for q_t, k_t, v_t, g, b in zip(q, k, v, log_decay, rate, strict=True):
+    for q_t, k_t, v_t, g, b in zip(q, k, v, log_decay, beta, strict=True):
         state = math.exp(g) * state @ (np.eye(len(k_t)) - b * np.outer(k_t, k_t)) + b * np.outer(v_t, k_t)
         out.append(state @ q_t)
     return np.array(out), state
@@ -129,11 +129,11 @@ def gated_delta(p, x, cfg):
     """The layer on rows without padding: x [B, T, D] -> [B, T, D]."""
 
     def convolved(p):
-        h, W = linear(x, p["project"]), len(p["taps"])
+        h, W = linear(x, p["project"]), len(p["conv_kernel"])
         out = np.zeros_like(h)
         for t in range(x.shape[1]):
             for back in range(min(W, t + 1)):
-                out[:, t] += p["taps"][W - 1 - back] * h[:, t - back]
+                out[:, t] += p["conv_kernel"][W - 1 - back] * h[:, t - back]
         return ACTIVATIONS["silu"](out)
 
     def unit(x):
@@ -143,12 +143,12 @@ def gated_delta(p, x, cfg):
     B, _, N, H = *v.shape[:3], q.shape[-1]
     group = N // q.shape[2]
     q, k = unit(q) / math.sqrt(H), unit(k)
-    log_decay = -np.exp(p["log_rate"]) * np.log1p(np.exp(linear(x, p["decay"]) + p["shift"]))
-    rate = ACTIVATIONS["sigmoid"](linear(x, p["rate"]))
+    log_decay = -np.exp(p["A_log"]) * np.log1p(np.exp(linear(x, p["decay"]) + p["dt_bias"]))
+    beta = ACTIVATIONS["sigmoid"](linear(x, p["beta"]))
     out = np.zeros_like(v)
     for b, n in np.ndindex(B, N):
         out[b, :, n], _ = delta_rule(
-            q[b, :, n // group], k[b, :, n // group], v[b, :, n], log_decay[b, :, n], rate[b, :, n]
+            q[b, :, n // group], k[b, :, n // group], v[b, :, n], log_decay[b, :, n], beta[b, :, n]
         )
     return linear(rms_norm(out, p["scale"], cfg.norm_eps) * ACTIVATIONS["silu"](linear(x, p["gate"])), p["output"])
 

@@ -179,7 +179,7 @@ WITHOUT_EFFECT = {
     },
     "model.attention_bias=(): is used only by": {"attention": "basic", "num_heads": 1, "attention_bias": ()},
     "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'": {"mla": {"latent_dim": 8}},
-    "model.gated_delta.key_heads=2: no layer uses it": {"gated_delta": {"key_heads": 2}},
+    "model.gated_delta.num_key_heads=2: no layer uses it": {"gated_delta": {"num_key_heads": 2}},
     "model.num_kv_heads=2: is used only by": {"attention": "mla", "num_kv_heads": 2},
     "model.qk_norm=True: is used only by model.attention='multi_head'": DELTA | {"qk_norm": True},
 }
@@ -203,7 +203,7 @@ UNSUPPORTED = {
         "parameterization": "mup",
         "base_dim": 8,
     },
-    "model.gated_delta.key_heads=3: must divide the 8 value heads": DELTA | {"gated_delta": {"key_heads": 3}},
+    "model.gated_delta.num_key_heads=3: must divide the 8 value heads": DELTA | {"gated_delta": {"num_key_heads": 3}},
     "model.mla.rotary_dim=3: must be even": {"attention": "mla", "mla": {"rotary_dim": 3}},
     "model.prefix_lm=True: is not": {
         "family": "decoder_lm",
@@ -221,7 +221,7 @@ def test_what_a_kind_of_attention_does_not_support_is_refused(sentence):
 
 def test_other_layers_may_use_what_a_recurrence_does_not():
     own = {"layer_pattern": ("gated_delta", "window"), "window": 4, "position": "rotary"}
-    cfg = ModelConfig(family="decoder_lm", attention_backend="blockwise", gated_delta={"key_heads": 2}, **own)
+    cfg = ModelConfig(family="decoder_lm", attention_backend="blockwise", gated_delta={"num_key_heads": 2}, **own)
     assert cfg.attentions == ("gated_delta", "multi_head")
 
 

@@ -32,7 +32,7 @@ VARIANTS = {
         "position": "rotary",
         "mla": {"latent_dim": 6, "rotary_dim": 2, "query_latent_dim": 5, "value_dim": 3},
     },
-    "gated delta rule": {"attention": "gated_delta", "gated_delta": {"key_heads": 2, "key_dim": 3}},
+    "gated delta rule": {"attention": "gated_delta", "gated_delta": {"num_key_heads": 2, "key_head_dim": 3}},
     "gated delta rule, attention": {"layer_pattern": ("gated_delta", "full"), "attention_projections": "fused_qkv"},
     "windows": {"window": 2, "layer_pattern": ("window", "full"), "position": "rotary", "head_dim": 4},
     "sinks, a fraction rotated": {

@@ -23,9 +23,9 @@ def inputs():
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(B, T, N, size)) for size in (H, H, V))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    log_decay, rate = -rng.uniform(0, 2, (B, T, N)), rng.uniform(0, 1, (B, T, N))
-    log_decay[0, 3:5] = rate[0, 3:5] = 0
-    return tuple(jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, rate, rng.normal(size=(B, N, H, V))))
+    log_decay, beta = -rng.uniform(0, 2, (B, T, N)), rng.uniform(0, 1, (B, T, N))
+    log_decay[0, 3:5] = beta[0, 3:5] = 0
+    return tuple(jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, beta, rng.normal(size=(B, N, H, V))))
 
 
 def recurrence(rows=slice(None), start=True):
@@ -89,7 +89,9 @@ def test_gradients_equal_those_of_steps(monkeypatch):
 
 @functools.cache
 def layer():
-    cfg = tiny("decoder_lm", attention="gated_delta", gated_delta={"key_heads": 2, "key_dim": 3, "value_dim": 5})
+    cfg = tiny(
+        "decoder_lm", attention="gated_delta", gated_delta={"num_key_heads": 2, "key_head_dim": 3, "value_head_dim": 5}
+    )
     module = GatedDelta(cfg)
     return cfg, module, init_module(module, normal(B, T, D))
 

@@ -31,7 +31,7 @@ MODELS = {
         attention="mla",
         position="rotary",
         mla={"latent_dim": 6, "rotary_dim": 4, "query_latent_dim": 5, "value_dim": 3},
-        gated_delta={"key_heads": 4, "key_dim": 5},
+        gated_delta={"num_key_heads": 4, "key_head_dim": 5},
     ),
     "widths that no mesh divides": tiny(
         "decoder_lm",

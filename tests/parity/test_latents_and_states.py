@@ -115,22 +115,24 @@ def test_gated_delta_net_of_qwen3_next():
         G = N // K
         q, k, v, z = m.in_proj_qkvz.weight.reshape(K, -1, D).split([H, H, G * V, G * V], dim=1)
         b, a = m.in_proj_ba.weight.reshape(K, 2 * G, D).split([G, G], dim=1)
-        taps = m.conv1d.weight[:, 0].T.split([K * H, K * H, N * V], dim=1)
+        kernels = m.conv1d.weight[:, 0].T.split([K * H, K * H, N * V], dim=1)
         convolved = {
-            name: {"project": {"kernel": heads(rows, size)}, "taps": tap.reshape(W, -1, size)}
-            for (name, rows, size), tap in zip((("queries", q, H), ("keys", k, H), ("values", v, V)), taps, strict=True)
+            name: {"project": {"kernel": heads(rows, size)}, "conv_kernel": kernel.reshape(W, -1, size)}
+            for (name, rows, size), kernel in zip(
+                (("queries", q, H), ("keys", k, H), ("values", v, V)), kernels, strict=True
+            )
         }
         return convolved | {
             "gate": {"kernel": heads(z, V)},
-            "rate": {"kernel": b.reshape(N, D).T},
+            "beta": {"kernel": b.reshape(N, D).T},
             "decay": {"kernel": a.reshape(N, D).T},
-            "log_rate": m.A_log,
-            "shift": m.dt_bias,
+            "A_log": m.A_log,
+            "dt_bias": m.dt_bias,
             "scale": m.norm.weight,
             "output": {"kernel": m.out_proj.weight.T.reshape(N, V, D)},
         }
 
-    sizes = {"key_heads": K, "key_dim": H, "value_dim": V, "conv_width": W}
+    sizes = {"num_key_heads": K, "key_head_dim": H, "value_head_dim": V, "conv_kernel_size": W}
     cfg = tiny("decoder_lm", dim=D, attention="gated_delta", gated_delta=sizes, norm_eps=1e-6)
 
     def ours(params, x):

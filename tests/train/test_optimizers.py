@@ -161,7 +161,7 @@ def test_globs_select_decayed_parameters():
         assert all(jax.tree.leaves(equal)) == same
 
 
-MATRICES = ("kernel']", "['embedding']", "['router']", "['shared_gate']", "['taps']")
+MATRICES = ("kernel']", "['embedding']", "['router']", "['shared_gate']")
 
 
 @pytest.mark.parametrize(

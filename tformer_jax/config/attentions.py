@@ -26,12 +26,16 @@ class MLAConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class GatedDeltaConfig(Section):
-    """Gated delta rule (Gated DeltaNet): one state [key_dim, value_dim] per head instead of keys and values."""
+    """Gated delta rule (Gated DeltaNet): one state [H, V] per head instead of keys and values."""
 
     path: ClassVar[str] = "model.gated_delta"
 
-    heads: int | None = setting(None, "value heads, each with a state; None: N", low=1)
-    key_heads: int | None = setting(None, "query and key heads, shared by groups of value heads; None: heads", low=1)
-    key_dim: int | None = setting(None, "size of one query or key head; None: H", low=1)
-    value_dim: int | None = setting(None, "size of one value head; None: H", low=1)
-    conv_width: int = setting(4, "tokens in the causal convolution of queries, keys and values; 1: itself only", low=1)
+    num_heads: int | None = setting(None, "value heads, each with a state; None: model.num_heads", low=1)
+    num_key_heads: int | None = setting(
+        None, "query and key heads, shared by groups of value heads; None: num_heads", low=1
+    )
+    key_head_dim: int | None = setting(None, "size of one query or key head; None: that of the model's heads", low=1)
+    value_head_dim: int | None = setting(None, "size of one value head; None: that of the model's heads", low=1)
+    conv_kernel_size: int = setting(
+        4, "tokens in the causal convolution of queries, keys and values; 1: itself only", low=1
+    )

@@ -243,9 +243,9 @@ class ModelConfig(Section):
             raise self.error("attention", "has no projections; write model.num_heads=1, model.head_dim=None")
         if self.attention == "basic" and self.position == "rotary":
             raise self.error("position", "rotates queries and keys, which model.attention='basic' does not project")
-        heads = self.gated_delta.heads or self.num_heads
-        if heads % (self.gated_delta.key_heads or heads):
-            raise self.error("gated_delta.key_heads", f"must divide the {heads} value heads")
+        heads = self.gated_delta.num_heads or self.num_heads
+        if heads % (self.gated_delta.num_key_heads or heads):
+            raise self.error("gated_delta.num_key_heads", f"must divide the {heads} value heads")
         fused = {"separate": set(), "fused_qkv": {"query", "key", "value"}, "fused_kv": {"key", "value"}}
         together = fused[self.attention_projections]
         if 0 < len(together & set(self.attention_bias)) < len(together):

@@ -52,7 +52,7 @@ class OptimConfig(Section):
     eps: float = setting(1e-9, "added to the root of the second moment", low=0.0)
     weight_decay: float = setting(0.0, "decoupled decay, times the learning rate; sgd: L2 penalty", low=0.0)
     decayed: tuple[str, ...] = setting(
-        ("*kernel", "*embedding", "*router", "*shared_gate", "*taps"),
+        ("*kernel", "*embedding", "*router", "*shared_gate"),
         "globs of the parameters that decay, such as 'encoder/*/kernel'",
     )
     clip_norm: float = setting(1.0, "largest global gradient norm; 0: no clipping", low=0.0)

@@ -3,9 +3,10 @@
 Each head has a state S, a matrix [H, V] that maps keys to values. Token t forgets a part of it, reads what it holds
 for the token's key, and corrects that by a fraction of the error:
 
-    S_t = a_t S_{t-1} + b_t k_t (v_t - a_t k_t^T S_{t-1})^T        o_t = S_t^T q_t
+    S_t = alpha_t S_{t-1} + beta_t k_t (v_t - alpha_t k_t^T S_{t-1})^T        o_t = S_t^T q_t
 
-with the decay a in (0, 1] and the rate b in [0, 1]. H is the size of queries and keys here, V that of values.
+with the decay alpha in (0, 1] and the writing strength beta in [0, 1]. H is the size of queries and keys here, V that
+of values.
 """
 
 import jax
@@ -16,14 +17,15 @@ CHUNK = 64
 
 
 def step(
-    q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array, rate: jax.Array, state: jax.Array
+    q: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array, beta: jax.Array, state: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Updates and reads the state with one token per row.
 
     Args:
         q, k: float32 [B, N, H].
         v: float32 [B, N, V].
-        log_decay, rate: float32 [B, N]: ln a and b.
+        log_decay: float32 [B, N], ln alpha.
+        beta: float32 [B, N].
         state: float32 [B, N, H, V].
 
     Returns:
@@ -31,7 +33,7 @@ def step(
     """
     decayed = jnp.exp(log_decay)[..., None, None] * state
     error = v - jnp.einsum("BNHV,BNH->BNV", decayed, k)
-    state = decayed + k[..., None] * (rate[..., None] * error)[..., None, :]
+    state = decayed + k[..., None] * (beta[..., None] * error)[..., None, :]
     return jnp.einsum("BNHV,BNH->BNV", state, q), state
 
 
@@ -40,20 +42,20 @@ def full_pass(
     k: jax.Array,
     v: jax.Array,
     log_decay: jax.Array,
-    rate: jax.Array,
+    beta: jax.Array,
     state: jax.Array,
     segments: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Equals `step` for each of T tokens in turn, in chunks: within one, all tokens are computed by matrix products.
 
-    With D_ij the decay from token j to token i of a chunk and L = tril(b_i D_ij k_i . k_j, -1), the corrections U that
-    the chunk writes solve `(I + L) U = b (v - D_i0 k^T S)` (section 3.3 of the paper). A token with a rate of 0 and a
-    log decay of 0 leaves the state unchanged.
+    With D_ij the decay from token j to token i of a chunk and L = tril(beta_i D_ij k_i . k_j, -1), the corrections U
+    that the chunk writes solve `(I + L) U = beta (v - D_i0 k^T S)` (section 3.3 of the paper). A token with a beta and
+    a log decay of 0 leaves the state unchanged.
 
     Args:
         q, k: float32 [B, T, N, H].
         v: float32 [B, T, N, V].
-        log_decay, rate: float32 [B, T, N].
+        log_decay, beta: float32 [B, T, N].
         state: float32 [B, N, H, V], of the first token's segment.
         segments: int [B, T]: segment ids of documents packed into a row, each of which starts with a state of zeros;
             None: one segment.
@@ -69,7 +71,7 @@ def full_pass(
         x = jnp.pad(x, [(0, 0), (0, -T % C)] + [(0, 0)] * (x.ndim - 2), mode=mode)
         return jnp.moveaxis(x.reshape(len(x), -1, C, *x.shape[2:]), (1, 3), (0, 2))
 
-    q, k, v, log_decay, rate = map(chunks, (q, k, v, log_decay, rate))
+    q, k, v, log_decay, beta = map(chunks, (q, k, v, log_decay, beta))
     ids = chunks(segments[..., None], mode="edge")
     before = jnp.concatenate([ids[:1, ..., :1], ids[:-1, ..., -1:]])
     total = jnp.cumsum(log_decay, axis=-1)
@@ -77,9 +79,9 @@ def full_pass(
     decay = jnp.exp(jnp.where(earlier, total[..., :, None] - total[..., None, :], -jnp.inf))
     from_start = jnp.where(ids == before, jnp.exp(total), 0)[..., None]
     to_end = jnp.where(ids == ids[..., -1:], jnp.exp(total[..., -1:] - total), 0)[..., None]
-    rated = rate[..., None] * k
-    system = decay * jnp.einsum("...ih,...jh->...ij", rated, k)
-    right = jnp.concatenate([rate[..., None] * v, from_start * rated], axis=-1)
+    beta_k = beta[..., None] * k
+    system = decay * jnp.einsum("...ih,...jh->...ij", beta_k, k)
+    right = jnp.concatenate([beta[..., None] * v, from_start * beta_k], axis=-1)
     solved = jax.lax.linalg.triangular_solve(system, right, left_side=True, lower=True, unit_diagonal=True)
     written, forgotten = jnp.split(solved, [v.shape[-1]], axis=-1)
     within = decay * jnp.einsum("...ih,...jh->...ij", q, k)

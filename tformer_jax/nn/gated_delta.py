@@ -19,24 +19,24 @@ from tformer_jax.nn.sharding import constrain, named
 
 UNIT_EPS = 1e-6
 """Added to the squared length of queries and keys before they are divided by it."""
-FORGETTING, STEPS = (1.0, 16.0), (1e-3, 1e-1)
-"""Ranges of the initial rates of forgetting, as in Mamba-2 (2024): of `exp(log_rate)`, and of `softplus(shift)`."""
+A_RANGE, DT_RANGE = (1.0, 16.0), (1e-3, 1e-1)
+"""Ranges of the initial `exp(A_log)` and `softplus(dt_bias)`, as in Mamba-2 (2024)."""
 
 
 class Sizes(NamedTuple):
     """Resolved settings of `model.gated_delta`."""
 
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
+    num_heads: int
+    num_key_heads: int
+    key_head_dim: int
+    value_head_dim: int
 
     @classmethod
     def of(cls, cfg: ModelConfig) -> "Sizes":
         """Replaces None by the sizes of the model's attention heads."""
         own = cfg.gated_delta
-        heads = own.heads or cfg.num_heads
-        return cls(heads, own.key_heads or heads, own.key_dim or cfg.head_size, own.value_dim or cfg.head_size)
+        N, H, V = own.num_heads or cfg.num_heads, own.key_head_dim, own.value_head_dim
+        return cls(N, own.num_key_heads or N, H or cfg.head_size, V or cfg.head_size)
 
 
 @flax.struct.dataclass
@@ -44,10 +44,10 @@ class DeltaState(RowState):
     """State of one layer: the last tokens that the convolutions read, and one matrix per head."""
 
     queries: jax.Array
-    """[B, W, K, conv_width - 1, H], before the convolution; zeros before the first token."""
+    """[B, W, K, conv_kernel_size - 1, H], before the convolution; zeros before the first token."""
     keys: jax.Array
     values: jax.Array
-    """[B, W, N, conv_width - 1, V]."""
+    """[B, W, N, conv_kernel_size - 1, V]."""
     memory: jax.Array
     """float32 [B, W, N, H, V]."""
 
@@ -55,13 +55,13 @@ class DeltaState(RowState):
     def empty(cls, cfg: ModelConfig, rows: int, width: int) -> "DeltaState":
         """Returns the state before the first token, of `width` columns per row."""
         N, K, H, V = Sizes.of(cfg)
-        tails = [(heads, cfg.gated_delta.conv_width - 1, size) for heads, size in ((K, H), (K, H), (N, V))]
+        tails = [(heads, cfg.gated_delta.conv_kernel_size - 1, size) for heads, size in ((K, H), (K, H), (N, V))]
         queries, keys, values = (jnp.zeros((rows, width, *shape), cfg.dtype) for shape in tails)
         return cls(queries, keys, values, jnp.zeros((rows, width, N, H, V), jnp.float32))
 
 
 class ConvolvedHeads(nn.Module):
-    """Projection to heads, a causal convolution of each feature over `conv_width` tokens, and SiLU."""
+    """Projection to heads, a causal convolution of each feature over `conv_kernel_size` tokens, and SiLU."""
 
     cfg: ModelConfig
     axis: str
@@ -76,27 +76,26 @@ class ConvolvedHeads(nn.Module):
 
         Args:
             x: [B, T, D], with padding at the end of each row.
-            tail: [B, heads, conv_width - 1, size], projections of the tokens before x.
+            tail: [B, heads, conv_kernel_size - 1, size], projections of the tokens before x.
             count: int32 [B], number of tokens of x that are not padding.
             segments: int [B, T]; a convolution stays within its segment.
 
         Returns:
             [B, T, heads, size], and the tail of the next tokens.
         """
-        cfg, T, W = self.cfg, x.shape[1], self.cfg.gated_delta.conv_width
+        cfg, T, W = self.cfg, x.shape[1], self.cfg.gated_delta.conv_kernel_size
         outputs = (self.axis, self.heads), (axes.HEAD_DIM, self.size)
         projected = Linear(cfg, ((axes.EMBED, cfg.dim),), outputs, use_bias=False, name="project")(x)
-        taps = self.param(
-            "taps", named(_taps, None, self.axis, axes.HEAD_DIM), (W, self.heads, self.size), jnp.dtype(cfg.param_dtype)
-        ).astype(cfg.dtype)
+        init, shape = named(_conv_kernel, None, self.axis, axes.HEAD_DIM), (W, self.heads, self.size)
+        kernel = self.param("conv_kernel", init, shape, jnp.dtype(cfg.param_dtype)).astype(cfg.dtype)
         known = jnp.concatenate([jnp.swapaxes(tail, 1, 2).astype(projected.dtype), projected], axis=1)
         out = jnp.zeros_like(projected)
-        for tap, back in zip(taps, range(W - 1, -1, -1), strict=True):
+        for weights, back in zip(kernel, range(W - 1, -1, -1), strict=True):
             part = known[:, W - 1 - back : W - 1 - back + T]
             if segments is not None:
                 source = jnp.pad(segments, ((0, 0), (back, 0)), constant_values=-1)[:, :T]
                 part = jnp.where((source == segments)[..., None, None], part, 0)
-            out += tap * part
+            out += weights * part
         last = count[:, None] + jnp.arange(W - 1)
         tail = jnp.take_along_axis(known, last[..., None, None], axis=1)
         return constrain(nn.silu(out), axes.BATCH, axes.LENGTH, self.axis, None), jnp.swapaxes(tail, 1, 2)
@@ -105,8 +104,7 @@ class ConvolvedHeads(nn.Module):
 class GatedDelta(nn.Module):
     """The gated delta rule over unit queries and keys, and an RMS norm of each head times a gate.
 
-    The decay of a token is `exp(-exp(log_rate) softplus(x W_a + shift))`, its rate `sigmoid(x W_b)`.
-    In published code, `log_rate` is `A_log`, `shift` is `dt_bias`, and the rate is `beta`.
+    A token's decay is `exp(-exp(A_log) softplus(x W_decay + dt_bias))`, and its `beta` is `sigmoid(x W_beta)`.
     """
 
     cfg: ModelConfig
@@ -119,10 +117,10 @@ class GatedDelta(nn.Module):
         heads, dtype = ((axes.HEADS, N), (axes.HEAD_DIM, V)), jnp.dtype(cfg.param_dtype)
         self.queries, self.keys = (ConvolvedHeads(cfg, axes.KV_HEADS, K, H) for _ in range(2))
         self.values = ConvolvedHeads(cfg, axes.HEADS, N, V)
-        self.decay, self.rate = (Linear(cfg, model, heads[:1], use_bias=False) for _ in range(2))
+        self.decay, self.beta = (Linear(cfg, model, heads[:1], use_bias=False) for _ in range(2))
         self.gate = Linear(cfg, model, heads, use_bias=False)
-        self.log_rate = self.param("log_rate", named(_log_rates, axes.HEADS), (N,), dtype)
-        self.shift = self.param("shift", named(_shifts, axes.HEADS), (N,), dtype)
+        self.A_log = self.param("A_log", named(_a_log, axes.HEADS), (N,), dtype)
+        self.dt_bias = self.param("dt_bias", named(_dt_bias, axes.HEADS), (N,), dtype)
         self.scale = self.param("scale", named(nn.initializers.ones, axes.HEAD_DIM), (V,), dtype)
         self.output = Linear(cfg, heads, model, use_bias=False, ends_sublayer=True)
 
@@ -171,14 +169,14 @@ class GatedDelta(nn.Module):
         k, keys = self.keys(x, state.keys, count, segments)
         v, values = self.values(x, state.values, count, segments)
         q, k = (jnp.repeat(_unit(part), N // K, axis=2) for part in (q, k))
-        softplus = jax.nn.softplus(self.decay(x).astype(jnp.float32) + self.shift.astype(jnp.float32))
-        log_decay = -jnp.exp(self.log_rate.astype(jnp.float32)) * softplus
-        rate = jax.nn.sigmoid(self.rate(x).astype(jnp.float32))
-        log_decay, rate = (jnp.where(real[..., None], part, 0) for part in (log_decay, rate))
-        tokens = q / math.sqrt(H), k, v.astype(jnp.float32), log_decay, rate
+        softplus = jax.nn.softplus(self.decay(x).astype(jnp.float32) + self.dt_bias.astype(jnp.float32))
+        log_decay = -jnp.exp(self.A_log.astype(jnp.float32)) * softplus
+        beta = jax.nn.sigmoid(self.beta(x).astype(jnp.float32))
+        log_decay, beta = (jnp.where(real[..., None], part, 0) for part in (log_decay, beta))
+        tokens = q / math.sqrt(H), k, v.astype(jnp.float32), log_decay, beta
         if x.shape[1] == 1:
-            q, k, v, log_decay, rate = (part[:, 0] for part in tokens)
-            out, memory = delta_rule.step(q, k, v, log_decay, rate, state.memory)
+            q, k, v, log_decay, beta = (part[:, 0] for part in tokens)
+            out, memory = delta_rule.step(q, k, v, log_decay, beta, state.memory)
             out = out[:, None]
         else:
             out, memory = delta_rule.full_pass(*tokens, state.memory, segments)
@@ -192,18 +190,18 @@ def _unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt((x * x).sum(axis=-1, keepdims=True) + UNIT_EPS)
 
 
-def _taps(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _conv_kernel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     bound = shape[0] ** -0.5
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def _log_rates(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    low, high = FORGETTING
+def _a_log(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    low, high = A_RANGE
     return jnp.log(jax.random.uniform(key, shape, minval=low, maxval=high)).astype(dtype)
 
 
-def _shifts(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Returns the inverses of softplus of log-uniform steps."""
-    low, high = map(math.log, STEPS)
-    steps = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
-    return (steps + jnp.log(-jnp.expm1(-steps))).astype(dtype)
+def _dt_bias(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Returns the inverses of softplus of log-uniform values."""
+    low, high = map(math.log, DT_RANGE)
+    dt = jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
+    return (dt + jnp.log(-jnp.expm1(-dt))).astype(dtype)
