@@ -20,6 +20,7 @@ from tests.report.checks import WIDTHS, texts_have_contrast, the_page_fits_its_w
 DELAY = 0.05
 """Seconds per letter."""
 KEY = "secret"
+NO_ATTENTION = "--no-attention=the layers have a state"
 Check = Callable[[Any, bool], None]
 """Takes the page, and whether the model translates."""
 
@@ -195,6 +196,13 @@ def attention_is_shown(page: Any, translates: bool) -> None:
     assert page.locator("iframe").count() == 0
 
 
+def missing_attention_is_explained(page: Any, translates: bool) -> None:
+    type_and_start(page, "abc")
+    ended(page, "Done.")
+    assert page.locator("#shown").text_content() == "No attention: the layers have a state."
+    assert page.get_by_role("button", name="Show attention").count() == 0
+
+
 def a_lost_server_is_said(page: Any, translates: bool) -> None:
     page.context.set_offline(True)
     type_and_start(page, "abc")
@@ -263,6 +271,7 @@ SERVERS = {
     "seq2seq": Server(("--family=seq2seq",), CHECKS),
     "decoder_lm": Server(("--family=decoder_lm",), CHECKS),
     "classifier": Server(("--family=classifier",), (classes_have_probabilities, a_lost_server_is_said)),
+    "no attention": Server((NO_ATTENTION,), (missing_attention_is_explained,)),
     "API key": Server(("--family=seq2seq", f"--api-key={KEY}"), (), the_key_is_asked_for),
 }
 LAYOUTS = [(width, scheme) for width in WIDTHS for scheme in ("light", "dark")]

@@ -16,6 +16,7 @@ from tests.helpers import tiny
 from tests.test_api import DATA, run_of
 from tformer_jax.cli import attention, serve, watching
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.models import registry
 from tformer_jax.report import attention as page_of_attention
 from tformer_jax.report.attention import MEAN, ROLLOUT, visible
 
@@ -83,11 +84,18 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
 
 @pytest.mark.parametrize(("family", "example"), [("seq2seq", ("abc", "cba")), ("decoder_lm", "abccba")])
 def test_the_server_renders_a_text_with_its_output(family, example, monkeypatch):
-    run = types.SimpleNamespace(config=Config(model=tiny(family), data=DATA[family]))
+    run = run_of(Config(model=tiny(family), data=DATA[family]))
     monkeypatch.setattr(watching, "render", lambda one, found: (one, found))
     assert serve.attention_of(run)("abc", "cba") == (run, example)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert serve.attention_of(run) is None
+    assert serve.attention_of(run) == 'the page of attention needs jinja2: pip install -e ".[report]"'
+
+
+@pytest.mark.parametrize("settings", [{"attention": "gated_delta"}, {"layer_pattern": ("gated_delta", "full")}])
+def test_the_server_says_that_a_recurrent_layer_has_no_attention_weights(settings):
+    cfg = Config(model=tiny("decoder_lm", decoder_layers=2, position="none", **settings), data=DATA["decoder_lm"])
+    found = serve.attention_of(types.SimpleNamespace(config=cfg, model=registry.build(cfg.model)))
+    assert found == "layers with attention 'gated_delta' have no attention weights, but a recurrent state"
 
 
 def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):

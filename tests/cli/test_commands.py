@@ -299,7 +299,7 @@ def test_score_pairs(runs, capsys, tmp_path):
     assert [tuple(line.split("\t")) for line in found.out.splitlines()] == shown
     tokens = sum(len(result.tokens) for result in expected)
     perplexity = math.exp(-sum(result.total for result in expected) / tokens)
-    assert found.err == f"perplexity {perplexity:.4g} ({tokens} tokens of 3 texts)\n"
+    assert found.err == f"perplexity {perplexity:.4g} (tokens: {tokens}, texts: 3)\n"
 
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"source": s, "de": t, "n": 1}) + "\n" for s, t in pairs))
     arguments = ["--target-field", "de", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "o.jsonl")]
@@ -317,7 +317,7 @@ def test_score_each_token_of_a_text(runs, capsys):
     assert first["log_probability"] == pytest.approx(sum(first["log_probabilities"]))
     assert second == {"text": "b", "log_probability": 0.0, "tokens": [], "log_probabilities": []}
     score.main(["--run", str(runs["decoder_lm"]), "b"])
-    assert capsys.readouterr().err == "perplexity unknown (0 tokens of 1 texts)\n"
+    assert capsys.readouterr().err == "perplexity unknown (tokens: 0, texts: 1)\n"
     score.main(["--run", str(runs["seq2seq"]), "--per-token", "a\tb"])
     assert json.loads(capsys.readouterr().out)["tokens"] == ["b", "</s>"]
 

@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 
+import tformer_jax as tj
 from tests.helpers import tiny
 from tests.report.folders import write_run
 from tests.test_api import DATA, run_of
@@ -93,5 +94,14 @@ def test_the_default_text_has_few_tokens(run, tmp_path):
 
 
 def test_a_text_without_enough_tokens(run):
-    with pytest.raises(ConfigError, match=r"--text has 1 tokens \(of the run's tokenizer\): write 2 to 32"):
+    with pytest.raises(ConfigError, match=r"--text: write 2 to 32 tokens \(of the run's tokenizer\), not 1$"):
         explained(run, " ", None)
+
+
+def test_a_translation_without_enough_tokens(run, monkeypatch):
+    monkeypatch.setattr(tj.Run, "translate", lambda *_: ["b"])
+    problem = "^--target, in place of the run's translation 'b': write 2 to 32 tokens .*, not 1$"
+    with pytest.raises(ConfigError, match=problem):
+        explained(run, "abc", None)
+    with pytest.raises(ConfigError, match="^--target: write 2 to 32 tokens .*, not 1$"):
+        explained(run, "abc", "b")

@@ -1,7 +1,5 @@
 """What models hand out on request, against NumPy float64 and against the model itself."""
 
-import re
-
 import jax
 import numpy as np
 import pytest
@@ -12,9 +10,13 @@ from tests.test_api import DATA, run_of
 from tformer_jax.config import Config
 from tformer_jax.inference.watch import ATTENTIONS, rollout, watch
 from tformer_jax.models import registry
-from tformer_jax.nn import attention, conversions, layers, stacks
+from tformer_jax.nn import attention, conversions, latent_attention, layers, stacks
 from tformer_jax.nn.attention_ops import attention_weights
+from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import PAD
+from tformer_jax.train import optimizers
+from tformer_jax.train.state import abstract
+from tformer_jax.train.step import compiled, make_train_step
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
 SOURCE = np.array([[9, 8, 7, 4], [6, 5, PAD, PAD], [PAD] * 4], np.int32)
@@ -181,20 +183,32 @@ def test_cached_decoding_hands_out_the_weights_of_the_full_pass():
         assert_close(weights, full[:, :, first:end])
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("family", BATCHES)
-def test_nothing_is_traced_without_a_request(family, scan_layers, monkeypatch):
-    model = registry.build(tiny(family, scan_layers=scan_layers))
+TRAINED = {
+    "seq2seq": ("seq2seq", {}),
+    "latent attention": ("decoder_lm", {"attention": "mla"}),
+    "scanned": ("decoder_lm", {"scan_layers": True}),
+    "classifier": ("classifier", {}),
+}
+
+
+@pytest.mark.parametrize("case", rest_slow(TRAINED, 2))
+def test_the_train_step_is_the_same_program_as_without_hooks(case, monkeypatch):
+    """XLA compiles the same text, so that hooks cost nothing when they are off."""
+    family, settings = case
+    cfg = Config(model=tiny(family, **settings), data=DATA[family])
+    model = registry.build(cfg.model, train=True)
+    mesh, optimizer = make_mesh(cfg.parallel, jax.devices()[:1]), optimizers.build(cfg, registry.shapes(model))
+    state = abstract(model, optimizer, cfg, mesh)
 
     def program() -> str:
-        function = jax.make_jaxpr(lambda params: registry.forward(model, params, BATCHES[family], train=True).logits)
-        return re.sub(r"0x[0-9a-f]+", "", str(function(registry.shapes(model))))
+        return compiled(make_train_step(model, optimizer, cfg), state, mesh).lower(state, BATCHES[family]).as_text()
 
     assert "watch" not in jax.eval_shape(lambda: model.init(jax.random.key(0), **example(model)))
-    with_watch = program()
-    for module in (attention, layers, stacks):
-        monkeypatch.setattr(module, "watch", lambda *_, **__: None)
-    assert program() == with_watch
+    calls, with_hooks = [], program()
+    for module in (attention, latent_attention, layers, stacks):
+        monkeypatch.setattr(module, "watch", lambda *_, **__: calls.append(1))
+    assert program() == with_hooks
+    assert calls
 
 
 def example(model):

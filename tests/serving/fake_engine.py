@@ -5,6 +5,7 @@ python -m tests.serving.fake_engine --port 0 --family seq2seq serves it.
 
 import argparse
 import collections
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -180,10 +181,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--family", default="decoder_lm")
     parser.add_argument("--delay", type=float, default=0.001)
+    parser.add_argument("--no-attention", metavar="REASON")
     options = parser.parse_args(argv)
     engine = FakeEngine(slots=options.slots, delay=options.delay)
     with server.listen(options.host, options.port) as bound:
-        serve.serve(engine, served(engine, options.family), bound, options)
+        model = served(engine, options.family)
+        if options.no_attention:
+            model = dataclasses.replace(model, attention=options.no_attention)
+        serve.serve(engine, model, bound, options)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.serving.fake_engine import FakeEngine, expected, served
+from tests.serving.fake_engine import FakeEngine, expected
 from tests.serving.live import around, live
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
@@ -176,11 +176,9 @@ def test_info_is_what_the_page_shows(lm, translator):
     found = translator.client.get("/info").json()
     assert (found["model"], found["family"], found["languages"]) == ("fake", "seq2seq", ["en", "de"])
     assert found["metrics"] == [{"title": "BLEU", "value": "31.42", "signature": "nrefs:1"}]
-    assert (found["attention"], found["logprobs"]) == (True, True)
-    whole_prompt = dataclasses.replace(lm.model, prefix_lm=True, attention=None)
-    with around(FakeEngine(), whole_prompt) as one:
-        found = one.client.get("/info").json()
-        assert (found["attention"], found["logprobs"]) == (False, False)
+    assert (found["attention"], found["no_attention"], found["logprobs"]) == (True, None, True)
+    with around(FakeEngine(), dataclasses.replace(lm.model, prefix_lm=True)) as one:
+        assert one.client.get("/info").json()["logprobs"] is False
 
 
 def test_metrics_count_requests():
@@ -241,8 +239,10 @@ def test_a_page_of_attention(translator):
     )
 
 
-def test_no_attention_without_its_packages():
-    with around(FakeEngine(), dataclasses.replace(served(FakeEngine(), "seq2seq"), attention=None)) as one:
+def test_a_model_without_attention_weights(translator):
+    with around(FakeEngine(), dataclasses.replace(translator.model, attention="it has a state")) as one:
         refused = one.post("/attention", text="a", output="b")
         assert refused.status_code == 404
-        assert "shows no attention" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["message"] == "this server shows no attention: it has a state"
+        found = one.client.get("/info").json()
+        assert (found["attention"], found["no_attention"]) == (False, "it has a state")

@@ -41,13 +41,13 @@ def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, Trai
     translates = run.config.model.family == "seq2seq"
     if target is not None and not translates:
         raise ConfigError(f"--target: {run.path} is not a translator; leave it out")
-    if translates and target is None:
-        (target,) = run.translate([text])
+    translated = run.translate([text])[0] if translates and target is None else None
+    target = target if translated is None else translated
     (found,) = run.watch([(text, target) if translates else text])
     tokens = {stack: list(map(visible, texts)) for stack, texts in watching.read_tokens(run, found).items()}
     source = pieces(run.tokenizers.source if translates else run.tokenizers.target, text)
     other = source[::-1] if target is None else pieces(run.tokenizers.target, target)
-    example = Example.checked(source, other, "of the run's tokenizer")
+    example = Example.checked(source, other, "of the run's tokenizer", translated)
     return example, Trained(run.path.name, found, tokens, outputs(run, text))
 
 

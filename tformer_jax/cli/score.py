@@ -37,7 +37,7 @@ class Totals:
 
     def __str__(self) -> str:
         perplexity = f"{math.exp(self.nats / self.tokens):.4g}" if self.tokens else "unknown"
-        return f"perplexity {perplexity} ({self.tokens:,} tokens of {self.texts:,} texts)"
+        return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,})"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -38,13 +38,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         serve(engine, Served.of(*parts, **told), bound, options)
 
 
-def attention_of(run: "tj.Run") -> Callable[[str, str], str] | None:
-    """Returns the function that renders the attention of a text and its output; None without the extra `report`."""
+def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
+    """Returns the function that renders the attention of a text and its output, or why the run has none."""
+    from tformer_jax.cli import watching
+    from tformer_jax.inference import watch
+
     try:
         html.check_installed("the page of attention")
-    except ConfigError:
-        return None
-    from tformer_jax.cli import watching
+        watch.check(run.model)
+    except ConfigError as error:
+        return str(error)
 
     translates = run.config.model.family == "seq2seq"
     return lambda text, output: watching.render(run, (text, output) if translates else text + output)

@@ -16,7 +16,7 @@ ATTENTIONS: Kinds = {
     "gated_delta": "tformer_jax.nn.gated_delta:GatedDelta",
 }
 RECURRENT = {"gated_delta"}
-"""Kinds of attention with a recurrent state (`nn.recurrence`) instead of keys and values."""
+"""Kinds of attention with a recurrent state instead of keys and values."""
 LAYERS: dict[str, str | None] = {"full": None, "window": None, "nope": None, "gated_delta": "gated_delta"}
 """Kinds of layers, and the kind of attention of each; None: `model.attention`."""
 

@@ -57,6 +57,12 @@ class Watched:
     """Probabilities of `predictions`, float32 [B, L + 1, T, k]."""
 
 
+def check(model: nn.Module) -> None:
+    """Raises `ConfigError` if `watch` would raise it for this model, without computing anything."""
+    params, batch = nn.unbox(registry.shapes(model)), registry.example_batch(model.cfg)
+    jax.eval_shape(functools.partial(watch, model), params, batch)
+
+
 @functools.partial(jax.jit, static_argnames="model")
 def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     """Runs a model on a batch, as `registry.forward` takes it, and returns what it computed.

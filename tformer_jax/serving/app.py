@@ -120,7 +120,8 @@ class Handlers:
     async def info(self, _: HttpRequest) -> Response:
         """Returns what the page says about the model, and which parts of the page the server can fill."""
         served = self.served
-        offered = {"attention": served.attention is not None, "logprobs": served.gives_logprobs}
+        no_attention = served.attention if isinstance(served.attention, str) else None
+        offered = {"attention": no_attention is None, "no_attention": no_attention, "logprobs": served.gives_logprobs}
         return JSONResponse({"model": served.name, "family": served.family, **offered, **served.about})
 
     async def show_metrics(self, _: HttpRequest) -> Response:
@@ -147,8 +148,8 @@ class Handlers:
 
     async def attention(self, request: HttpRequest) -> Response:
         """Returns a page with what the model attends to in a text and its output; one request at a time computes it."""
-        if (render := self.served.attention) is None:
-            raise Refusal('this server shows no attention: pip install -e ".[report]" and start it again', 404)
+        if isinstance(render := self.served.attention, str):
+            raise Refusal(f"this server shows no attention: {render}", 404)
         body = await self._read(request, Attention)
         async with self._rendering:
             return HTMLResponse(await run_in_threadpool(render, body.text, body.output), headers=ATTENTION_HEADERS)

@@ -39,8 +39,8 @@ class Served:
     """Computes the probabilities of all labels of rows of token ids, float32 [classes]."""
     labels: tuple[str, ...] = ()
     """Class names of a classifier; empty: its head is not trained."""
-    attention: Callable[[str, str], str] | None = None
-    """Renders the page of the attention of a source or prompt and its output; None: not available."""
+    attention: Callable[[str, str], str] | str = ""
+    """Renders the page of the attention of a source or prompt and its output; a string: why there is none."""
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the web page says about the run, ready for JSON."""
 

@@ -43,11 +43,22 @@ class Example:
         return cls.checked(source, source[::-1] if target is None else tuple(_TOKEN.findall(target)), WORDS)
 
     @classmethod
-    def checked(cls, source: Sequence[str], target: Sequence[str], kind: str) -> "Example":
-        """Returns the example with these tokens; `kind` says what they are. Errors are as for `of`."""
-        for flag, tokens in (("--text", source), ("--target", target)):
+    def checked(
+        cls, source: Sequence[str], target: Sequence[str], kind: str, translated: str | None = None
+    ) -> "Example":
+        """Returns the example with these tokens.
+
+        Args:
+            kind: what the tokens are, for errors.
+            translated: the target as text if a run has translated the source; None: the user wrote it.
+
+        Raises:
+            ConfigError: as for `of`.
+        """
+        by_run = "" if translated is None else f", in place of the run's translation {translated!r}"
+        for name, tokens in (("--text", source), (f"--target{by_run}", target)):
             if not FEWEST <= len(tokens) <= MOST:
-                raise ConfigError(f"{flag} has {len(tokens)} tokens ({kind}): write {FEWEST} to {MOST}")
+                raise ConfigError(f"{name}: write {FEWEST} to {MOST} tokens ({kind}), not {len(tokens)}")
         return cls(tuple(source), tuple(target))
 
     @property

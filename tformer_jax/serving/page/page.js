@@ -77,6 +77,7 @@ async function generate() {
   at("outputs").ariaBusy = "false";
   showReference(text);
   if (info.attention) for (const output of outputs) offerAttention(output, text);
+  else at("shown").replaceChildren(make("p", { className: "muted small", textContent: `No attention: ${info.no_attention}.` }));
 }
 
 function asked(text) {
