@@ -93,9 +93,8 @@ PUBLISHED = dataclasses.replace(
     optim=dataclasses.replace(SMALL.optim, warmup_steps=500),
     train=dataclasses.replace(
         SMALL.train,
-        steps=8000,
-        eval_every=2000,
-        checkpoint_every=250,
+        steps=4000,
+        checkpoint_every=100,
         keep_checkpoints=8,
         weights="average_last",
         average=8,
