@@ -240,6 +240,8 @@ def layer(x, p, cfg, mask=None, memory=None, memory_mask=None, kind="full", bias
 
 def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectional=False):
     T, bias = x.shape[1], None
+    if bidirectional and cfg.lookahead is not None:
+        mask = mask & np.array([[s - t <= cfg.lookahead for s in range(T)] for t in range(T)])
     if cfg.position == "alibi":
         bias = position_oracles.alibi_bias(cfg.num_heads, T, T)
     if cfg.position == "relative":

@@ -169,6 +169,10 @@ WITHOUT_EFFECT = {
         "attention_softcap": 2.0,
     },
     "model.prefix_lm=True: is used only by model.family='decoder_lm'": {"prefix_lm": True},
+    "model.lookahead=1: is used only by model.family='seq2seq' or 'classifier' or 'masked_lm', not 'decoder_lm'": {
+        "family": "decoder_lm",
+        "lookahead": 1,
+    },
     "model.pooling='last': is used only by model.family='classifier'": {"pooling": "last"},
     "model.num_classes=2: is used only by model.family='classifier'": {"num_classes": 2},
     "model.source_vocab_size=9: is used only by": {"family": "decoder_lm", "source_vocab_size": 9},

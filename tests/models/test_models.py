@@ -72,6 +72,7 @@ LANGUAGE_MODELS = [
 CLASSIFIERS = [
     {"pooling": "first", "pooler": True, "token_types": 2, "embedding_norm": True},
     {"pooling": "last", **WINDOWS},
+    {"lookahead": 0},
 ]
 
 
@@ -119,6 +120,7 @@ def test_prefix_lm_equals_the_formulas():
         {"tie_embeddings": "inputs"},
         SINKS,
         {**WINDOWS, "position": "alibi"},
+        {"lookahead": 1},
     ),
 )
 def test_seq2seq_equals_the_formulas(cfg):
@@ -128,7 +130,7 @@ def test_seq2seq_equals_the_formulas(cfg):
     assert_close(logits[REAL], expected[REAL], proves=proves(cfg))
 
 
-@pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS, fast=5))
+@pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS, fast=6))
 def test_classifier_equals_the_formulas(cfg):
     model, params = build(cfg)
     logits = apply(model, params, TOKENS, padding_mask=REAL)

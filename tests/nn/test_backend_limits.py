@@ -58,6 +58,7 @@ def test_dropout_is_needed_in_training_only():
         ("classifier", {}, None),
         ("seq2seq", {}, "cross-attention"),
         ("decoder_lm", {"prefix_lm": True}, "prefixes"),
+        ("classifier", {"lookahead": 1}, "arrays"),
         ("decoder_lm", {"layer_pattern": ("full", "window"), "window": 4}, "windows"),
     ],
 )

@@ -65,6 +65,7 @@ USED_BY = {
     "qk_norm": ("attention", "multi_head"),
     "attention_dropout": ("attention", "multi_head", "mla"),
     "source_vocab_size": ("family", "seq2seq"),
+    "lookahead": ("family", "seq2seq", "classifier", "masked_lm"),
     "prefix_lm": ("family", "decoder_lm"),
     "num_classes": ("family", "classifier"),
     "token_types": ("family", "classifier", "masked_lm"),
@@ -128,6 +129,9 @@ class ModelConfig(Section):
     mla: MLAConfig = dataclasses.field(default_factory=MLAConfig)
     gated_delta: GatedDeltaConfig = dataclasses.field(default_factory=GatedDeltaConfig)
     window: int | None = setting(None, "tokens that a query attends to in a `window` layer, itself included", low=1)
+    lookahead: int | None = setting(
+        None, "encoder: maximum distance of the later tokens that a token attends to; None: no limit", low=0
+    )
     prefix_lm: bool = setting(False, "decoder_lm: bidirectional attention within the prompt")
 
     position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)

@@ -13,6 +13,7 @@ ALWAYS = (
         "attention_softcap",
         "attention_sinks",
         "qk_norm",
+        "lookahead",
         "prefix_lm",
         "position",
         "ffn",

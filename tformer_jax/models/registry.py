@@ -85,8 +85,9 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
         return {}
     windows = {"window"} if "window" in cfg.layer_pattern else set()
     prefix = {"prefix"} if cfg.prefix_lm else set()
+    lookahead = {"explicit"} if cfg.lookahead is not None else set()
     rules = {
-        "encoder": {"padding_mask"} | windows,
+        "encoder": {"padding_mask"} | windows | lookahead,
         "decoder": {"padding_mask", "causal"} | windows | prefix,
         "cross": {"padding_mask", "cross"},
     }

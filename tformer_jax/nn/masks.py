@@ -148,7 +148,8 @@ def hidden_suffix(length: int, hidden: int) -> jax.Array:
     """Returns a mask that hides key j from query i if `length - j + i <= hidden`: bool [1, 1, T, T].
 
     Query 0 may not attend to the last `hidden` keys, and each further query may attend to one key more.
-    `hidden = length - 1` is the causal mask; `hidden = 0` masks nothing.
+    `hidden = length - 1` is the causal mask; `hidden = 0` masks nothing. Query i may attend to keys up to
+    `i + length - 1 - hidden`, so an encoder with `model.lookahead=length - 1 - hidden` has this mask.
     """
     i, j = jnp.arange(length)[:, None], jnp.arange(length)[None, :]
     return (length - j + i > hidden)[None, None]

@@ -10,7 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.nn.kv_cache import DecoderCache, Lineage, TokenCache, reaches
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
-from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.masks import Mask, hidden_suffix
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.relative import AttentionPosition, make_attention_positions
@@ -106,7 +106,7 @@ class Stack(nn.Module):
 
 
 class Encoder(Stack):
-    """Stack with bidirectional attention."""
+    """Stack with bidirectional attention, to at most `cfg.lookahead` later tokens."""
 
     bidirectional: bool = True
 
@@ -124,12 +124,14 @@ class Encoder(Stack):
             padding_mask: bool [B, S], True for tokens that are not padding; None: all.
             segments: int [B, S], segment ids of documents packed into a row; tokens attend to their own document.
         """
+        S, ahead = x.shape[1], self.cfg.lookahead
         own = None if segments is None else (segments, segments)
+        near = None if ahead is None else hidden_suffix(S, S - 1 - ahead)
         ctx = LayerContext(
-            masks=self.masks(Mask(padding_mask=padding_mask, segments=own, self_attention=True)),
+            masks=self.masks(Mask(padding_mask=padding_mask, segments=own, explicit=near, self_attention=True)),
             padding_mask=padding_mask,
             segments=segments,
-            positions=self.positions(token_positions(x.shape[1], segments)),
+            positions=self.positions(token_positions(S, segments)),
         )
         return self.full_pass(x, ctx, train=train)
 

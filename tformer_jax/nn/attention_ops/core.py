@@ -14,7 +14,7 @@ from tformer_jax.nn.masks import Mask, as_mask
 
 RULES = {
     "cross": "cross-attention",
-    "explicit": "arrays",
+    "explicit": "arrays (such as that of model.lookahead)",
     "positions": "caches",
     "prefix": "prefixes (model.prefix_lm)",
     "window": "windows (model.window)",
