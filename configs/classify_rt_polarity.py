@@ -2,8 +2,7 @@
 
 python scripts/train.py --config configs/classify_rt_polarity.py --data DIR
 
-Expect an accuracy of 74 % on dev.tsv after half a minute on two CPU cores. The settings were chosen by the accuracy on
-850 random training examples; BPE with and without BPE-dropout, two layers, AdamW and more steps did not improve it.
+Embeddings and head learn ten times as fast as the layer, and no norm follows it, so that the length of a vector counts.
 """
 
 from ml_collections import ConfigDict
@@ -12,20 +11,21 @@ from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, Opti
 
 
 def get_config() -> ConfigDict:
-    """Returns the config of a post-norm encoder over words, with learned positions and mean pooling."""
+    """Returns the config of a small pre-norm encoder over words, without positions, and mean pooling."""
     return to_config_dict(
         Config(
             name="classify_rt_polarity",
             model=ModelConfig(
                 family="classifier",
-                dim=128,
+                dim=64,
                 encoder_layers=1,
-                num_heads=4,
-                ffn_dim=256,
+                num_heads=2,
+                ffn_dim=128,
                 max_length=96,
-                norm_placement="post",
-                position="learned",
+                final_norm=False,
+                position="none",
                 scale_embeddings=False,
+                initializer="normal",
                 dropout=0.5,
                 token_dropout=0.3,
             ),
@@ -39,9 +39,13 @@ def get_config() -> ConfigDict:
                 batch_tokens=2048,
             ),
             optim=OptimConfig(
-                optimizer="muon", schedule="cosine", learning_rate=2e-3, warmup_steps=100, weight_decay=0.1
+                schedule="cosine",
+                learning_rate=1e-3,
+                learning_rates=("*embedding=10", "head/*=10"),
+                warmup_steps=50,
+                final_fraction=0.02,
             ),
-            train=TrainConfig(steps=400, label_smoothing=0.1, eval_every=200, checkpoint_every=200),
+            train=TrainConfig(steps=500, eval_every=250, checkpoint_every=500),
             eval=EvalConfig(examples=0),
         )
     )
