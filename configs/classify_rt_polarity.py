@@ -2,11 +2,13 @@
 
 python scripts/train.py --config configs/classify_rt_polarity.py --data DIR
 
-Expect an accuracy of 76 % on dev.tsv after a quarter of a minute on two CPU cores.
+Expect an accuracy of 76.0 % (standard deviation 0.6 over five seeds) on dev.tsv after 500 steps, half a minute on two
+CPU cores. The CNN without pre-trained embeddings of Kim (2014) has 76.1 %, in ten-fold cross-validation.
 
-The model is a bag of words (Joulin et al., 2017): with 8,500 sentences, attention overfits. The settings were chosen
-without dev.tsv, by the mean accuracy on held-out fifths of a shuffled train.tsv. On four of them, this model reaches
-77.1 %, with the 8,000 most frequent words 76.6 %, with bigrams 77.1 %, and with one pre-norm layer at most 75.8 %.
+The model is a bag of words, as in fastText (Joulin et al., 2017). It was chosen without dev.tsv, by the accuracy on
+held-out fifths of the shuffled train.tsv. On four of them, trials of a bag of words had 77.1 %, with bigrams 77.1 %,
+with only the 8,000 most frequent words 76.6 %, and with one pre-norm layer 75.8 %. On one fifth, this bag of words has
+76.6 % over three seeds.
 """
 
 from ml_collections import ConfigDict
