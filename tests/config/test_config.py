@@ -257,8 +257,10 @@ def test_a_config_with_renamed_settings_loads(tmp_path):
     unused = {"heads": None, "key_heads": None, "key_dim": None, "value_dim": None, "conv_width": 4}
     (tmp_path / "config.json").write_text(json.dumps({"model": {"gated_delta": unused}}))
     assert config.load(tmp_path / "config.json") == Config()
-    used = {"family": "decoder_lm", "attention": "gated_delta", "gated_delta": {**unused, "key_dim": 6, "conv_width": 2}}
-    (tmp_path / "config.json").write_text(json.dumps({"model": used}))
+    renamed = {**unused, "key_dim": 6, "conv_width": 2}
+    model = {"family": "decoder_lm", "attention": "gated_delta", "gated_delta": renamed}
+    data = {"source": "stdlib_text", "batching": "windows"}
+    (tmp_path / "config.json").write_text(json.dumps({"model": model, "data": data}))
     loaded = config.load(tmp_path / "config.json").model.gated_delta
     assert (loaded.key_head_dim, loaded.conv_kernel_size) == (6, 2)
 
