@@ -5,7 +5,7 @@ import pytest
 
 from tests import crossings
 
-QUICK = {0: "rows", 1: "cached", 3: "variants"}
+QUICK = {0: "rows", 1: "cached"}
 """By seed, one check each."""
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.helpers import rest_slow
 from tformer_jax import presets
 from tformer_jax.config import ConfigError
 from tformer_jax.models import registry
@@ -82,7 +83,15 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+LARGER = ("medium", "large", "xl", "xxl", "big", "3b", "11b", "13b", "70b", "405b", "7b", "8b", "9b", "27b", "8x22b")
+"""Sizes of a series that has a smaller preset."""
+FIRST = ("llama2_7b", "llama3_8b", "mistral_7b")
+SMALLEST = [name for name in presets.PRESETS if name in FIRST or name.rpartition("_")[2] not in LARGER]
+
+
+@pytest.mark.parametrize(
+    "name", rest_slow([*SMALLEST, *(name for name in presets.PRESETS if name not in SMALLEST)], len(SMALLEST))
+)
 def test_size(name):
     cfg = presets.build(name, scan_layers=True)
     shapes = jax.eval_shape(lambda: nn.unbox(registry.init(registry.build(cfg), jax.random.key(0))))

@@ -253,6 +253,18 @@ def test_a_config_with_flat_settings_loads(tmp_path):
         config.load(tmp_path / "config.json")
 
 
+def test_a_config_with_renamed_settings_loads(tmp_path):
+    unused = {"heads": None, "key_heads": None, "key_dim": None, "value_dim": None, "conv_width": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"gated_delta": unused}}))
+    assert config.load(tmp_path / "config.json") == Config()
+    renamed = {**unused, "key_dim": 6, "conv_width": 2}
+    model = {"family": "decoder_lm", "attention": "gated_delta", "gated_delta": renamed}
+    data = {"source": "stdlib_text", "batching": "windows"}
+    (tmp_path / "config.json").write_text(json.dumps({"model": model, "data": data}))
+    loaded = config.load(tmp_path / "config.json").model.gated_delta
+    assert (loaded.key_head_dim, loaded.conv_kernel_size) == (6, 2)
+
+
 @pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])
 def test_damaged_files_are_named(tmp_path, content, problem):
     path = tmp_path / "config.json"

@@ -27,13 +27,12 @@ TEXTS = ["abc", "abcdefgabcdefgabcdefg", "a", "gfedcba", "abcdefgabcdefgabcdefgb
 
 
 CASES = [
-    ("latents and states", "greedy"),
     ("latents and states", "beams"),
-    *((name, decode) for name in MODELS for decode in DECODES if name != "latents and states" or decode == "samples"),
+    *((name, decode) for name in MODELS for decode in DECODES if (name, decode) != ("latents and states", "beams")),
 ]
 
 
-@pytest.mark.parametrize("case", rest_slow({", ".join(case): case for case in CASES}, 2))
+@pytest.mark.parametrize("case", rest_slow({", ".join(case): case for case in CASES}, 1))
 def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
     """Rows are reused, prompts are read in chunks, and two samples continue one prompt."""
     name, decode = case

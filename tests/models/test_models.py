@@ -30,6 +30,12 @@ VARIANTS = [
 ]
 
 
+RELATIVE = {
+    "position": "relative",
+    "relative": {"buckets": 8, "distance": 9},
+    "norm": "rmsnorm",
+    "attention_scale": 1.0,
+}
 ANY_FAMILY = [
     {"attention": "basic", "num_heads": 1},
     {"position": "sinusoidal_halves", "norm_placement": "both", "norm": "rmsnorm", "norm_unit_offset": True},
@@ -37,7 +43,7 @@ ANY_FAMILY = [
     {"position": "rotary", "qk_norm": True, "num_kv_heads": 2, "head_dim": 4, "ffn": "gated", "activation": "silu"},
     {"position": "rotary", "rotary": {"pairing": "interleaved"}, "attention_softcap": 2.0, "head_dim": 4},
     {"position": "alibi", "ffn": "gated", "activation": "sigmoid", "attention_scale": 0.3},
-    {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "norm": "rmsnorm", "attention_scale": 1.0},
+    RELATIVE,
     {"ffn": "moe", "moe": {"num_experts": 3}, "activation": "silu", "ffn_bias": False},
 ]
 SINKS = {"attention_sinks": True, "position": "rotary", "rotary": {"fraction": 0.5}, "head_dim": 4}
@@ -121,6 +127,8 @@ def test_prefix_lm_equals_the_formulas():
         SINKS,
         {**WINDOWS, "position": "alibi"},
         {"lookahead": 1},
+        RELATIVE,
+        fast=9,
     ),
 )
 def test_seq2seq_equals_the_formulas(cfg):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import assert_close, build, tiny
+from tests.helpers import assert_close, build, rest_slow, tiny
 from tests.serving.live import around, until
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
@@ -23,13 +23,39 @@ TOKENIZERS = Tokenizers(LETTERS, LETTERS)
 TEXTS = ["abc", "g", "fedcba", "aa", "abcdefgabc", "ba"]
 
 
-def parts(family: str):
+KINDS = {
+    "latents, states, experts": {
+        "decoder_layers": 2,
+        "layer_pattern": ("gated_delta", "full"),
+        "attention": "mla",
+        "mla": {"latent_dim": 6},
+        "ffn": "moe",
+        "moe": {"every": 2, "num_experts": 3, "shared_dim": 5},
+    },
+    "latents": {"attention": "mla", "position": "rotary", "mla": {"latent_dim": 6, "rotary_dim": 2}},
+    "states": {"attention": "gated_delta"},
+    "sinks, windows": {
+        "decoder_layers": 2,
+        "attention_sinks": True,
+        "num_kv_heads": 2,
+        "layer_pattern": ("window", "nope"),
+        "window": 3,
+        "position": "rotary",
+        "head_dim": 4,
+    },
+}
+"""Language models whose layers store, attend or route in other ways than those of GPT-2."""
+
+
+def parts(family: str, *, warm: bool = False, **settings):
     data = {"seq2seq": DataConfig(bucket_lengths=(8, 16))}.get(
         family, DataConfig(source="stdlib_text", batching="windows", window=8)
     )
-    cfg = Config(model=tiny(family), data=data, decode=DecodeConfig(max_new_tokens=6))
+    cfg = Config(model=tiny(family, **settings), data=data, decode=DecodeConfig(max_new_tokens=6))
     model, params = build(cfg.model, seed=3)
-    engine = Engine(cfg, model, params, TOKENIZERS, slots=3)
+    engine = Engine(cfg, model, params, TOKENIZERS, slots=3, few_shapes=warm)
+    if warm:
+        engine.warm_up(cfg.decode)
     return cfg, model, params, around(engine, Served.of(cfg, model, params, TOKENIZERS), queue=16)
 
 
@@ -64,6 +90,20 @@ def test_completions_of_many_clients(lm):
     lengths = [one["usage"]["completion_tokens"] for one in found]
     ends = [one["choices"][0]["finish_reason"] for one in found]
     assert all(end == ("length" if length == 6 else "stop") for length, end in zip(lengths, ends, strict=True))
+
+
+@pytest.mark.parametrize("settings", rest_slow(KINDS, 0))
+def test_other_kinds_of_attention(settings):
+    """Prompts share beginnings; half of the clients read streams."""
+    *rest, server = parts("decoder_lm", warm=True, **settings)
+    texts = ["abcdefga", "abcdefgb", *TEXTS]
+    expected = sampled((*rest, None), texts)
+    assert len(set(expected)) > 2
+    with server as one, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        whole = pool.map(lambda text: one.post("/v1/completions", prompt=text).json(), texts)
+        chunks = pool.map(lambda text: one.stream("/v1/completions", prompt=text), texts)
+        assert [found["choices"][0]["text"] for found in whole] == expected
+        assert ["".join(chunk["choices"][0]["text"] for chunk in stream) for stream in chunks] == expected
 
 
 def test_samples_are_those_of_the_command_with_the_same_seed(lm):

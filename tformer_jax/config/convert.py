@@ -17,6 +17,16 @@ from tformer_jax.config.schema import Config, DecodeConfig, EvalConfig, Parallel
 
 CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
 """Sections that may differ each time a run is used."""
+RENAMED = {
+    "gated_delta": {
+        "heads": "num_heads",
+        "key_heads": "num_key_heads",
+        "key_dim": "key_head_dim",
+        "value_dim": "value_head_dim",
+        "conv_width": "conv_kernel_size",
+    }
+}
+"""Settings of sections of `model` in earlier versions, and their present names."""
 
 
 def to_config_dict(section: Section) -> ConfigDict:
@@ -57,7 +67,8 @@ def save(cfg: Config, path: Path) -> None:
 def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE` sections, with a warning.
 
-    Settings of `model` may also be flat, as in earlier versions: `rotary_base` for `rotary.base`.
+    Settings of `model` may also be those of earlier versions: flat, such as `rotary_base` for `rotary.base`, or
+    `RENAMED`.
 
     Raises:
         ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
@@ -71,7 +82,7 @@ def load(path: Path) -> Config:
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
-        return Config.from_dict({**values, "model": _with_nested_settings(values.get("model", {}))})
+        return Config.from_dict({**values, "model": _of_this_version(values.get("model", {}))})
     except ConfigError as error:
         version = path.with_name("provenance.json")
         raise ConfigError(f"{path} is of another version: {error}; use the version that {version} names") from None
@@ -88,13 +99,16 @@ def _drop_unknown(values: dict[str, Any]) -> list[str]:
     return sorted(dropped)
 
 
-def _with_nested_settings(model: dict[str, Any]) -> dict[str, Any]:
-    """Moves settings such as `rotary_base` to the sections that hold them now, such as `rotary.base`."""
+def _of_this_version(model: dict[str, Any]) -> dict[str, Any]:
+    """Moves settings such as `rotary_base` to the sections that hold them now, and renames those of `RENAMED`."""
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     result = {key: value for key, value in model.items() if key in known}
     for key in model.keys() - known:
         group, _, name = (ModelConfig.nested_name(key) or key).partition(".")
         result[group] = {**result.get(group, {}), name: model[key]} if name else model[key]
+    for section, names in RENAMED.items():
+        if section in result:
+            result[section] = {names.get(name, name): value for name, value in result[section].items()}
     return result
 
 
