@@ -14,6 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "configs"
 VARIANTS = {
     "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
     "translate_multi30k": ["", ":fr-en", ":baseline", ":published", ":vaswani2017_base", ":t5_v1_1_small"],
+    "classify_rt_polarity": ["", ":bag_of_words"],
     "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
     "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],
     "pretrain_stdlib": ["", ":span_corruption", ":denoising", ":bert_base_mlm", ":t5_small", ":bart_base"],
@@ -34,7 +35,7 @@ def test_builds(location):
     assert jax.tree.leaves(registry.shapes(registry.build(model_cfg)))
 
 
-@pytest.mark.parametrize("location", ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "tutorials.py:bert"])
+@pytest.mark.parametrize("location", ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "classify_rt_polarity.py:cnn"])
 def test_unknown_variants_are_named(location):
     with pytest.raises(ConfigError, match=f"^variant '{location.partition(':')[2]}' of configs/"):
         read_config(str(FOLDER / location))
