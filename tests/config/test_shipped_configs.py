@@ -35,7 +35,10 @@ def test_builds(location):
     assert jax.tree.leaves(registry.shapes(registry.build(model_cfg)))
 
 
-@pytest.mark.parametrize("location", ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "classify_rt_polarity.py:cnn"])
+@pytest.mark.parametrize(
+    "location",
+    ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "tutorials.py:bert", "classify_rt_polarity.py:cnn"],
+)
 def test_unknown_variants_are_named(location):
     with pytest.raises(ConfigError, match=f"^variant '{location.partition(':')[2]}' of configs/"):
         read_config(str(FOLDER / location))
