@@ -51,10 +51,15 @@ KINDS = {
     "spans": ("seq2seq", WINDOWS | {"objective": "span_corruption"}),
     "denoising": ("seq2seq", WINDOWS | {"objective": "denoising", "noise": NoiseConfig(permute_sentences=True)}),
 }
-ORDERED = ("translation in buckets", "translation with BPE dropout", "windows", "documents packed and carried")
-ORDERED += ("a mixture", "masked tokens", "denoising")
-SPLIT = ("translation in buckets", "translation packed", "translation with BPE dropout", "documents packed and carried")
-SPLIT += ("windows", "a mixture", "spans")
+RESTORED = ("translation packed", "translation with BPE dropout", "windows", "documents packed and carried")
+RESTORED += ("a mixture", "a mixture of masked tokens", "spans", "denoising")
+ORDERED = ("a mixture", "translation with BPE dropout", "masked tokens", "denoising")
+SPLIT = ("translation packed", "documents packed and carried", "a mixture", "spans")
+
+
+def first_fast(kinds: tuple[str, ...]):
+    """Returns all kinds for `pytest.mark.parametrize`: the given ones, and then the others, which are slow."""
+    return rest_slow([*kinds, *(kind for kind in KINDS if kind not in kinds)], len(kinds))
 
 
 def setup(kind: str, *, seed: int = 0, rows: int = 4, **changes):
@@ -84,7 +89,7 @@ def assert_same(first, second) -> None:
             np.testing.assert_array_equal(a[key], b[key])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_fast(RESTORED))
 def test_restored_anywhere_it_continues_with_the_very_next_batch(kind):
     assert_restored_exactly(setup(kind), batches=40, points=8)
 
@@ -100,7 +105,11 @@ def test_restored_before_each_batch(kind):
     [
         ("seq2seq", {"source": "cldr_translation", "heldout_examples": 1}),
         ("classifier", {"source": "cldr_language", "heldout_examples": 1, "languages": ("en", "de")}),
-        ("decoder_lm", {"source": "stdlib_text", "batching": "packed", "window": 64, "batch_size": 2}),
+        pytest.param(
+            "decoder_lm",
+            {"source": "stdlib_text", "batching": "packed", "window": 64, "batch_size": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_restored_from_corpora_that_are_made(family, data):
@@ -148,7 +157,7 @@ def test_no_two_seeds_sources_or_epochs_share_an_order():
     assert len(set(orders)) == len(orders)
 
 
-@pytest.mark.parametrize("kind", rest_slow([*ORDERED, *(kind for kind in KINDS if kind not in ORDERED)], len(ORDERED)))
+@pytest.mark.parametrize("kind", first_fast(ORDERED))
 def test_the_seed_fixes_the_order(kind):
     first, again = take(train_batches(*setup(kind)), 10), take(train_batches(*setup(kind)), 10)
     assert_same(first, again)
@@ -285,7 +294,7 @@ def test_batches_that_do_not_divide(kind, devices, sentence):
         train_batches(*setup(kind), shards=Shards(devices))
 
 
-@pytest.mark.parametrize("kind", rest_slow([*SPLIT, *(kind for kind in KINDS if kind not in SPLIT)], len(SPLIT)))
+@pytest.mark.parametrize("kind", first_fast(SPLIT))
 def test_processes_prepare_the_rows_of_the_same_batches(kind):
     """Two processes whose shards are not adjacent have the same state, from which a single process can continue."""
     sizes = {"batch_size": 4} if "batch_size" in KINDS[kind][1] else {"batch_multiple": 4, "batch_tokens": 80}

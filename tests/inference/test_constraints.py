@@ -71,9 +71,10 @@ def test_no_ngram_occurs_again(n, expected):
 def test_n_grams_longer_than_the_history():
     full, one = jnp.array([[4, 4]]), jnp.array([1])
     for n, expected in ((1, {4}), (2, {4}), (3, set())):
-        found = constraints.exclude_repeated(LOGITS[:1], full, 2 * one, n)
+        found = jax.jit(constraints.exclude_repeated, static_argnums=3)(LOGITS[:1], full, 2 * one, n)
         assert set(np.flatnonzero(found[0] == -jnp.inf)) == expected
-    found = constraints.exclude_sequences(LOGITS[:1], full[:, :1], one, ((8, 4, 4, 6), (4, 5)))
+    exclude = jax.jit(constraints.exclude_sequences, static_argnums=3)
+    found = exclude(LOGITS[:1], full[:, :1], one, ((8, 4, 4, 6), (4, 5)))
     assert np.flatnonzero(found[0] == -jnp.inf) == [5]
 
 

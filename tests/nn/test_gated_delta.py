@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import apply, assert_close, build, init_module, normal, tiny
+from tests.helpers import apply, assert_close, build, init_module, normal, rest_slow, tiny
 from tformer_jax.nn import conversions, delta_rule
 from tformer_jax.nn.gated_delta import DeltaState, GatedDelta
 from tformer_jax.nn.kv_cache import Lineage
@@ -38,18 +38,19 @@ def recurrence(rows=slice(None), start=True):
     return out, last
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 64])
+@pytest.mark.parametrize("chunk", rest_slow([4, 64, 1], 2))
 def test_chunks_equal_the_recurrence(chunk, monkeypatch):
     monkeypatch.setattr(delta_rule, "CHUNK", chunk)
-    for found, expected in zip(delta_rule.full_pass(*inputs()), recurrence(), strict=True):
+    out = jax.jit(lambda *tokens: delta_rule.full_pass(*tokens))(*inputs())
+    for found, expected in zip(out, recurrence(), strict=True):
         assert_close(found, expected, proves=("attention=gated_delta, chunks", "recurrence in NumPy float64"))
 
 
 def test_steps_equal_the_recurrence():
     *tokens, state = inputs()
-    outputs = []
+    step, outputs = jax.jit(delta_rule.step), []
     for t in range(T):
-        out, state = delta_rule.step(*(x[:, t] for x in tokens), state)
+        out, state = step(*(x[:, t] for x in tokens), state)
         outputs.append(out)
     for found, expected in zip((np.stack(outputs, axis=1), state), recurrence(), strict=True):
         assert_close(found, expected, proves=("attention=gated_delta, steps", "recurrence in NumPy float64"))

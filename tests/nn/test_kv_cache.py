@@ -43,10 +43,14 @@ def test_a_ring_keeps_the_newest(calls):
     """Visible slots include the window; the kept slots hold the last tokens, once each, at their positions."""
     slots, ring = RingSlots.empty(1, window=3, width=1), jnp.full((1, 1, 3, 1), -7.0)
     read = 0
-    for T in calls:
-        positions = jnp.arange(read, read + T)[None]
+
+    @jax.jit
+    def call(slots, ring, positions):
         slots, seen = slots.admit(Tokens.of_call(positions))
-        ring, attended = slots.extend(ring, positions[:, None, :, None].astype(jnp.float32))
+        return slots, seen, *slots.extend(ring, positions[:, None, :, None].astype(jnp.float32))
+
+    for T in calls:
+        slots, seen, ring, attended = call(slots, ring, np.arange(read, read + T, dtype=np.int32)[None])
         read += T
         real = np.asarray(seen.positions[0]) != EMPTY
         np.testing.assert_array_equal(np.asarray(attended[0, 0, :, 0])[real], np.asarray(seen.positions[0])[real])

@@ -1,5 +1,6 @@
 """Mixtures of experts against a loop over tokens and experts, and their losses against hand arithmetic."""
 
+import functools
 import math
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import apply, assert_close, init_module, normal, tiny
+from tests.helpers import apply, assert_close, init_module, normal, rest_slow, tiny
 from tformer_jax import axes
 from tformer_jax.nn import moe
 from tformer_jax.nn.ffn import make_ffn
@@ -22,10 +23,16 @@ def mixture(**changes):
     return make_ffn(tiny("decoder_lm", **{"ffn": "moe", "moe": moe, "activation": "silu"} | changes))
 
 
+@functools.cache
+def compiled(module, train):
+    def apply(params, x, real, segments):
+        return module.apply({"params": params}, x, real, segments=segments, train=train)
+
+    return jax.jit(apply)
+
+
 def run(module, params, x, real=None, *, train=True, segments=None):
-    return jax.jit(lambda params, x: module.apply({"params": params}, x, real, segments=segments, train=train))(
-        params, x
-    )
+    return compiled(module, train)(params, x, real, segments)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +100,14 @@ def test_an_expert_reads_its_share_of_the_tokens_so_far():
 def test_packed_documents_have_separate_capacities():
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 20, 8)
     params = init_module(module, x)
-    lengths = np.array([3, 9, 1, 7])
+    lengths = np.array([7, 3, 7, 3])
     packed = run(module, params, x, segments=jnp.asarray(np.repeat([4, 2, 7, 1], lengths))[None])
     alone = [run(module, params, part) for part in np.split(x, np.cumsum(lengths)[:-1], axis=1)]
     assert_close(packed, np.concatenate(alone, axis=1), 1e-6)
     assert np.abs(packed - run(module, params, x)).max() > 1e-3
 
 
-@pytest.mark.parametrize("real", ["..xxxxx", "xxxxx..", "x..x.xx"])
+@pytest.mark.parametrize("real", rest_slow(["x..x.xx", "..xxxxx", "xxxxx.."], 1))
 def test_padding_takes_no_capacity_and_gets_zeros(real):
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, T, 8)
     params = init_module(module, x)

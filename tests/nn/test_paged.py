@@ -28,9 +28,14 @@ def put(slots: PagedSlots, pool: jax.Array, counts: list[int], first: list[int])
     for row, (count, begin) in enumerate(zip(counts, first, strict=True)):
         places[row, :count] = np.arange(begin, begin + count)
     keys = (100 * np.arange(ROWS)[:, None] + places)[:, None, :, None].astype(np.float32)
-    slots, seen = slots.admit(Tokens.of_call(jnp.asarray(places)))
-    pool, _ = slots.extend(pool, jnp.asarray(keys))
-    return slots, pool, np.asarray(seen.positions), np.asarray(pool)[slots.table, 0, :, 0].reshape(ROWS, -1)
+    slots, pool, positions = written(slots, pool, places.astype(np.int32), keys)
+    return slots, pool, np.asarray(positions), np.asarray(pool)[slots.table, 0, :, 0].reshape(ROWS, -1)
+
+
+@jax.jit
+def written(slots, pool, places, keys):
+    slots, seen = slots.admit(Tokens.of_call(places))
+    return slots, slots.extend(pool, keys)[0], seen.positions
 
 
 @settings(max_examples=30)

@@ -1,5 +1,8 @@
 """Positions in attention: rotary, ALiBi and T5's relative buckets."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,16 +37,17 @@ ROTARY = {
 }
 
 
-def rotation(cfg, positions, *, window: bool = False):
+@functools.partial(jax.jit, static_argnames=("cfg", "window"))
+def rotated(cfg, x, positions, *, window: bool = False):
     module = relative.make_attention_positions(cfg, bidirectional=False)
-    return module.apply({}, positions, window=window).rotation
+    return module.apply({}, positions, window=window).rotation(x)
 
 
 @pytest.mark.parametrize("changes", ROTARY.values(), ids=ROTARY)
 def test_rotary_equals_the_formula(changes):
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=changes)
     x = normal(2, 40, 3, 12)
-    out = rotation(cfg, jnp.arange(40)[None])(x)
+    out = rotated(cfg, x, np.arange(40)[None])
     (name,) = (name for name, value in ROTARY.items() if value == changes)
     assert_close(
         out, position_oracles.rotate(np.float64(x), cfg), proves=(f"position=rotary ({name})", "NumPy float64")
@@ -70,7 +74,7 @@ def test_yarn_scales_slow_pairs_only():
 def test_features_outside_of_the_fraction_are_unchanged():
     cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary={"fraction": 0.25})
     x = normal(1, 5, 2, 8)
-    out = rotation(cfg, jnp.arange(5)[None])(x)
+    out = rotated(cfg, x, np.arange(5)[None])
     np.testing.assert_array_equal(out[..., 2:], x[..., 2:])
     assert np.abs(out[..., :2] - x[..., :2]).max() > 0.1
 
@@ -80,7 +84,7 @@ def test_window_layers_have_their_own_unscaled_base():
     cfg = tiny("decoder_lm", position="rotary", head_dim=8, layer_pattern=("window",), window=1, rotary=rotary)
     x = normal(1, 6, 2, 8)
     for kind in ("window", "full"):
-        out = rotation(cfg, jnp.arange(6)[None], window=kind == "window")(x)
+        out = rotated(cfg, x, np.arange(6)[None], window=kind == "window")
         assert_close(
             out, position_oracles.rotate(np.float64(x), cfg, kind), proves=("rotary.window_base", "NumPy float64")
         )
@@ -98,8 +102,7 @@ def test_scores_depend_only_on_the_distance(q, k, shift, pairing):
     query, key = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 
     def score(q, k):
-        rotated = [rotation(cfg, jnp.array([[place]]))(x) for x, place in ((query, q), (key, k))]
-        return float((rotated[0] * rotated[1]).sum())
+        return float((np.float64(rotated(cfg, query, np.array([[q]]))) * rotated(cfg, key, np.array([[k]]))).sum())
 
     assert abs(score(q, k) - score(q + shift, k + shift)) < 2e-4
 
@@ -107,8 +110,8 @@ def test_scores_depend_only_on_the_distance(q, k, shift, pairing):
 def test_rotation_keeps_lengths():
     cfg = tiny("decoder_lm", position="rotary", head_dim=8)
     x = normal(1, 50, 1, 8)
-    out = rotation(cfg, jnp.arange(50)[None])(x)
-    assert_close(jnp.linalg.norm(out, axis=-1), jnp.linalg.norm(x, axis=-1))
+    out = rotated(cfg, x, np.arange(50)[None])
+    assert_close(np.linalg.norm(out, axis=-1), np.linalg.norm(x, axis=-1))
 
 
 def test_rotary_needs_even_head_sizes():
@@ -143,10 +146,15 @@ def test_alibi_bias():
     assert_close(out, position_oracles.alibi_bias(4, 5, 7), 1e-6, proves=("position=alibi", "NumPy float64"))
 
 
+def buckets(offsets: np.ndarray, count: int, farthest: int, bidirectional: bool) -> np.ndarray:
+    of = functools.partial(relative.relative_bucket, bidirectional=bidirectional)
+    return np.asarray(jax.jit(of, static_argnums=(1, 2))(offsets, count, farthest))
+
+
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_equal_the_formula(bidirectional):
     offsets = np.arange(-300, 301)
-    out = relative.relative_bucket(jnp.asarray(offsets), 32, 128, bidirectional=bidirectional)
+    out = buckets(offsets, 32, 128, bidirectional)
     expected = [position_oracles.relative_bucket(int(offset), 32, 128, bidirectional) for offset in offsets]
     np.testing.assert_array_equal(out, expected)
     assert out.min() == 0
@@ -155,11 +163,10 @@ def test_buckets_equal_the_formula(bidirectional):
 
 def test_buckets_by_hand():
     # 8 buckets, one direction: 0..3 have their own, then 4 * 4^(i/4) up to 16: [4, 5], [6, 7], [8, 11], [12, ...)
-    distances = jnp.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 15, 16, 99])
-    buckets = relative.relative_bucket(-distances, 8, 16, bidirectional=False)
-    np.testing.assert_array_equal(buckets, [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7, 7])
-    assert relative.relative_bucket(jnp.array(5), 8, 16, bidirectional=False) == 0
-    assert relative.relative_bucket(jnp.array(1), 8, 16, bidirectional=True) == 5
+    distances = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 15, 16, 99])
+    np.testing.assert_array_equal(buckets(-distances, 8, 16, False), [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7, 7])
+    assert buckets(np.array(5), 8, 16, False) == 0
+    assert buckets(np.array(1), 8, 16, True) == 5
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -167,7 +174,7 @@ def test_relative_bias(bidirectional):
     cfg = tiny("decoder_lm", position="relative", relative={"buckets": 8, "distance": 16})
     module = relative.make_attention_positions(cfg, bidirectional=bidirectional)
     params = init_module(module, jnp.arange(5)[None], window=False)
-    bias = module.apply({"params": params}, jnp.arange(5)[None], window=False).bias
+    bias = jax.jit(lambda: module.apply({"params": params}, jnp.arange(5)[None], window=False).bias)()
     expected = position_oracles.relative_bias(np.float64(params["embedding"]), 5, 9, 16, bidirectional)
     proves = (f"position=relative, {'both directions' if bidirectional else 'causal'}", "NumPy float64")
     assert_close(bias.block(jnp.arange(5), jnp.arange(9)), expected, 1e-6, proves=proves)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,12 +23,23 @@ def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
         [n + sum(p != EMPTY for p in row[:i]) if n != EMPTY else EMPTY for i, n in enumerate(row)] for row in places
     ]
     keys = np.array([[-9 if name is None else name for name in row] for row in tokens], np.float32)
-    slots, seen = slots.admit(Tokens.of_call(jnp.array(places, jnp.int32)))
-    kept, attended = slots.extend(kept, jnp.array(keys)[:, None, :, None])
+    slots, kept, positions, attended = call(slots, kept, np.array(places, np.int32), keys[:, None, :, None])
     attended = np.asarray(attended)[:, 0, :, 0]
     if isinstance(slots, PagedSlots):
         attended = attended[slots.table].reshape(ROWS, S)
-    return slots.end_call(), kept, np.asarray(seen.positions), attended
+    return slots, kept, np.asarray(positions), attended
+
+
+@jax.jit
+def call(slots, kept, places, keys):
+    slots, seen = slots.admit(Tokens.of_call(places))
+    kept, attended = slots.extend(kept, keys)
+    return slots.end_call(), kept, seen.positions, attended
+
+
+@jax.jit
+def without_newest(slots, counts):
+    return slots.remove_newest(counts)
 
 
 def held(positions: np.ndarray, keys: np.ndarray) -> list[list[int]]:
@@ -67,7 +79,7 @@ def test_rows_remove_different_numbers_of_tokens(kind):
                 row += [one for one in names if one is not None]
             assert held(positions, keys) == expected
             counts = [data.draw(st.integers(0, len(row))) for row in expected]
-            slots = slots.remove_newest(jnp.array(counts))
+            slots = without_newest(slots, np.array(counts, np.int32))
             expected = [row[: len(row) - count] for row, count in zip(expected, counts, strict=True)]
             assert [leaf.shape for leaf in (slots.index, slots.added, slots.tokens.positions)] == shapes
             np.testing.assert_array_equal(
@@ -89,7 +101,7 @@ def test_tokens_of_one_call_have_distinct_slots_of_a_ring(T, width):
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RingSlots.empty(2, 4, 1)])
 def test_a_removed_token_is_overwritten(make):
     slots, kept, *_ = read(make(), jnp.zeros((2, 1, 4, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
-    slots = slots.remove_newest(jnp.array([1, 1]))
+    slots = without_newest(slots, np.array([1, 1], np.int32))
     slots, kept, *_ = read(slots, kept, [[13], [22]], [2, 1])
     _, _, positions, keys = read(slots, kept, [[14], [23]], [3, 2])
     assert held(positions, keys) == [[10, 11, 13, 14], [20, 22, 23]]

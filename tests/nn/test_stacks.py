@@ -73,7 +73,7 @@ def test_scan_equals_loop_and_parameters_convert_both_ways(name):
     jax.tree.map(lambda found, expected: assert_close(found, expected, proves=proves), back, gradients)
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("scan_layers", rest_slow([True, False], 1))
 @pytest.mark.parametrize("policy", rest_slow([policy for policy in model.REMAT_POLICIES if policy != "none"], 1))
 def test_checkpointing_changes_nothing(policy, scan_layers):
     plain, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=scan_layers))
@@ -119,14 +119,18 @@ def test_a_scanned_model_generates_as_its_loop():
 
 
 @pytest.mark.parametrize(
-    ("family", "scan", "sublayers"),
-    [
-        ("decoder_lm", False, {"decoder": 2 * 3}),
-        ("classifier", False, {"encoder": 2 * 2}),
-        ("seq2seq", True, {"encoder": 2 * 2, "decoder": 3 * 3}),
-    ],
+    "case",
+    rest_slow(
+        [
+            ("seq2seq", True, {"encoder": 2 * 2, "decoder": 3 * 3}),
+            ("decoder_lm", False, {"decoder": 2 * 3}),
+            ("classifier", False, {"encoder": 2 * 2}),
+        ],
+        1,
+    ),
 )
-def test_residual_kernels_are_scaled_by_the_sublayers_of_their_stack(family, scan, sublayers):
+def test_residual_kernels_are_scaled_by_the_sublayers_of_their_stack(case):
+    family, scan, sublayers = case
     sizes = {"dim": 64, "ffn_dim": 256, "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 11}
     cfg = tiny(family, **sizes, initializer="normal", scale_residual_init=True, scan_layers=scan)
     params = nn.unbox(jax.jit(lambda: registry.init(registry.build(cfg), jax.random.key(0)))())

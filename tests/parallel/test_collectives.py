@@ -50,6 +50,7 @@ def numbers(shapes) -> int:
     return sum(map(math.prod, shapes))
 
 
+@pytest.mark.slow
 def test_data_parallel_sums_each_gradient_once():
     found = sent("decoder_lm", "dp")
     assert {one.kind for one in found} == {"all-reduce"}
@@ -85,6 +86,7 @@ def test_zero1_gathers_updated_parameters():
     assert not any("jvp" in one.name for one in gathered)  # after the update, not before a product
 
 
+@pytest.mark.slow
 def test_fsdp_with_tensor_parallelism_gathers_only_parts_of_matrices():
     gathered = of_kind(sent("decoder_lm", "fsdp+tp"), "all-gather")
     matrices = [math.prod(shape) // 2 for shape in parameters("decoder_lm") if len(shape) > 1]

@@ -114,7 +114,7 @@ def test_values_losses_and_gradients(case):
 
 
 @pytest.mark.parametrize(
-    "changes", [CHANGES["gated"], {"moe": {"experts_per_token": 3, "expert_capacity": 2.0}}], ids=str
+    "changes", rest_slow([CHANGES["gated"], {"moe": {"experts_per_token": 3, "expert_capacity": 2.0}}], 1)
 )
 def test_all_tokens_choose_experts_of_one_device(changes):
     module, x = mixture(**changes), normal(B, T, D).at[..., 0].set(3.0)
@@ -123,7 +123,7 @@ def test_all_tokens_choose_experts_of_one_device(changes):
     assert_same_on(mesh_of("data=4,expert=2"), module, params, x)
 
 
-@pytest.mark.parametrize("mesh", ["data=4,expert=2", "data=2,expert=2,sequence=2"])
+@pytest.mark.parametrize("mesh", rest_slow(["data=2,expert=2,sequence=2", "data=4,expert=2"], 1))
 def test_rows_and_positions_that_the_mesh_does_not_divide(mesh):
     module, x = mixture(moe={"experts_per_token": 2}), normal(3, 5, D)
     assert_same_on(mesh_of(mesh), module, init_module(module, x), x, np.arange(5) < np.array([5, 2, 4])[:, None])

@@ -20,7 +20,7 @@ from tformer_jax.special_tokens import IGNORED, PAD
 
 LETTERS = CharacterTokenizer("abcdefg")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
-TEXTS = ["abc", "gfedcba", "a", "abcabcabc", "bb", "cab", "fade"]
+TEXTS = ["abc", "gfedcba", "a", "abcabc", "bb", "cab", "fade"]
 MESHES = {"both": {"data": 2, "fsdp": 2, "tensor": 2}, "rows": {"data": 8}}
 SEEDS = {"seq2seq": 7, "decoder_lm": 3, "classifier": 4}  # whose outputs differ from text to text
 MIXED = {"layer_pattern": ("gated_delta", "full"), "decoder_layers": 2, "attention": "mla"}

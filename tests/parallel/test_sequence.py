@@ -38,9 +38,10 @@ def alone(kind: str):
     return test_presets.trained(config(kind, {}, "reference"), devices=1)
 
 
-@pytest.mark.parametrize("backend", rest_slow(["ring", "blockwise", "xla"], 1))
-@pytest.mark.parametrize("mesh", rest_slow(reversed(MESHES), 1))
-@pytest.mark.parametrize("kind", rest_slow(list(test_presets.MODELS), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ring", "blockwise", "xla"])
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("kind", list(test_presets.MODELS))
 def test_losses_and_parameters_of_one_device(kind, mesh, backend):
     losses, end = test_presets.trained(config(kind, MESHES[mesh], backend))
     expected_losses, expected = alone(kind)
@@ -109,7 +110,7 @@ def piecewise(cfg: Config) -> Config:
 
 
 @pytest.mark.parametrize("backend", rest_slow(["ring", "reference"], 1))
-@pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
+@pytest.mark.parametrize("mesh", rest_slow(reversed(MESHES), 1))
 @pytest.mark.parametrize("variant", rest_slow(VARIANTS.keys(), 1))
 def test_gradients_of_one_device(variant, mesh, backend):
     kind, model, extra = VARIANTS[variant]

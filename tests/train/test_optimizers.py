@@ -183,9 +183,9 @@ def test_weight_decay_excludes_biases_and_norms(model):
     cfg = Config(optim=OptimConfig(schedule="constant", learning_rate=1.0, warmup_steps=1, weight_decay=0.5))
     shapes = registry.shapes(registry.build(model))
     optimizer = optimizers.build(cfg, shapes)
-    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), nn.unbox(shapes))
-    zeros = jax.tree.map(jnp.zeros_like, ones)
-    updates, _ = jax.jit(lambda: optimizer.update(zeros, optimizer.init(ones), ones))()
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), nn.unbox(shapes))
+    zeros = jax.tree.map(np.zeros_like, ones)
+    updates = jax.device_get(jax.jit(lambda ones: optimizer.update(zeros, optimizer.init(ones), ones)[0])(ones))
     flat = {jax.tree_util.keystr(path): float(u.min()) for path, u in jax.tree_util.tree_leaves_with_path(updates)}
     for name, update in flat.items():
         assert update == (-0.5 if name.endswith(MATRICES) else 0.0), name
@@ -236,7 +236,7 @@ def test_adaptive_clipping_units_are_the_inputs_of_one_output():
 def steps(cfg: Config, shapes, params, all_grads):
     """Returns the parameters after steps with gradients that do not depend on them."""
     optimizer = optimizers.build(cfg, shapes)
-    state = optimizer.init(params)
+    state = jax.jit(optimizer.init)(params)
 
     @jax.jit
     def step(params, state, grads):
@@ -272,9 +272,7 @@ def test_updates_of_scanned_layers_equal_those_of_a_loop(changes):
 
     def stacked(tree):
         layers = {stack: [tree[stack][str(i)] for i in range(depth)] for stack, depth in loops.items()}
-        return tree | {
-            stack: jax.tree.map(lambda *leaves: jnp.stack(leaves), *found) for stack, found in layers.items()
-        }
+        return tree | {stack: jax.tree.map(lambda *leaves: np.stack(leaves), *found) for stack, found in layers.items()}
 
     cfg = settings(**changes, clip_norm=1.0)
     looped = stacked(steps(cfg, loop_shapes, params, grads))
