@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import rest_slow
 from tformer_jax import user_cache
 from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data.corpora import cldr, load_corpus
@@ -104,7 +105,8 @@ def made(seed: int = 0, **data: object) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"source": "cldr_language", "languages": ("en", "de", "fr")}, {"shared_vocab": False}], ids=str
+    "data",
+    rest_slow([{}, {"shared_vocab": False}, {"source": "cldr_language", "languages": ("en", "de", "fr")}], 2),
 )
 def test_cached_cldr_data_is_identical(folder, monkeypatch, data):
     monkeypatch.setenv(user_cache.VARIABLE, "")

@@ -154,6 +154,7 @@ def test_a_stream_equals_a_call(translations, language_model, monkeypatch, chunk
     assert len(pieces) == 5
 
 
+@pytest.mark.slow
 def test_a_stream_of_the_best_outputs(translations):
     model, params, _ = translations
     cfg = dataclasses.replace(setup("seq2seq"), decode=DecodeConfig(strategy="beam", beams=3, max_new_tokens=5))

@@ -95,9 +95,9 @@ def test_frozen_parameters_do_not_count_in_the_clipping_norm():
     trained = [leaf for path, leaf in grads if "'embedding'" not in str(path[0]) and "bias" not in str(path[-1])]
     assert 0 < len(trained) < len(grads) - 1
     after, metrics = step(initial, data)
-    assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(trained)), rel=1e-5)
-    moved = jax.tree.map(jnp.subtract, after.params, initial.params)
-    assert float(optax.tree.norm(moved)) == pytest.approx(1e-2 * 0.1, rel=1e-3)
+    assert float(metrics["grad_norm"]) == pytest.approx(float(jax.jit(optax.tree.norm)(trained)), rel=1e-5)
+    moved = jax.tree.map(np.subtract, *jax.device_get((after.params, initial.params)))
+    assert float(jax.jit(optax.tree.norm)(moved)) == pytest.approx(1e-2 * 0.1, rel=1e-3)
     assert not np.asarray(moved["embedding"]["embedding"]).any()
 
 
@@ -224,7 +224,7 @@ def test_the_running_mean_by_hand():
         mean = jax.tree.map(lambda m, p, d=d: d * m + (1 - d) * np.asarray(p), mean, current.params)
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), current.ema, mean)
     late = step(dataclasses.replace(current, step=jnp.int32(10**6)), batch())[0]
-    halfway = jax.tree.map(lambda m, p: (m + p) / 2, current.ema, late.params)
+    halfway = jax.tree.map(lambda m, p: (m + p) / 2, *jax.device_get((current.ema, late.params)))
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), late.ema, halfway)
 
 
@@ -308,10 +308,10 @@ def test_overfits_one_batch(family):
     assert float(metrics["loss"]) < 0.01
 
 
-@pytest.mark.parametrize(("dtype", "param_dtype"), [("bfloat16", "float32"), ("bfloat16", "bfloat16")])
-def test_low_precision_learns_and_keeps_its_statistics_in_float32(dtype, param_dtype):
+@pytest.mark.parametrize("param_dtype", rest_slow(["bfloat16", "float32"], 1))
+def test_low_precision_learns_and_keeps_its_statistics_in_float32(param_dtype):
     """Parameters in bfloat16 are rounded after each step, which is computed in float32."""
-    changes = {"dtype": dtype, "param_dtype": param_dtype, "train": {"ema_decay": 0.9, "label_smoothing": 0.0}}
+    changes = {"dtype": "bfloat16", "param_dtype": param_dtype, "train": {"ema_decay": 0.9, "label_smoothing": 0.0}}
     model, optimizer, step = experiment(**changes)
     current = start(model, optimizer, ema=0.9)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(current.params)} == {param_dtype}
