@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import build, tiny
+from tests.helpers import build, rest_slow, tiny
 from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import chains
@@ -46,12 +46,12 @@ def greedy_by_full_passes(logits_of, prefix: list[int], length: int = LENGTH) ->
     return output + [PAD] * (LENGTH - len(output))
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=rest_slow(VARIANTS.keys(), 1))
 def seq2seq(request):
     return build(tiny("seq2seq", **VARIANTS[request.param]), seed=SEEDS[request.param])
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=rest_slow(VARIANTS.keys(), 1))
 def decoder_lm(request):
     return build(tiny("decoder_lm", **VARIANTS[request.param]), seed=SEEDS[request.param])
 

@@ -46,7 +46,7 @@ def held(tree) -> int:
     )
 
 
-@pytest.mark.parametrize("preset", rest_slow([PRESETS[4], *PRESETS[:4]], 2))
+@pytest.mark.parametrize("preset", rest_slow([PRESETS[4], *PRESETS[:4]], 1))
 def test_reported_bytes_equal_those_of_the_state(preset):
     cfg = config("decoder_lm", preset=preset)
     mesh, state, _ = set_up(cfg)

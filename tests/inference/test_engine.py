@@ -1,6 +1,8 @@
 """Outputs of the engine do not depend on other requests."""
 
 import dataclasses
+import functools
+import itertools
 import math
 
 import jax.numpy as jnp
@@ -47,9 +49,14 @@ def models(family: str, *, seed: int | None = None, **changes):
     return cfg, registry.build(cfg.model), params | {"head": {"bias": jnp.zeros(cfg.model.vocab_size)}}
 
 
+@functools.cache
+def plain(family: str):
+    return models(family)
+
+
 @pytest.fixture(scope="module", params=["seq2seq", "decoder_lm"])
 def trained(request):
-    return models(request.param)
+    return plain(request.param)
 
 
 def engine(trained, slots: int = 3, **options) -> Engine:
@@ -84,8 +91,16 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 
     return LETTERS.decode(output)
 
 
-@pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
-def test_outputs_do_not_depend_on_other_requests(trained, decode):
+EACH = {
+    f"{family}-{decode.strategy}": (family, decode)
+    for family, decode in (("seq2seq", BEAM), ("decoder_lm", SAMPLE), *itertools.product(SEEDS, (GREEDY, SAMPLE, BEAM)))
+}
+
+
+@pytest.mark.parametrize("case", rest_slow(EACH, 2))
+def test_outputs_do_not_depend_on_other_requests(case):
+    family, decode = case
+    trained = plain(family)
     served = engine(trained)
     numbers = [served.submit(Request(text, decode, seed=3, index=index)) for index, text in enumerate(TEXTS)]
     found = finish(served)
@@ -161,7 +176,7 @@ def test_arrivals_and_cancellations_do_not_change_other_outputs(trained, data):
 
 def test_a_released_row_does_not_write_to_reused_pages():
     """All pages of a canceled row are given to the next request, which takes another row."""
-    trained = models("decoder_lm")
+    trained = plain("decoder_lm")
     served = engine(trained, slots=2, pages=4)
     long = dataclasses.replace(GREEDY, max_new_tokens=20)
     first, second = (served.submit(Request(text, long)) for text in ("abc", "gfe"))
@@ -173,6 +188,7 @@ def test_a_released_row_does_not_write_to_reused_pages():
     assert text == alone(trained, "cab", dataclasses.replace(GREEDY, max_new_tokens=36))
 
 
+@pytest.mark.parametrize("trained", rest_slow(["seq2seq", "decoder_lm"], 1), indirect=True)
 def test_beam_search_reports_outputs_with_scores(trained):
     cfg, model, params = trained
     served = engine(trained)
@@ -212,9 +228,11 @@ def endless(family: str = "decoder_lm"):
 
 
 @pytest.mark.parametrize("most", rest_slow([32, 3], 1))
-@pytest.mark.parametrize("decode", [GREEDY, SAMPLE, BEAM], ids=lambda decode: decode.strategy)
-def test_outputs_do_not_depend_on_steps_per_call(trained, decode, most, monkeypatch):
+@pytest.mark.parametrize("case", rest_slow(EACH, 2))
+def test_outputs_do_not_depend_on_steps_per_call(case, most, monkeypatch):
     """Also for requests that arrive later, and with one that is canceled."""
+    family, decode = case
+    trained = plain(family)
     monkeypatch.setattr(lanes, "MAX_STEPS", most)
 
     def run(seconds: float):

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.helpers import rest_slow
 from tests.serving.live import events, live, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,7 +197,7 @@ def test_many_unfinished_headers_do_not_block_other_clients():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", rest_slow([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_signal_ends_the_process_with_status_0(number):
     command = [sys.executable, "-m", "tests.serving.fake_engine", "--port", "0", "--delay", "0.005"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

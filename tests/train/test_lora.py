@@ -43,8 +43,8 @@ def adapted(cfg: ModelConfig, seed: int = 1, **train) -> lora.Adapted:
     train = TrainConfig(**{"lora_rank": RANK, "lora_alpha": ALPHA, **train})
     model, params = build(cfg)
     shapes = registry.shapes(model)
-    start = lora.adapt(train, shapes, params, jax.random.key(0))
-    return start.replace(trained=randomized(lora.trained_shapes(train, shapes), seed))
+    start = jax.eval_shape(lambda: lora.adapt(train, shapes, params, jax.random.key(0)))
+    return start.replace(base=params, trained=randomized(lora.trained_shapes(train, shapes), seed))
 
 
 @pytest.mark.parametrize("name", MODELS)
