@@ -10,8 +10,8 @@ On raw text expect a cased BLEU of 37.7 on test_2016_flickr after 20 minutes on 
 
 `published` is the setting of Transformer-Tiny in "Good for Misconceived Reasons: An Empirical Revisiting on the Need
 for Visual Context in Multimodal Machine Translation" (2021): lower-cased, normalized and tokenized text, four layers of
-width 128 on each side, averaged checkpoints, beam width 5, BLEU on tokens. It needs `pip install -e ".[tokenizers]"`
-and has not been trained to the end yet.
+width 128 on each side, averaged checkpoints, beam width 5, BLEU on tokens. It needs `pip install -e ".[tokenizers]"`.
+Expect a BLEU of 39.9 on test_2016_flickr after 4,000 steps, 72 minutes on two busy CPU cores; the paper has 41.0.
 """
 
 import dataclasses
