@@ -10,7 +10,8 @@ seconds. The CNN without pre-trained embeddings of Kim (2014) has 76.1 %, in ten
 
 The settings were chosen without dev.tsv, by the mean accuracy on four held-out fifths of the shuffled train.tsv, in
 trials of 400 steps: bag of words 77.1 %, with bigrams 77.1 %, with only the 8,000 most frequent words 76.6 %; one layer
-with this window 76.0 %, with full attention 75.8 %, with the embeddings' learning rate and initial values 74.8 %.
+with this window 76.0 %, with full attention 75.8 %, with the embeddings' learning rate and initial values 74.8 %. Label
+smoothing leaves the accuracy of the layer as it is (75.2 %; without, 75.4 %) and reduces its loss from 0.97 to 0.65.
 """
 
 import dataclasses
@@ -62,7 +63,7 @@ ONE_LAYER = Config(
         warmup_steps=50,
         final_fraction=0.02,
     ),
-    train=TrainConfig(steps=500, eval_every=250, checkpoint_every=500),
+    train=TrainConfig(steps=500, label_smoothing=0.1, eval_every=250, checkpoint_every=500),
     eval=EvalConfig(examples=0),
 )
 BAG_OF_WORDS = dataclasses.replace(
@@ -70,6 +71,7 @@ BAG_OF_WORDS = dataclasses.replace(
     name="classify_rt_polarity_bag_of_words",
     model=dataclasses.replace(ONE_LAYER.model, encoder_layers=0, layer_pattern=("full",), window=None),
     optim=dataclasses.replace(ONE_LAYER.optim, learning_rates=()),
+    train=dataclasses.replace(ONE_LAYER.train, label_smoothing=0.0),
 )
 VARIANTS = {"": ONE_LAYER, "bag_of_words": BAG_OF_WORDS}
 
