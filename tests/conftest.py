@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import tempfile
 
 import hypothesis
@@ -24,6 +25,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # what one test compiled, or made o
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{kept}/xla"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs, and then by children
 gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay
 
 collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]

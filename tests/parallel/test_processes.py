@@ -33,6 +33,7 @@ def assert_batches_of_one(bench: Bench, count: int) -> None:
         assert all(each[kind]["bytes"] < 1.2 * alone[kind]["bytes"] / count for each in found)
 
 
+@pytest.mark.slow
 def test_two_processes_build_the_batches_of_one(bench):
     assert_batches_of_one(bench, 2)
 
