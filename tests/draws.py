@@ -108,6 +108,7 @@ def _rest(rng, family: str) -> dict[str, Any]:
         "scale_output": pick(rng, False, True),
         "output_softcap": pick(rng, None, None, 3.0),
         "prefix_lm": family == "decoder_lm" and pick(rng, True, False, False),
+        "lookahead": None if family == "decoder_lm" else pick(rng, None, None, 0, 2),
         "remat": pick(rng, "none", "nothing_saveable", "dots_saveable"),
         "scan_layers": pick(rng, False, True),
         **(

@@ -294,6 +294,20 @@ def test_one_compilation_per_shape_and_no_transfers(devices):
     assert step._cache_size() == 2
 
 
+@pytest.mark.parametrize(("flags", "options"), [("", {state.LEVEL: 1}), (f"--{state.LEVEL}=2", None)])
+def test_initialization_is_compiled_at_level_1_unless_another_is_chosen(flags, options, monkeypatch):
+    found = []
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(
+        jax, "jit", lambda *_, compiler_options, **__: found.append(compiler_options) or (lambda _: None)
+    )
+    cfg = settings()
+    model = registry.build(cfg.model, train=True)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    state.create(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)))
+    assert found == [options]
+
+
 @pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm", "classifier"], 1))
 def test_overfits_one_batch(family):
     model, optimizer, step = experiment(family, train={"label_smoothing": 0.0}, optim={"weight_decay": 0.0})
