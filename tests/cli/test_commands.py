@@ -244,6 +244,7 @@ def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
         return capsys.readouterr().out
 
     greedy = output()
+    assert output("abc") == f"{greedy}{generate.SEPARATOR}{greedy}"
     assert greedy.startswith("abc")
     assert len(greedy) <= 3 + 6 + 1
     assert output("--max-new-tokens", "2") == greedy[:5] + "\n"
