@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -95,6 +96,18 @@ EACH = {
     f"{family}-{decode.strategy}": (family, decode)
     for family, decode in (("seq2seq", BEAM), ("decoder_lm", SAMPLE), *itertools.product(SEEDS, (GREEDY, SAMPLE, BEAM)))
 }
+
+
+@pytest.mark.parametrize("case", rest_slow(EACH, 2))
+def test_calls_keep_the_types_of_the_state(case):
+    """Else each function would be compiled once more, for the types after the first call."""
+    family, decode = case
+    served = engine(plain(family))
+    served.submit(Request("abc", decode, samples=2))
+    finish(served)
+    (lane,) = served._lanes.values()
+    initial = compiled.empty(lane.plan, lane._size)
+    assert jax.tree.map(jax.typeof, jax.tree.leaves(lane.state)) == jax.tree.map(jax.typeof, jax.tree.leaves(initial))
 
 
 @pytest.mark.parametrize("case", rest_slow(EACH, 2))
@@ -302,17 +315,18 @@ def test_rules_and_limits_apply_per_request():
     assert len(found[second, 0][0]) == LONG - 3
 
 
-def test_pages_limit_concurrent_requests():
+def test_pages_limit_concurrent_requests(monkeypatch):
+    monkeypatch.setattr(engines, "PAGE_SIZE", 4)
     trained, _ = endless()
     served = engine(trained, slots=4, pages=2)
-    long = dataclasses.replace(GREEDY, max_new_tokens=20)
+    long = dataclasses.replace(GREEDY, max_new_tokens=5)
     numbers = [served.submit(Request("abc", long)) for _ in range(3)]
     events = served.step()
     assert (served.running, served.pending, served.pages_used) == (1, 2, 2)
     found = finish(served, events)
     assert len({found[number, 0][0] for number in numbers}) == 1
-    with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: request fewer"):
-        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=32)))
+    with pytest.raises(ConfigError, match="may need 3 pages of 4 tokens, and the engine has 2: request fewer"):
+        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=9)))
 
 
 @pytest.mark.parametrize("beams", rest_slow([(3, 4), (3, 4, 2)], 1))
@@ -320,14 +334,14 @@ def test_pages_limit_concurrent_requests():
 def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
     """Widths 3 and 4 share a compiled step."""
     served = engine(trained, few_shapes=True)
-    widths = [dataclasses.replace(BEAM, beams=width, max_new_tokens=5) for width in beams]
-    numbers = [served.submit(Request("gfed", decode, samples=2)) for decode in widths]
+    widths = [dataclasses.replace(BEAM, beams=width, max_new_tokens=4) for width in beams]
+    numbers = [served.submit(Request("gf", decode, samples=2)) for decode in widths]
     found = finish(served)
     assert {kind[0].beams for kind in served._lanes} == {2 if width == 2 else 4 for width in beams}
     assert len(served._lanes) == len(beams) - 1
     for number, decode in zip(numbers, widths, strict=True):
         alone_engine = engine(trained)
-        other = alone_engine.submit(Request("gfed", decode, samples=2))
+        other = alone_engine.submit(Request("gf", decode, samples=2))
         expected = finish(alone_engine)
         for sample in range(2):
             (text, event), (wanted, one) = found[number, sample], expected[other, sample]

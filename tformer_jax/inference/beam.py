@@ -86,7 +86,7 @@ class Beams:
         """
         (B,), k = max_new_tokens.shape, cfg.beams
         first = jnp.arange(k) == 0
-        sums = jnp.where(jnp.arange(k) < settings.beams[:, None], jnp.where(first, 0.0, WORST), UNUSED)
+        sums = jnp.where(jnp.arange(k) < settings.beams[:, None], jnp.where(first, jnp.float32(0), WORST), UNUSED)
         no_tokens = jnp.full((B, k, length), PAD, jnp.int32)
         return cls(
             prompt_end=last,
@@ -96,7 +96,7 @@ class Beams:
             running=no_tokens,
             sums=sums,
             lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), counts),
-            finished=Hypotheses(no_tokens, jnp.full((B, k), WORST)),
+            finished=Hypotheses(no_tokens, jnp.full((B, k), WORST, jnp.float32)),
             settings=settings,
             cfg=cfg,
             rules=rules,
