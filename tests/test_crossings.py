@@ -5,16 +5,13 @@ import pytest
 
 from tests import crossings
 
-QUICK = {0: "rows", 1: "cached"}
-"""By seed, one check each."""
-
 
 def examine(seed: int, checks: list[str] | None = None) -> None:
     case, findings = crossings.examine(seed, checks)
     assert not crossings.faults(case, findings), case.cfg
 
 
-@pytest.mark.parametrize(("seed", "check"), QUICK.items())
+@pytest.mark.parametrize(("seed", "check"), [(0, "rows"), pytest.param(1, "cached", marks=pytest.mark.slow)])
 def test_one_check_of_a_few_configs(seed, check):
     examine(seed, [check])
 

@@ -72,9 +72,7 @@ def test_an_unknown_kind_is_refused_when_the_config_is_built():
 @pytest.mark.usefixtures("added")
 def test_a_registered_norm_is_finite_for_zeros():
     """Experts return zeros for padding, which the second norm of a sub-layer must handle."""
-    cfg = tiny(
-        "decoder_lm", norm="scalenorm", norm_placement="both", ffn="moe", moe={"num_experts": 3}, decoder_layers=2
-    )
+    cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", ffn="moe", moe={"num_experts": 3})
     model, params = build(cfg)
 
     def total(params):

@@ -1,6 +1,5 @@
 """Decoding of models whose layers keep latents or recurrent states, by the engine: outputs are those of full passes."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ DECODES = {
     "samples": DecodeConfig(max_new_tokens=6, strategy="sample", temperature=2.0),
     "beams": DecodeConfig(max_new_tokens=6, strategy="beam", beams=3, length_alpha=0.0),
 }
-TEXTS = ["abc", "abcdefgabcdefgabcdefg", "a", "gfedcba", "abcdefgabcdefgabcdefgb"]
+TEXTS = ["abc", "abcdefgabcdef", "a", "gfedcba", "abcdefgabcdeb"]
 
 
 CASES = [
@@ -54,7 +53,8 @@ def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
     for row, (number, sample) in zip(rows, ids, strict=True):
         whole = LETTERS.encode(TEXTS[numbers.index(number)]) + ids[number, sample]
         row[: len(whole)] = whole
-    log_p = np.asarray(jax.nn.log_softmax(apply(model, params, rows), axis=-1), np.float64)
+    logits = np.asarray(apply(model, params, rows), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     forbidden = list(Rules.of(settings, LETTERS).never)
     for row, (key, tokens) in enumerate(ids.items()):
         at = np.arange(len(tokens)) + starts[key] - 1

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from tests import oracles
 from tests.helpers import assert_close, init_module, normal, rest_slow, shapes_of, tiny, with_settings
 from tests.parallel import test_presets as presets
+from tests.parallel.test_collectives import lowered
 from tformer_jax.config import ParallelConfig, kinds
 from tformer_jax.nn import moe
 from tformer_jax.nn.ffn import make_ffn
@@ -156,9 +157,7 @@ def gathered(text):
 def test_tokens_are_sent_and_experts_are_not_gathered(mesh, capacity):
     cfg = presets.config("experts", **MESHES[mesh])
     cfg = dataclasses.replace(cfg, model=with_settings(cfg.model, moe={"expert_capacity": capacity}))
-    on, state, step = presets.set_up(cfg)
-    batch = jax.device_put(presets.batch(cfg, 0), rules.batch_sharding(on))
-    text = step.lower(state, batch).compile().as_text()
+    text = lowered(cfg).compile().as_text()
     assert (" all-to-all(" in text) == ("expert" in mesh)
     shapes = gathered(text)
     if "fsdp" not in mesh:

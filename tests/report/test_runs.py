@@ -200,7 +200,7 @@ def test_long_texts_are_cut_and_large_files_too(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", examples=4, tested=False)
     path = run / "outputs" / "validation.json"
     found = json.loads(path.read_text())
-    found["outputs"][0] |= {"source": "s" * 5000, "reference": "r" * 5000, "output": "r" * 1500}
+    found["outputs"][0] |= {"source": "s" * 5000, "reference": "r" * 5000, "output": "o" * 1500}
     path.write_text(json.dumps(found))
     (one,) = load_all([run])
     outputs = [shown for group in sections.shown_outputs(one).values() for shown in group]

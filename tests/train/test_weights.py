@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close
+from tests.helpers import assert_close, randomized
 from tests.train.conftest import small_config
 from tests.train.test_checkpoint import made
 from tformer_jax.config import Config, ConfigError
@@ -31,9 +31,12 @@ def run(cfg, folder, data, **options):
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory, corpus_folder) -> Path:
-    """A run of one step."""
+    """A run with a checkpoint and final weights: the initial parameters."""
     folder = tmp_path_factory.mktemp("runs") / "first"
-    run(small_config(steps=1), folder, corpus_folder)
+    built = experiment.build(small_config(steps=1), folder, data_root=corpus_folder)
+    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
+        trainer.save()
+        weights.save(folder, trainer.state.params, "last", [0], 0)
     return folder
 
 
@@ -197,12 +200,7 @@ def wider(cfg: Config) -> Config:
 def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp_path):
     loaded = load_trained(first).params
     built = experiment.build(wider(small_config()), tmp_path / "second", data_root=corpus_folder)
-    fresh = state.create(
-        built.model,
-        optimizers.build(built.cfg, registry.shapes(built.model)),
-        dataclasses.replace(built.cfg, seed=5),
-        built.mesh,
-    ).params
+    fresh = randomized(registry.shapes(built.model))
     params, report = load_matching(fresh, first)
     built.close()
     same = params["decoder"]["layers_0"]["self_attention"], loaded["decoder"]["layers_0"]["self_attention"]
@@ -237,7 +235,7 @@ def test_the_optimizer_starts_from_the_loaded_parameters(first, corpus_folder, t
         initial = trainer.state
         jax.tree.map(np.testing.assert_array_equal, initial.params, loaded)
         jax.tree.map(np.testing.assert_array_equal, initial.ema, loaded)
-        averages = optimizers.evaluation_params(initial.opt_state, initial.params)
+        averages = jax.jit(optimizers.evaluation_params)(initial.opt_state, initial.params)
         jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), averages, loaded)
 
 
