@@ -34,7 +34,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
-    """Adds the flags of generation."""
+    """Adds the decoding settings, the number of outputs, `--seed` and `--scores`."""
     add_settings(parser)
     parser.add_argument(
         OUTPUTS[family], dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"

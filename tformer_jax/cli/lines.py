@@ -31,7 +31,7 @@ class Work(NamedTuple, Generic[Result]):
     settings: outputs.Facts
     """Everything that determines the results, except the run and the input."""
     results: Callable[[Iterator[Line], int], Iterable[Result]]
-    """Returns the results of the lines, in order, without those of the given number of first lines."""
+    """Maps the lines and a number n to the results of all lines after the first n, in order."""
     plain: Callable[[Line, Result], Sequence[str]]
     """Returns the lines to write for a result, always the same number."""
     added: Callable[[Line, Result], dict[str, Any]]
@@ -85,10 +85,10 @@ def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
 
 
 def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> int:
-    """Writes the output of each line, in order, as soon as it is available; keeps no line that is written.
+    """Writes the output of each line, in order, as soon as it is available, in bounded memory.
 
-    Exits with 0 if `--resume` has nothing to do. After an error in a line, the following lines of the input may be
-    changed before the command is resumed.
+    Exits with 0 if `--resume` has nothing to do. After an error in a line, that line and later ones
+    may be changed before the command is resumed.
 
     Returns:
         The number of lines whose outputs had been written by the command that is resumed.

@@ -7,7 +7,7 @@ from tformer_jax.cli.inputs import Source
 
 
 class LinesProgress:
-    """Shows the number of completed lines, lines/s and, if the size of the input is known, the share that is read.
+    """Shows the number of completed lines, lines/s and, if the size of the input is known, the percentage read.
 
     Shows nothing if the console is not a terminal.
     """

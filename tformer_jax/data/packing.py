@@ -51,7 +51,7 @@ def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
 
 
 class _Search:
-    """Finds examples by their lengths on all sides, among the pending ones from index `start` on.
+    """Finds pending examples, from index `start` on, that fill a free space of given lengths (source, target).
 
     The lengths of an example are encoded as one number in a mixed radix, so that two examples fill a free space if
     their numbers add up to the number of that space. Each digit has a radix above twice the largest length of its

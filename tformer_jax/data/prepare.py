@@ -97,7 +97,7 @@ def prepare(
 
 
 class _SplitWriter:
-    """Writes the records of a split to its files in turn, and the token stream of texts."""
+    """Writes the records of a split, spread over its files, and for plain text the stream of all tokens."""
 
     def __init__(
         self,

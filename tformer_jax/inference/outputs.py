@@ -42,8 +42,8 @@ class RowDecoder:
 
         Args:
             first: index of the first row among all inputs, a multiple of `CHUNK`; samples depend on it.
-            window: of this number of consecutive rows, longer ones are submitted first, so that rows of similar length
-                are read together. Larger windows are faster; smaller ones yield the first outputs earlier.
+            window: number of consecutive rows that are submitted longest first, so that rows of similar length are
+                read together. Larger windows are faster; smaller ones yield the first outputs earlier.
         """
         engine = self._engine(CHUNK if first else len(rows), outputs, math.inf)
         starts = range(0, len(rows), window)

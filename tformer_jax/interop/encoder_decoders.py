@@ -14,7 +14,7 @@ def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:
 
 
 def _t5_ffn(number: int) -> tuple[Part, ...]:
-    """Parts of both the plain (`wi`) and the gated FFN (gate `wi_0`), without the rule of `wi` or `wi_1`."""
+    """Returns the parts of T5's FFNs, `wi_0` of gated ones included, except `wi` (plain) or `wi_1` (gated)."""
     dense = f"layer.{number}.DenseReluDense"
     return (
         ("ffn/gate/kernel", f"{dense}.wi_0.weight", kernel()),

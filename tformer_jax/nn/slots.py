@@ -60,7 +60,7 @@ class Slots(Protocol):
         """Discards the state of the current call, so that shapes are the same before every call."""
 
     def remove_newest(self, counts: jax.Array) -> Self:
-        """Removes the `counts` (int32 [B]) newest tokens of each row, which must be the last ones of their call."""
+        """Removes the newest `counts` tokens (int32 [B]) of each row; no padding may follow them in their call."""
 
 
 @flax.struct.dataclass

@@ -58,7 +58,7 @@ def trained_shapes(train: TrainConfig, shapes: Any) -> Any:
 
 
 def _fitting(train: TrainConfig, setting: str, boxes: dict[str, Any]) -> list[str]:
-    """Returns the names that the globs of a setting fit, each of which must fit one."""
+    """Returns the names of parameters that match a glob of the setting; each glob must match at least one."""
     globs = getattr(train, setting)
     for glob in globs:
         if not fnmatch.filter(boxes, glob):

@@ -82,9 +82,9 @@ def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
 def accumulated_gradients(
     model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config
 ) -> tuple[Sums, Any, jax.Array]:
-    """Returns the loss sums, the gradient of the mean loss, and [parts] gradient norms, each of a part's own mean.
+    """Returns the loss sums, the gradient of the mean loss, and the gradient norm of each part's mean loss, [parts].
 
-    Gradients are of the trained parameters, all or those of `lora.Adapted`.
+    Gradients are those of the trained parameters: all, or with LoRA `lora.Adapted.trained`.
     Processes the batch in `cfg.train.accumulate` parts, one after another. Part i has rows i, i + accumulate, ..., so
     that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """

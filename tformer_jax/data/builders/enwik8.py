@@ -13,7 +13,7 @@ PIECE = 100_000
 
 
 class Enwik8(tfds.core.GeneratorBasedBuilder):
-    """Consecutive pieces of the text, cut at the next character boundary, up to three bytes later."""
+    """Consecutive pieces of `PIECE` bytes, each extended to the next character boundary (at most three bytes)."""
 
     VERSION = tfds.core.Version("1.0.0")
 

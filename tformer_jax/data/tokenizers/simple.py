@@ -68,7 +68,7 @@ class CharacterTokenizer:
         return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Joins the pieces with the separator."""
+        """Returns the pieces of the ids, without special tokens, joined by the separator."""
         return self.separator.join(self.pieces[i - FIRST] for i in ordinary(ids) if i < self.vocab_size)
 
     @classmethod

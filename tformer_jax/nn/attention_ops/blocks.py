@@ -200,7 +200,7 @@ def _scores(q, k, bias: Bias | None, mask: Mask, grid: Grid, i, j) -> jax.Array:
 
 
 def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes `weights v`, float32 [B, T, N, H], so that a sum over blocks is rounded only once."""
+    """Computes `weights @ v`, float32 [B, T, N, H], so that a sum over blocks is rounded only once."""
     B, N, T, S = weights.shape
     K, H = v.shape[2:]
     grouped = weights.reshape(B, K, N // K, T, S)
