@@ -42,7 +42,7 @@ COMPILED: list[int] = []
 
 
 def two_shapes(**train: int) -> Config:
-    return small_config(bucket_lengths=(6, 12), **train)
+    return small_config(bucket_lengths=(6, 12), **{"checkpoint_every": 4, **train})
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_run_folder_holds_everything(uninterrupted):
     }
     saved = config.load(uninterrupted / "config.json")
     assert saved.model.vocab_size == saved.model.source_vocab_size == 4 + 16
-    assert [path.name for path in sorted((uninterrupted / "checkpoints").iterdir())] == ["6", "8"]
+    assert [path.name for path in sorted((uninterrupted / "checkpoints").iterdir())] == ["4", "8"]
     assert [r["step"] for r in records(uninterrupted) if r["group"] == "train"] == list(range(1, 9))
     assert [r["step"] for r in records(uninterrupted) if r["group"] == "validation"] == [4, 8]
 
@@ -176,7 +176,7 @@ def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
     program = (
         "import sys; from pathlib import Path; from tests.train.conftest import small_config;"
         "from tformer_jax.train import experiment, loop;"
-        "cfg = small_config(bucket_lengths=(6, 12));"
+        "cfg = small_config(bucket_lengths=(6, 12), checkpoint_every=4);"
         "loop.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2])))"
     )
     process = subprocess.Popen(
@@ -226,7 +226,7 @@ def test_the_logged_learning_rate_is_the_one_applied(corpus_folder, tmp_path):
         for step in range(1, 6):
             before = jax.device_get(trainer.state.params)
             if step == 3:
-                spoilt = jax.tree.map(lambda leaf: leaf * jnp.nan, trainer.state.params)
+                spoilt = jax.tree.map(lambda leaf: jnp.asarray(np.full_like(leaf, np.nan)), before)
                 trainer.state = dataclasses.replace(trainer.state, params=spoilt)
             trainer.advance()
             if step == 3:
