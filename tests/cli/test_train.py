@@ -26,11 +26,20 @@ def test_overrides_reach_the_config():
     assert cfg.optim.learning_rate == 1.0
 
 
+def test_none_unsets_a_setting():
+    """The last override of a setting counts."""
+    numbers = ["--config.model.head_dim=16", "--config.model.num_kv_heads=1"]
+    model = read_config(CLDR, [*numbers, "--config.model.head_dim=None"]).model
+    assert (model.head_dim, model.num_kv_heads) == (None, 1)
+    assert read_config(CLDR, ["--config.model.head_dim=None", *numbers]).model.head_dim == 16
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (["--config.model.dimm=3"], "unknown setting 'model.dimm'; did you mean 'model.dim'?"),
         (["--config.modle.dim=3"], "unknown setting 'modle.dim'; did you mean 'model'?"),
+        (["--config.model.dim=None"], "model.dim=None: must be int, not NoneType"),
         (["--config.model.dim=wide"], "--config.model.dim=wide: invalid literal for int"),
         (["--config.model.norm=layer"], "model.norm='layer': is not a known value; did you mean 'layernorm'?"),
         (["--resum"], "Unknown command line flag 'resum'"),

@@ -181,9 +181,14 @@ WITHOUT_EFFECT = {
         "num_heads": 1,
         "attention_projections": "fused_kv",
     },
-    "model.attention_bias=(): is used only by": {"attention": "basic", "num_heads": 1, "attention_bias": ()},
-    "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'": {"mla": {"latent_dim": 8}},
-    "model.gated_delta.num_key_heads=2: no layer uses it": {"gated_delta": {"num_key_heads": 2}},
+    "model.attention_bias=(): is used only by model.attention='multi_head', not 'basic'; write its default, "
+    "('query', 'key', 'value', 'output')": {"attention": "basic", "num_heads": 1, "attention_bias": ()},
+    "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'; write its default, 512": {
+        "mla": {"latent_dim": 8}
+    },
+    "model.gated_delta.num_key_heads=2: no layer uses it; write 'gated_delta' in model.layer_pattern": {
+        "gated_delta": {"num_key_heads": 2}
+    },
     "model.num_kv_heads=2: is used only by": {"attention": "mla", "num_kv_heads": 2},
     "model.qk_norm=True: is used only by model.attention='multi_head'": DELTA | {"qk_norm": True},
 }

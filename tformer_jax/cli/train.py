@@ -94,6 +94,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         if override.startswith("--config."):
             Config.check_name(override.removeprefix("--config.").partition("=")[0])
     values = flags.FlagValues()
+    overrides, unset = _split(overrides)
     arguments = ["train.py", f"--config={location}", *overrides]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
     try:
@@ -104,7 +105,18 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(_reason(error)) from error
     if unexpected:
         raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
+    values.config.update_from_flattened_dict(dict.fromkeys(unset))
     return config.from_config_dict(values.config)
+
+
+def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the overrides with values, and the settings that `--config.SECTION.SETTING=None` sets to None.
+
+    absl has no syntax for None. The last override of a setting counts.
+    """
+    last = {override.partition("=")[0]: override for override in overrides}
+    unset = [name.removeprefix("--config.") for name, override in last.items() if override == f"{name}=None"]
+    return [override for override in overrides if not override.endswith("=None")], unset
 
 
 def check_writable(path: Path) -> None:

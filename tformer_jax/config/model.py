@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from operator import attrgetter
 from typing import ClassVar
 
 from tformer_jax.config import kinds
@@ -224,11 +225,12 @@ class ModelConfig(Section):
             values = self.attentions if kind == "attention" else (kind and getattr(self, kind),)
             if values and BUILT_IN.issuperset(values) and not {*values} & {*users}:
                 used_by = f"model.{kind}={' or '.join(map(repr, users))}"
-                raise self.error(name, f"is used only by {used_by}, not {values[0]!r}; leave it out")
+                default = attrgetter(name)(ModelConfig())
+                raise self.error(name, f"is used only by {used_by}, not {values[0]!r}; write its default, {default!r}")
 
         if "gated_delta" not in self.attentions and self.gated_delta != GatedDeltaConfig():
             name = next(self.gated_delta.changed_settings())
-            raise self.error(f"gated_delta.{name}", "no layer uses it; write model.attention='gated_delta'")
+            raise self.error(f"gated_delta.{name}", "no layer uses it; write 'gated_delta' in model.layer_pattern")
 
     def _check_limits(self) -> None:
         """Raises `ConfigError` for a setting that some kind of attention in this model does not support."""
