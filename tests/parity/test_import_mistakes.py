@@ -1,5 +1,6 @@
 """Checkpoints that are damaged, incomplete, missing or not supported are refused by import_hf.py, in one sentence."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -11,8 +12,11 @@ import tokenizers
 from safetensors.numpy import load_file, save_file
 
 import tformer_jax as tj
+from tests.helpers import build
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.config import ConfigError
+from tformer_jax.config.model import PROJECTIONS
+from tformer_jax.train import run_folder, weights
 
 
 def index(folder, **places):
@@ -146,7 +150,7 @@ def test_flags_that_a_folder_does_not_use(imported, tmp_path):
     run = ["--run", str(tmp_path / "run")]
     for flags in (["--tokenizer", "a.json"], ["--model-args", "nhead=3"]):
         with pytest.raises(
-            ConfigError, match=f"{flags[0]} is for state dicts of PyTorch, and .* is none: leave it out"
+            ConfigError, match=f"{flags[0]} is for state dicts of PyTorch, and .* is not one: leave it out"
         ):
             import_hf.main([str(imported("llama")[0]), *run, *flags])
 
@@ -157,3 +161,26 @@ def test_a_run_is_not_replaced_unasked(imported, tmp_path):
         import_hf.main([str(folder), "--run", str(run)])
     with pytest.raises(ConfigError, match="already exists: name a new folder"):
         export_hf.main(["--run", str(run), str(folder)])
+
+
+NOT_HELD = {
+    "the architecture has no attention of the kind 'mla'": {
+        "attention": "mla",
+        "num_kv_heads": None,
+        "attention_bias": PROJECTIONS,
+    },
+    "name one with --model-type to see what it lacks": {"attention_sinks": True},
+}
+
+
+@pytest.mark.parametrize("reason", NOT_HELD)
+def test_a_model_that_no_architecture_holds_is_not_exported(imported, reason, tmp_path):
+    """The reason is named if it is the same for all of them."""
+    original = tj.load(imported("llama")[1])
+    model = dataclasses.replace(original.config.model, **NOT_HELD[reason])
+    cfg = dataclasses.replace(original.config, model=model)
+    run_folder.create(tmp_path / "run", cfg, original.tokenizers, None)
+    weights.save(tmp_path / "run", build(cfg.model)[1], "last", [], 0)
+    with pytest.raises(ConfigError, match=f"^none of the architectures gpt2, .* exactly: {reason}$"):
+        export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()

@@ -35,7 +35,7 @@ class Imported(NamedTuple):
     decode: DecodeConfig
     labels: list[str] | None = None
     notes: Sequence[str] = ()
-    """What to tell the user."""
+    """Messages for the user."""
 
 
 def make_run(options: argparse.Namespace) -> None:
@@ -72,7 +72,7 @@ def _check_flags(options: argparse.Namespace, path: Path) -> None:
         reason = "is for state dicts of PyTorch"
     for flag, value in given.items():
         if value:
-            raise ConfigError(f"{flag} {reason}, and {options.checkpoint} is none: leave it out")
+            raise ConfigError(f"{flag} {reason}, and {options.checkpoint} is not one: leave it out")
 
 
 def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
@@ -82,7 +82,7 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     tokenizers = _fitting(folder, load_checkpoint_tokenizers(folder), cfg)
     decode, unapplied = generation.decoding(folder, theirs, cfg)
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
-    notes = ["no classification head: a random one of two classes, to be trained"] if headless else []
+    notes = ["the checkpoint has no classification head: the run has a random one, to be trained"] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
     return Imported(theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes)
@@ -177,14 +177,14 @@ def _save(options: argparse.Namespace, run: tj.Run) -> str:
     theirs = hf.token_ids(run.tokenizers.target.special, run.config.model.family)
     if run.labels is not None:
         theirs["id2label"] = {str(index): label for index, label in enumerate(run.labels)}
+    problems = set()
     for model_type in [given] if given else hf.ARCHITECTURES:
         try:
             hf.save(options.folder, model_type, run.config.model, run.params, **theirs)
             return model_type
-        except ConfigError:
+        except ConfigError as error:
             if given:
                 raise
-    raise ConfigError(
-        f"none of the architectures {', '.join(hf.ARCHITECTURES)} holds this model exactly: name one with --model-type "
-        "to see what it lacks"
-    )
+            problems.add(str(error).partition(": ")[2])
+    reason = problems.pop() if len(problems) == 1 else "name one with --model-type to see what it lacks"
+    raise ConfigError(f"none of the architectures {', '.join(hf.ARCHITECTURES)} holds this model exactly: {reason}")

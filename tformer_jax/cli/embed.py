@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     as_array = options.output is not None and options.output.suffix == ".npy"
     if as_array and (options.resume or options.on_long_line == "skip"):
-        raise ConfigError(f"{options.output} has a row of each line: leave out --resume and --on-long-line skip")
+        raise ConfigError(
+            f"{options.output} is written at once, with a row per line: leave out --resume and --on-long-line skip"
+        )
     source = lines.opened(options, options.text)
     run = tj.load(options.run, mesh=options.mesh)
     embedder = run.embedder(pooling=options.pooling, normalize=options.normalize)

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--family",
         choices=("classifier", "masked_lm"),
-        help="what to make of a checkpoint of BERT (default: masked_lm if it is one, else classifier)",
+        help="kind of model that a BERT checkpoint becomes (default: masked_lm if it has that head, else classifier)",
     )
     state_dict = result.add_argument_group("state dicts")
     state_dict.add_argument(
@@ -47,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="tokenizer.json, tokenizer of a run folder, or .txt whose characters are the vocabulary; two files: of "
-        "the source and of the target",
+        help="tokenizer.json, tokenizer of a run folder, or .txt whose characters are the vocabulary; two files for a "
+        "pair, the first of the source",
     )
     state_dict.add_argument(
         "--model-args",

@@ -53,10 +53,13 @@ def written(name: str) -> str:
     return next((theirs for theirs, ours in reversed(ACTIVATIONS.items()) if ours == name), name)
 
 
+UNREADABLE = "this checkpoint cannot be read: "
+
+
 def check(fits: bool, problem: str) -> None:
     """Raises `ConfigError` with `problem` unless `fits` is true, that is, unless the checkpoint is supported."""
     if not fits:
-        raise ConfigError(f"this checkpoint cannot be read: {problem}")
+        raise ConfigError(UNREADABLE + problem)
 
 
 def refuse(hf: dict[str, Any], **known: Any) -> None:

@@ -143,7 +143,7 @@ def _rotary(hf: Settings, *, partial: bool) -> Settings:
     result |= {"scaling": kind, "factor": float(full["factor"])}
     if kind == "llama3":
         turns = full["low_freq_factor"], full["high_freq_factor"]
-        check(turns == (1.0, 4.0), f"llama3 scaling between {turns} rotations is not supported; supported is (1, 4)")
+        check(turns == (1.0, 4.0), f"low_freq_factor and high_freq_factor are {turns}, only (1, 4) are supported")
     if kind == "yarn":
         result |= _yarn(full)
     if kind != "linear":
@@ -225,7 +225,7 @@ def _windows(hf: Settings, kinds: list[str]) -> Settings:
 def mistral_settings(hf: Settings) -> Settings:
     """Returns our settings of Mistral; either all layers use sliding windows, or none."""
     layers = hf.get("layer_types") or ["sliding_attention"]
-    check(len(set(layers)) == 1, "layer_types differ, which this architecture does not know")
+    check(len(set(layers)) == 1, "layer_types must all be the same")
     return llama_settings(hf) | _windows(hf, layers)
 
 

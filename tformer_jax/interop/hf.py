@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import exact, files, mapping
-from tformer_jax.interop.architecture import Architecture
+from tformer_jax.interop.architecture import UNREADABLE, Architecture
 from tformer_jax.interop.bert import BERT, BERT_MASKED_LM
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
@@ -59,7 +59,7 @@ class Fields(dict[str, Any]):
         for name in self.keys() - self._read - UNREAD:
             value = super().__getitem__(name)
             if value not in (None, False, "", [], {}):
-                raise ConfigError(f"this checkpoint cannot be read: the field {name}={value!r} is not supported")
+                raise ConfigError(f"{UNREADABLE}the field {name}={value!r} is not supported")
 
 
 def labels(config: dict[str, Any]) -> list[str]:
@@ -115,8 +115,11 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
 
     architecture = architecture_of(model_type, cfg.family)
     if other := [kind for kind in cfg.attentions if kind != "multi_head"]:
-        raise ConfigError(f"model_type {model_type!r} cannot hold this model: it has no attention {other[0]!r}")
-    arrays = mapping.to_theirs(architecture.rules(cfg), params)
+        raise _unfit(model_type, f"the architecture has no attention of the kind {other[0]!r}")
+    try:
+        arrays = mapping.to_theirs(architecture.rules(cfg), params)
+    except ConfigError as error:
+        raise _unfit(model_type, str(error)) from error
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(OWN, cfg.family) | architecture.config(cfg) | theirs
     _check_exact(cfg, hf, arrays, architecture)
@@ -161,7 +164,7 @@ def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture
     fields.check_all_read()
     untied = read["family"] != "classifier" and hf.get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays:
-        raise ConfigError("this checkpoint cannot be read: tie_word_embeddings=False, but it has no lm_head.weight")
+        raise ConfigError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
     read["tie_embeddings"] = _tied(read["family"], arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
     if read["family"] == "classifier":
@@ -174,12 +177,13 @@ def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], a
     try:
         back = ModelConfig(**_settings(hf, dict(arrays), architecture))
     except ConfigError as error:
-        raise ConfigError(f"model_type {hf['model_type']!r} cannot hold this model: {error}") from error
+        raise _unfit(hf["model_type"], str(error).removeprefix(UNREADABLE)) from error
     if different := exact.differences(cfg, back):
-        raise ConfigError(
-            f"model_type {hf['model_type']!r} cannot hold this model, but would be read as another one than that of "
-            f"{', '.join(different)}"
-        )
+        raise _unfit(hf["model_type"], f"its config.json cannot express {', '.join(different)}")
+
+
+def _unfit(model_type: str, problem: str) -> ConfigError:
+    return ConfigError(f"model_type {model_type!r} cannot hold this model: {problem}")
 
 
 def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
@@ -187,7 +191,7 @@ def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architect
     for name, original in architecture.copies.items():
         if name in arrays:
             if not _equal(arrays, name, original):
-                raise ConfigError(f"this checkpoint cannot be read: {name} differs from {original}")
+                raise ConfigError(f"{UNREADABLE}{name} differs from {original}")
             del arrays[name]
     if family == "classifier":
         return "none"

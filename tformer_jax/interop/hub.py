@@ -18,7 +18,9 @@ def download(name: str) -> Path:
         ConfigError: `name` is not a name such as "org/model", or the download fails.
     """
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name} does not exist: name a folder, a file of torch.save, or a model of the hub")
+        raise ConfigError(
+            f"{name} does not exist: name a folder, a file of torch.save, or a model of the Hugging Face hub"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

@@ -143,7 +143,7 @@ def _rule_for(name: str, rules: list[Rule]) -> tuple[Rule, str]:
         match = re.fullmatch(re.escape(rule.ours).replace(r"\{i\}", r"(\d+)"), name)
         if match:
             return rule, match[1] if match.groups() else ""
-    raise ConfigError(f"this architecture has no place for our parameter {name}")
+    raise ConfigError(f"the architecture has no array for the parameter {name}")
 
 
 def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
