@@ -79,6 +79,19 @@ def larger(folder):
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def repeated(folder):
+    """Stores all arrays in both shards."""
+    shard(folder)
+    arrays = load_file(folder / "a.safetensors") | load_file(folder / "b.safetensors")
+    save_file(arrays, folder / "b.safetensors")
+
+
+def integers(folder):
+    arrays = load_file(folder / "model.safetensors")
+    name = "model.norm.weight"
+    save_file(arrays | {name: arrays[name].view(np.int32)}, folder / "model.safetensors")
+
+
 def removed(name: str):
     return lambda folder: (folder / name).unlink()
 
@@ -90,6 +103,13 @@ MISTAKES = {
     "index": (lambda folder: index(folder, x="../x.safetensors"), "names a file outside of its folder: ../x.safet"),
     "truncated": (truncated, "model.safetensors is damaged: "),
     "tampered": (tampered, "model.safetensors is damaged: "),
+    "repeated": (repeated, "b.safetensors has the array lm_head.weight, which another of the files has, too"),
+    "integers": (integers, "model.norm.weight of the checkpoint has the dtype int32, which is not a floating-point"),
+    "beams": (written("generation_config.json", '{"num_beams": "many"}'), "a decoding setting has the wrong type or"),
+    "temperature": (
+        written("generation_config.json", '{"do_sample": true, "temperature": "warm"}'),
+        "a decoding setting has the wrong type or value: could not convert string to float: 'warm'",
+    ),
     "pickle": (pickled, "pytorch_model.bin is a pickle, which is never read because it may run code"),
     "field": (fields(nonlocal_attention=3), "the field nonlocal_attention=3 is not supported"),
     "quantized": (fields(quantization_config={"bits": 4}), "the field quantization_config={'bits': 4} is not"),

@@ -164,6 +164,9 @@ def test_a_published_config_is_read_as_our_preset(name):
         ("qwen3_moe", LLAMA | {"use_sliding_window": True}, "use_sliding_window=True"),
         ("smollm3", LLAMA | {"use_sliding_window": True}, "use_sliding_window=True"),
         ("stablelm", LLAMA | {"use_parallel_residual": True}, "use_parallel_residual=True"),
+        ("smollm3", LLAMA | {"no_rope_layers": [1]}, "no_rope_layers has the length 1 for 4 layers"),
+        ("mistral", LLAMA | {"layer_types": ["full_attention"]}, "layer_types has the length 1, but num_hidden_layers"),
+        ("gemma2", GEMMA | {"layer_types": ["full_attention"] * 5}, "layer_types has the length 5, but num_hidden"),
         ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),
         ("bart", PAIR | {"normalize_embedding": False}, "normalize_embedding=False"),
@@ -315,3 +318,9 @@ def test_settings_that_only_training_reads_do_not_matter():
     assert exact.differences(cfg, other) == []
     assert exact.differences(cfg, with_settings(cfg, num_kv_heads=4, final_norm=True, attention_scale=0.5)) == []
     assert exact.differences(cfg, with_settings(cfg, rotary={"base": 5.0})) == ["model.rotary.base=10000.0"]
+
+
+@pytest.mark.parametrize("names", [{"a": "bad"}, ["bad", "good"], 3])
+def test_damaged_class_names_are_refused(names):
+    with pytest.raises(ConfigError, match="this checkpoint cannot be read: id2label must have names by number, such"):
+        hf.labels({"id2label": names})

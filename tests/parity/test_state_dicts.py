@@ -263,6 +263,14 @@ MISTAKES = {
         saved(lambda s: {"model": without(s, "transformer.wpe.weight"), "model_args": WHOLE}),
         "the checkpoint has no 'transformer.wpe.weight'",
     ),
+    "vector": (
+        saved(lambda s: {"model": s | {"transformer.wpe.weight": torch.ones(9)}, "model_args": WHOLE}),
+        r"transformer.wpe.weight of the checkpoint has the shape .9,., which is not that of a matrix",
+    ),
+    "two projections": (
+        saved(lambda s: s | {"self_attn.in_proj_bias": torch.ones(8)}),
+        r"self_attn.in_proj_bias has the shape .8,., which is not that of three projections",
+    ),
     "heads": (saved(lambda state: state), "model_args: n_head is missing, and no array shows it: add --model-args n_h"),
     "contradiction": (saved(lambda s: {"model": s, "model_args": WHOLE | {"n_layer": 3}}), "n_layer=3, but the arrays"),
     "unknown": (saved(lambda s: {"model": s, "model_args": WHOLE | {"rope": True}}), "rope=True is not supported; sup"),
@@ -289,6 +297,9 @@ def test_positions_and_tokenizers_that_do_not_fit(tmp_path, word_files):
     with pytest.raises(ConfigError, match="model.pt has no tokenizer: add --tokenizer FILE, or two files"):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "run", *flags)
     with pytest.raises(ConfigError, match="pos_embedding of the checkpoint is not supported, only interleaved sines"):
+        import_checkpoint(tmp_path / "model.pt", tmp_path / "run", "--tokenizer", *word_files, *flags)
+    torch.save(model.state_dict() | {"positional_encoding.pos_embedding": torch.ones(D + 1)}, tmp_path / "model.pt")
+    with pytest.raises(ConfigError, match=rf"pos_embedding .* has the shape \({D + 1},\), which does not fit D = {D}"):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "run", "--tokenizer", *word_files, *flags)
 
 

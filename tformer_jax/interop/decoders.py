@@ -222,10 +222,17 @@ def _windows(hf: Settings, kinds: list[str]) -> Settings:
     return {"window": hf["sliding_window"], "layer_pattern": pattern}
 
 
+def _kinds(hf: Settings, default: list[str]) -> list[str]:
+    """Returns the kind of each layer: `layer_types`, or the default."""
+    found, depth = hf.get("layer_types") or default, hf["num_hidden_layers"]
+    check(len(found) == depth, f"layer_types has the length {len(found)}, but num_hidden_layers is {depth}")
+    return found
+
+
 def mistral_settings(hf: Settings) -> Settings:
     """Returns our settings of Mistral; either all layers use sliding windows, or none."""
-    layers = hf.get("layer_types") or ["sliding_attention"]
-    check(len(set(layers)) == 1, "layer_types must all be the same")
+    layers = _kinds(hf, ["sliding_attention"] * hf["num_hidden_layers"])
+    check(len(set(layers)) <= 1, "layer_types must all be the same")
     return llama_settings(hf) | _windows(hf, layers)
 
 
@@ -233,7 +240,7 @@ def _qwen_settings(hf: Settings) -> Settings:
     """Returns our settings; with `use_sliding_window`, for `layer_types` or the layers from `max_window_layers` on."""
     first = hf["max_window_layers"]
     layers = [("full" if i < first else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
-    windows = _windows(hf, hf.get("layer_types") or layers) if hf["use_sliding_window"] else {}
+    windows = _windows(hf, _kinds(hf, layers)) if hf["use_sliding_window"] else {}
     return llama_settings(hf) | windows
 
 
@@ -250,6 +257,7 @@ def _smollm3_settings(hf: Settings) -> Settings:
     refuse(hf, use_sliding_window=False)
     layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
     rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
+    check(len(rotated) >= len(layers), f"no_rope_layers has the length {len(rotated)} for {len(layers)} layers")
     return llama_settings(hf) | {"layer_pattern": pattern_of(["full" if rotated[i] else "nope" for i in layers])}
 
 
@@ -270,7 +278,7 @@ def _gemma2_settings(hf: Settings) -> Settings:
     period = hf["sliding_window_pattern"]
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
     return llama_settings(hf) | {
-        **_windows(hf, hf.get("layer_types") or layers),
+        **_windows(hf, _kinds(hf, layers)),
         "norm_placement": "both",
         "norm_unit_offset": True,
         "scale_embeddings": True,

@@ -1,7 +1,7 @@
 """Reads the files of a checkpoint folder: JSON, and arrays in safetensors files, which hold no code."""
 
 import functools
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,26 +69,34 @@ def read_arrays(folder: Path) -> StoredArrays:
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} has no .safetensors file; {_pickles(folder)}")
-    readers: dict[str, Callable[[], Any]] = {}
-    for file in files:
-        readers |= _open(file)
-    return StoredArrays(readers)
+    return StoredArrays(_opened(files))
 
 
 def _shards(folder: Path) -> StoredArrays:
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ConfigError(f"{folder / INDEX} has no weight_map from arrays to files")
-    readers: dict[str, Callable[[], Any]] = {}
-    for name in sorted(set(places.values())):
+    names = sorted(set(places.values()))
+    for name in names:
         if Path(name).name != name:
             raise ConfigError(f"{folder / INDEX} names a file outside of its folder: {name}")
         if not (folder / name).is_file():
             raise ConfigError(f"{folder / name} is missing: {INDEX} lists it")
-        readers |= _open(folder / name)
+    readers = _opened([folder / name for name in names])
     if absent := sorted(places.keys() - readers.keys()):
         raise ConfigError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {INDEX} lists")
     return StoredArrays(readers)
+
+
+def _opened(files: Sequence[Path]) -> dict[str, Callable[[], Any]]:
+    """Returns functions that read the arrays of all files, of which no two have the same array."""
+    readers: dict[str, Callable[[], Any]] = {}
+    for file in files:
+        found = _open(file)
+        if repeated := sorted(readers.keys() & found.keys()):
+            raise ConfigError(f"{file} has the array {repeated[0]}, which another of the files has, too")
+        readers |= found
+    return readers
 
 
 def _open(file: Path) -> dict[str, Callable[[], Any]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import DecodeConfig, ModelConfig
+from tformer_jax.config import ConfigError, DecodeConfig, ModelConfig
 from tformer_jax.data.tokenizers.checkpoints import read_json
 
 Settings = dict[str, Any]
@@ -32,6 +32,15 @@ def decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeCo
     Raises:
         ConfigError: `generation_config.json` is damaged, or a value is out of range.
     """
+    try:
+        return _decoding(folder, config, cfg)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{folder}: a decoding setting has the wrong type or value: {error}") from error
+
+
+def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
     given = {k: v for k, v in read_json(folder / "generation_config.json", config).items() if v is not None}
     unapplied = [f"{name}={given[name]!r}" for name, value in NEUTRAL.items() if given.get(name, value) != value]
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]

@@ -63,9 +63,16 @@ class Fields(dict[str, Any]):
 
 
 def labels(config: dict[str, Any]) -> list[str]:
-    """Returns the class names of a classifier's config.json in the order of its logits."""
+    """Returns the class names of a classifier's config.json in the order of its logits.
+
+    Raises:
+        ConfigError: `id2label` is damaged.
+    """
     names = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
-    return [str(names[key]) for key in sorted(names, key=int)]
+    try:
+        return [str(names[key]) for key in sorted(names, key=int)]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{UNREADABLE}id2label must have names by number, such as {{'0': 'negative'}}") from error
 
 
 def token_ids(special: SpecialTokens, family: str) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         ignored: patterns of names of their arrays that are not read.
 
     Raises:
-        ConfigError: an array is missing, unused or of another size.
+        ConfigError: an array is missing, unused, of another size or not of floating-point numbers.
     """
     rules, used = list(rules), set()
 
@@ -152,6 +152,8 @@ def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def _reshaped(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ConfigError(f"{name} of the checkpoint has the dtype {array.dtype}, which is not a floating-point one")
     if array.size != int(np.prod(shape)):
         raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}, which does not fit ours, {shape}")
     result = rule.layout.ours(array, shape)

@@ -35,10 +35,12 @@ def checked(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
 
 
 def shape(arrays: StoredArrays, name: str) -> tuple[int, ...]:
-    """Returns the shape of an array."""
+    """Returns the shape of a matrix."""
     if name not in arrays:
         raise ConfigError(f"the checkpoint has no {name!r}")
     found: tuple[int, ...] = arrays[name].shape
+    if len(found) != 2:
+        raise ConfigError(f"{name} of the checkpoint has the shape {found}, which is not that of a matrix")
     return found
 
 

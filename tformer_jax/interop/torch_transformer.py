@@ -96,7 +96,10 @@ def _longest(arrays: StoredArrays, dim: int) -> int:
     """Returns the number of positions in the table, whose values must be those of the tutorial; 5000 without one."""
     if _POSITIONS not in arrays:
         return 5000
-    table = arrays[_POSITIONS].reshape(-1, dim)
+    table = arrays[_POSITIONS]
+    if dim % 2 or table.size % dim:
+        raise ConfigError(f"{_POSITIONS} of the checkpoint has the shape {table.shape}, which does not fit D = {dim}")
+    table = table.reshape(-1, dim)
     angles = np.arange(len(table))[:, None] * 10_000.0 ** (-np.arange(0, dim, 2) / dim)
     expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(table.shape)
     if np.abs(table - expected).max() > 1e-2:  # their angles are rounded to float32
