@@ -238,5 +238,27 @@ EXPLAIN = (
     every_control_is_reached_by_keyboard,
     the_theme_switches,
 )
+
+
+def choices_survive_a_reload(page: Any) -> None:
+    def loaded() -> float:
+        return page.evaluate("performance.timeOrigin")
+
+    before = loaded()
+    page.get_by_label("Tokens", exact=True).check()
+    page.locator("#smoothing").press("End")
+    page.locator("#theme").press("Enter")
+    shown = "[view.axis, view.smoothing, root.dataset.theme, at('smoothing').value, at('smoothing-value').textContent]"
+    chosen = page.evaluate(shown)
+    end = time.monotonic() + 30
+    while loaded() == before:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    page.locator("html[data-drawn]").wait_for(state="attached")
+    assert page.evaluate(shown) == chosen
+    assert page.get_by_label("Tokens", exact=True).is_checked()
+
+
+WATCHED = (choices_survive_a_reload,)
 QUICK = (every_chart_is_drawn_when_it_is_seen, the_page_fits_its_width, texts_have_contrast)
 """Checks of the other reports."""

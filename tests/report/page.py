@@ -23,6 +23,7 @@ from tests.report.checks import (
     HEADS,
     QUICK,
     STEPS,
+    WATCHED,
     WIDTHS,
     every_chart_is_drawn_when_it_is_seen,
 )
@@ -34,6 +35,8 @@ from tformer_jax.report.run import load_all
 
 MEGABYTES, SECONDS = 6, 2
 """Largest file, and longest time until its text is painted; charts follow."""
+CHECKS_OF = {"long": CHECKS, "watched": WATCHED, "attention": ATTENTION, "explain": EXPLAIN}
+"""Checks of each page; `QUICK` for others."""
 
 
 def main() -> None:
@@ -83,9 +86,10 @@ def write_reports(folder: Path) -> dict[str, Path]:
     with lock(runs["running"][0]):
         for name, folders in runs.items():
             (folder / f"{name}.html").write_text(html.render(load_all(folders)), encoding="utf-8")
+        (folder / "watched.html").write_text(html.render(load_all(runs["running"]), refresh=5), encoding="utf-8")
     (folder / "attention.html").write_text(attention_page(), encoding="utf-8")
     explain.main(["--output", str(folder / "explain.html")])
-    return {name: folder / f"{name}.html" for name in (*runs, "attention", "explain")}
+    return {name: folder / f"{name}.html" for name in (*runs, "watched", "attention", "explain")}
 
 
 def attention_page() -> str:
@@ -129,7 +133,7 @@ def check(name: str, path: Path, browser: Any, pictures: Path | None) -> dict[st
     for width, size in WIDTHS.items():
         for scheme in ("light", "dark"):
             outcome = found[f"{width}, {scheme}"] = {}
-            for one in {"long": CHECKS, "attention": ATTENTION, "explain": EXPLAIN}.get(name, QUICK):
+            for one in CHECKS_OF.get(name, QUICK):
                 page, mistakes, _ = opened(path, browser, size, scheme)
                 try:
                     one(page)

@@ -71,6 +71,12 @@ def test_the_resamples_of_accuracy_by_hand():
     assert first.p_value is None
 
 
+def test_intervals_stay_between_0_and_100_percent():
+    low, high = (share([np.arange(40) < hits], resamples=100)[0] for hits in (1, 39))
+    assert (low.low, high.high) == (0.0, 100.0)
+    assert low.mean < low.half and high.mean + high.half > 100, "sacreBLEU's intervals are symmetric"
+
+
 def test_a_system_does_not_differ_from_itself(outputs):
     found = estimates([outputs[0], outputs[0]], "seq2seq", resamples=100)
     assert list(found) == ["bleu", "chrf", "exact_match"]

@@ -84,6 +84,28 @@ def test_labels_that_changed(tmp_path):
     assert {change.source for change in found.lost} <= worse
 
 
+def test_a_setting_that_an_older_run_lacks_has_its_default(tmp_path):
+    a, b = pair(tmp_path)
+    config = json.loads((a.folder / "config.json").read_text())
+    assert config["train"].pop("lora_kernels") == ["*"]
+    (a.folder / "config.json").write_text(json.dumps(config))
+    assert list(compare(*load_all([a.folder, b.folder]), resamples=100).settings) == ["name"]
+
+
+def test_text_is_whole_and_says_what_its_numbers_are(tmp_path, capsys):
+    name = "a_run_whose_name_is_far_longer_than_the_column_of_a_table_with_eighty_characters_is_wide"
+    folders = [
+        write_run(tmp_path / name, family="classifier"),
+        write_run(tmp_path / "b", family="classifier", level=0.2),
+    ]
+    command.main([*map(str, folders), "--resamples", "100"])
+    text = capsys.readouterr().out
+    assert f"'{name}'" in text
+    assert re.search(r"lost most: right with probability 0\.\d\d to wrong with probability 0\.\d\d\n", text)
+    command.main([str(folders[0]), str(write_run(tmp_path / "other", family="classifier", examples=39))])
+    assert "were not evaluated on the same examples" in capsys.readouterr().out
+
+
 def test_as_text(tmp_path, capsys):
     folders = [str(run.folder) for run in pair(tmp_path, label_smoothing=0.1)]
     path = tmp_path / "both.html"

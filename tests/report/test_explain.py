@@ -18,7 +18,7 @@ from tformer_jax.nn.norms import layer_norm
 from tformer_jax.report.explain import page
 from tformer_jax.report.explain.mathml import formula, fraction
 from tformer_jax.report.explain.search import SMOOTHING
-from tformer_jax.report.explain.topic import CFG, Example, Heat
+from tformer_jax.report.explain.topic import CFG, Example, Heat, vectors
 
 TESTS = Path(__file__).resolve().parents[1]
 EXAMPLE = Example.of("the cat saw the <b>", "le chat vit")
@@ -102,6 +102,10 @@ def test_layers_equal_numpy(topics):
     weights = picture(topics["experts"], "Weights of the chosen").values
     np.testing.assert_allclose(np.nansum(weights, axis=1), 1, atol=1e-6)
     assert (~np.isnan(weights)).sum(axis=1).tolist() == [2] * len(EXAMPLE.source)
+    logits = EXAMPLE.x[0] @ (vectors([f"expert {e}" for e in range(4)], CFG.dim).T / 4)
+    p = oracles.softmax(np.float64(logits))
+    p[p < np.sort(p, axis=1)[:, -2:-1]] = np.nan
+    np.testing.assert_allclose(weights, p / np.nansum(p, axis=1, keepdims=True), atol=1e-6)
 
 
 def test_the_loss_equals_its_formula(topics):

@@ -239,14 +239,15 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch):
     def sleep(seconds):
         waits.append(seconds)
         assert "Running" in path.read_text()
+        assert '<meta http-equiv="refresh" content="7">' in path.read_text()
         if len(waits) == 2:
             held.close()
 
     monkeypatch.setattr(report.time, "sleep", sleep)
-    report.main([str(run), "--watch", "7", "--output", str(path), "--refresh", "9"])
+    report.main([str(run), "--watch", "7", "--output", str(path)])
     assert waits == [7, 7]
     assert "Ended early" in path.read_text()
-    assert '<meta http-equiv="refresh" content="9">' in path.read_text()
+    assert 'http-equiv="refresh"' not in path.read_text()
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):

@@ -1,6 +1,7 @@
 """`scripts/compare.py`: shows what differs between two runs."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from tformer_jax.cli.common import run_path
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
-from tformer_jax.report.sections import ABSENT, compact, difference, duration, interval, metric, shown_value
+from tformer_jax.report.sections import ABSENT, compact, difference, duration, interval, metric
 
+WIDTH = 160
+"""Columns of the text where the output is not a terminal."""
 AXES = {"step": "steps", "tokens": "tokens", "seconds": "time"}
 
 
@@ -25,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         html.check_installed("--report")
     folders = [options.baseline, options.run]
     a, b = run.load_all(folders)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     for part in shown(compare(a, b, options.resamples), options.sentences):
-        console.print(part, end="\n\n")
+        console.print(part, end="\n\n", soft_wrap=isinstance(part, str))
     if options.report:
         report.write(folders, options.report)
 
@@ -63,13 +66,13 @@ def shown(found: Comparison, sentences: int) -> list[Table | str]:
         parts.append(_metrics(found))
     elif found.a.family != found.b.family:
         parts.append("The models are of different families.")
-    elif found.a.family != "decoder_lm":
+    else:
         parts.append("The runs were not evaluated on the same examples, so their metrics cannot be paired.")
     if found.losses:
         parts.append(_losses(found))
     parts.append(_settings(found) if found.settings else "All settings are equal.")
     for title, changes in (("gained most", found.gained), ("lost most", found.lost)):
-        parts += [_change(title, change) for change in changes[:sentences]]
+        parts += [_change(title, change, found.a.family) for change in changes[:sentences]]
     return parts
 
 
@@ -99,19 +102,26 @@ def _losses(found: Comparison) -> Table:
 def _settings(found: Comparison) -> Table:
     table = _table("settings that differ", ["setting", "A", "B"], right=False)
     for name, values in found.settings.items():
-        table.add_row(name, *(escape(shown_value(value)) for value in values))
+        table.add_row(name, *(escape(repr(value)) for value in values))
     return table
 
 
-def _change(title: str, change: Change) -> str:
-    a, b = change.quality
+def _change(title: str, change: Change, family: str) -> str:
+    a, b = (_quality(value, family) for value in change.quality)
     lines = {"source": change.source, "reference": change.reference, "A": change.texts[0], "B": change.texts[1]}
     texts = "\n".join(f"    {name:<9} {escape(text)}" for name, text in lines.items())
-    return f"{title}: {a:.1f} to {b:.1f}\n{texts}"
+    return f"{title}: {a} to {b}\n{texts}"
+
+
+def _quality(value: float, family: str) -> str:
+    """Formats what `Outputs.quality` returns."""
+    if family == "seq2seq":
+        return f"chrF {value:.1f}"
+    return f"{'right' if value > 0 else 'wrong'} with probability {abs(value):.2f}"
 
 
 def _table(title: str, headings: Sequence[str], *, right: bool = True) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if right and number else "left")
+        table.add_column(heading, justify="right" if right and number else "left", overflow="fold")
     return table

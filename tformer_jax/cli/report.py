@@ -18,11 +18,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     html.check_installed("this command")
     path = options.output or (options.runs[0] / NAME if len(options.runs) == 1 else Path(NAME))
-    runs = write(options.runs, path, options.refresh)
+    runs = write(options.runs, path, options.watch)
     print(path)
     while options.watch and any(one.running for one in runs):
         time.sleep(options.watch)
-        runs = write(options.runs, path, options.refresh)
+        runs = write(options.runs, path, options.watch)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,16 +43,16 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=30,
         metavar="SECONDS",
-        help="write the report again after this time (default: 30), until all runs have ended",
-    )
-    result.add_argument(
-        "--refresh", type=integer(1), metavar="SECONDS", help="make browsers load the file again after this time"
+        help="write the report again after this time (default: 30), until all runs have ended; browsers reload it",
     )
     return result
 
 
 def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.Run]:
     """Writes the report of the run folders to `path`; returns the runs.
+
+    Args:
+        refresh: as for `html.render`.
 
     Raises:
         ConfigError: a folder is not a run folder, or `path` cannot be written.

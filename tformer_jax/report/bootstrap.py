@@ -1,6 +1,7 @@
 """Confidence intervals and paired tests by bootstrap resampling, as sacreBLEU computes them."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,29 +13,32 @@ from sacrebleu.significance import PairedTest, estimate_ci
 from tformer_jax.report.outputs import Outputs
 
 RESAMPLES = 1000
+PERCENT = 100.0
 SEED = 12345
 """sacreBLEU's seed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A metric of one system, with its 95 % interval `mean - half`, `mean + half`."""
+    """A metric of one system, with its 95 % interval: `mean - half` to `mean + half`, at most 0 to `highest`."""
 
     score: float
     mean: float
     half: float
     p_value: float | None = None
     """Of the difference from the baseline, two-sided; None for the baseline."""
+    highest: float = math.inf
+    """Largest possible value."""
 
     @property
     def low(self) -> float:
         """Returns the lower end of the interval."""
-        return self.mean - self.half
+        return max(self.mean - self.half, 0.0)
 
     @property
     def high(self) -> float:
         """Returns the upper end of the interval."""
-        return self.mean + self.half
+        return min(self.mean + self.half, self.highest)
 
 
 def estimates(systems: Sequence[Outputs], family: str, resamples: int = RESAMPLES) -> dict[str, list[Estimate]]:
@@ -64,7 +68,7 @@ def _by_sacrebleu(systems: Sequence[Outputs], name: str, metric: Any, resamples:
     test = PairedTest(named, {name: metric}, [systems[0].references], test_type="bs", n_samples=resamples)
     _, scores = test()
     (results,) = (found for label, found in scores.items() if label != "System")
-    return [Estimate(one.score, one.mean, one.ci, one.p_value) for one in results]  # type: ignore[union-attr, arg-type]
+    return [Estimate(one.score, one.mean, one.ci, one.p_value, PERCENT) for one in results]  # type: ignore[union-attr, arg-type]
 
 
 def bleu_of(signatures: dict[str, str]) -> sacrebleu.BLEU | None:
@@ -82,15 +86,18 @@ def share(systems: Sequence[np.ndarray], resamples: int = RESAMPLES) -> list[Est
     Args:
         systems: bool [examples] each, for the same examples.
     """
-    return ratio([100.0 * hits for hits in systems], np.ones(len(systems[0])), resamples)
+    return ratio([PERCENT * hits for hits in systems], np.ones(len(systems[0])), resamples, PERCENT)
 
 
-def ratio(systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int = RESAMPLES) -> list[Estimate]:
+def ratio(
+    systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int = RESAMPLES, highest: float = math.inf
+) -> list[Estimate]:
     """Returns `sum(values) / sum(counts)` of each system, tested against the first as sacreBLEU tests BLEU.
 
     Args:
         systems: values, float [examples] each, for the same examples.
         counts: number [examples].
+        highest: largest possible value.
     """
     size = len(counts)
     drawn = np.random.default_rng(SEED).choice(size, size=(resamples, size), replace=True)
@@ -104,5 +111,5 @@ def ratio(systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int = RE
             above = (differences - differences.mean() > abs(score - systems[0].sum() / total)).sum()
             p_value = float(above + 1) / (resamples + 1)
         mean, half = estimate_ci(sampled)
-        result.append(Estimate(float(score), float(mean), float(half), p_value))
+        result.append(Estimate(float(score), float(mean), float(half), p_value, highest))
     return result

@@ -66,7 +66,7 @@ class Comparison:
         """Returns what was compared, in words."""
         if self.equal is None:
             return f"{self.examples:,} parts of the split"
-        return f"{self.examples:,} examples, {self.equal:,} outputs equal"
+        return f"{self.examples:,} examples, {self.equal:,} with equal outputs"
 
 
 def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:

@@ -6,6 +6,7 @@ import functools
 import gzip
 import importlib.util
 import json
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -34,7 +35,7 @@ def render(runs: Sequence[Run], *, refresh: int | None = None) -> str:
     """Returns the report of one or several runs; the first is the baseline of the comparisons.
 
     Args:
-        refresh: seconds after which a browser loads the file again; None: never.
+        refresh: seconds after which a browser reloads the file while a run is in progress; None: never.
     """
     drawn = charts.all_charts(runs)
     files = sections.downloads(runs)
@@ -42,7 +43,7 @@ def render(runs: Sequence[Run], *, refresh: int | None = None) -> str:
         "report",
         {"charts": [chart.data() for chart in drawn], "runs": [run.name for run in runs]},
         title=", ".join(run.name for run in runs),
-        refresh=refresh,
+        refresh=refresh if any(run.running for run in runs) else None,
         runs=runs,
         titles=charts.TITLES,
         charts=drawn,
@@ -63,7 +64,7 @@ def render_page(template: str, data: Any, *, refresh: int | None = None, **value
 
     Args:
         data: what the script reads, ready for JSON.
-        refresh: seconds after which a browser loads the file again; None: never.
+        refresh: seconds after which a browser reloads the file; None: never.
         values: variables of the template; `title` is the page's title.
     """
     return (
@@ -97,11 +98,18 @@ def _environment() -> Any:
         "interval": sections.interval,
         "difference": sections.difference,
         "shortened": sections.shortened,
-        "setting": sections.shown_value,
+        "breakable": _breakable,
         "compact": sections.compact,
         "duration": sections.duration,
     }
     return environment
+
+
+def _breakable(name: str) -> Any:
+    """Returns a name, such as `model.vocab_size`, as HTML that may break after its punctuation."""
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(re.split(r"(?<=[./_])", name))
 
 
 def _asset(name: str) -> str:

@@ -109,7 +109,7 @@ def load(folder: Path, name: str) -> Run:
     return Run(
         name=name,
         folder=folder,
-        config=flat(Config()) | flat_values(config),
+        config=flat(Config()) | {name: _setting(value) for name, value in flat_values(config).items()},
         provenance=_json(folder / "provenance.json"),
         model=_json(folder / "model.json"),
         result=_json(folder / "result.json"),
@@ -122,6 +122,11 @@ def load(folder: Path, name: str) -> Run:
         },
         running=guards.is_locked(folder),
     )
+
+
+def _setting(value: Any) -> Any:
+    """Converts a list of JSON to the tuple that it was."""
+    return tuple(map(_setting, value)) if isinstance(value, list) else value
 
 
 def _json(path: Path) -> dict[str, Any]:

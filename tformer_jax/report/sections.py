@@ -166,8 +166,8 @@ def settings(runs: Sequence[Run]) -> dict[str, Any]:
     sections: dict[str, list[str]] = {}
     for name in names:
         sections.setdefault(name.partition(".")[0] if "." in name else "run", []).append(name)
-    plain = [{name: shown_value(value) for name, value in run.config.items()} for run in runs]
-    default = {name: shown_value(value) for name, value in defaults.items()}
+    plain = [{name: repr(value) for name, value in run.config.items()} for run in runs]
+    default = {name: repr(value) for name, value in defaults.items()}
     return {
         "sections": sections,
         "values": plain,
@@ -252,11 +252,6 @@ def difference(value: float, name: str) -> str:
 
 def _decimals(name: str) -> int:
     return 4 if name == "loss" else 2
-
-
-def shown_value(value: Any) -> str:
-    """Formats the value of a setting as in Python; lists of JSON are tuples."""
-    return repr(tuple(value)) if isinstance(value, list) else repr(value)
 
 
 def compact(number: float) -> str:

@@ -69,7 +69,7 @@ def first_non_finite(
         return result
 
     with nn.intercept_methods(look), jax.disable_jit():
-        registry.forward(model, params, batch, train=True, dropout_key=key)
+        registry.forward(model, jax.tree.map(jnp.asarray, params), batch, train=True, dropout_key=key)
     if found:
         return found[0]
 

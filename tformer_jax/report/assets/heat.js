@@ -7,7 +7,7 @@ function tokenAxis(tokens) {
   const font = { color: color("text"), size: 11 };
   return {
     tickmode: "array", tickvals: places, ticktext: places.map((place) => escaped(tokens[place])), tickfont: font,
-    automargin: true, showgrid: false, zeroline: false, showline: false,
+    ticks: "", ticklabelstandoff: 4, automargin: true, showgrid: false, zeroline: false, showline: false,
   };
 }
 

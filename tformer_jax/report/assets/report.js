@@ -163,6 +163,25 @@ async function save(button) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
+/** Keeps the reader's choices when the browser reloads the report of a run in progress. */
+function keepChoices() {
+  const key = `choices ${location.pathname}`;
+  const kept = JSON.parse(sessionStorage.getItem(key));
+  sessionStorage.removeItem(key);
+  if (kept) {
+    Object.assign(view, kept.view, { hidden: new Set(kept.hidden) });
+    if (kept.theme) root.dataset.theme = kept.theme;
+    document.querySelector(`input[name=axis][value=${view.axis}]`).checked = true;
+    at("smoothing").value = at("smoothing-value").textContent = view.smoothing;
+    at("log").checked = view.log;
+    for (const input of document.querySelectorAll("input[name=run]")) input.checked = !view.hidden.has(Number(input.value));
+  }
+  if (!document.querySelector("meta[http-equiv=refresh]")) return;
+  addEventListener("pagehide", () => {
+    sessionStorage.setItem(key, JSON.stringify({ view, hidden: [...view.hidden], theme: root.dataset.theme }));
+  });
+}
+
 function listen() {
   for (const input of document.querySelectorAll("input[name=axis]")) {
     input.addEventListener("change", () => { view.axis = input.value; view.range = null; drawAll(); });
@@ -181,6 +200,7 @@ function listen() {
 }
 
 async function begin() {
+  keepChoices();
   followTheme(drawAll);
   listen();
   showPlace();

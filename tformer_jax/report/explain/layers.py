@@ -14,7 +14,7 @@ from tformer_jax.nn.ffn import FFN, GatedFFN
 from tformer_jax.nn.layers import Residual
 from tformer_jax.nn.moe import Routing, balance_loss, capacity, route
 from tformer_jax.nn.norms import layer_norm, rms_norm
-from tformer_jax.report.explain.mathml import formula, fraction, root, total
+from tformer_jax.report.explain.mathml import formula, fraction, root, row, total
 from tformer_jax.report.explain.topic import (
     CFG,
     Curve,
@@ -148,7 +148,7 @@ def ffn(example: Example) -> Topic:
         GatedFFN(dataclasses.replace(CFG, activation="silu")),
     )
     params = random_params(gated, example.x)
-    grid = np.linspace(-4, 4, 81, dtype=np.float32)
+    grid = np.linspace(-4, 2, 61, dtype=np.float32)
 
     @jax.jit
     def compute(x: jax.Array) -> tuple[dict[str, Any], dict[str, jax.Array]]:
@@ -221,11 +221,14 @@ def experts(example: Example) -> Topic:
     return Topic(
         title="Mixture of experts",
         text=f"A router chooses k of E feed-forward networks for each token (here {CHOSEN} of {EXPERTS}), and sums "
-        "their outputs with its probabilities as weights: more parameters at the cost of k networks. A loss keeps "
-        "the use of the experts even. In training, an expert may have a capacity, beyond which its tokens are dropped.",
+        "their outputs, weighted by its probabilities, which are normalized over the k: more parameters at the cost of "
+        "k networks. A loss keeps the use of the experts even. In training, an expert may have a capacity, beyond "
+        "which its tokens are dropped.",
         formulas=(
-            formula("p = softmax ( x W_r ) , out =", total("e ∈ top_k", "p_e FFN_e ( x )")),
+            formula("p = softmax ( x W_r ) , C = the k experts e with the largest p_e"),
+            formula("out =", total("e ∈ C", "w_e FFN_e ( x )"), ", w_e =", fraction("p_e", row(total("i ∈ C", "p_i")))),
             formula("balance = E", total("e", "share_e mean ( p_e )")),
+            formula("capacity ( n ) = min ( ⌈ c k n / E ⌉ , n ) after n tokens , c : capacity factor"),
         ),
         shapes=(
             Shape.of("x", "B T D", example.x, "input and output"),

@@ -42,7 +42,7 @@ def sinusoids(example: Example) -> Topic:
         title="Sinusoidal positions",
         text="Attention alone does not see the order of its keys. A fixed vector is added to the embedding at each "
         "position: sines and cosines of D / 2 rates, from one radian per token to one in about 10,000. A shift by k "
-        "tokens rotates each pair by the angle k * rate, wherever it begins, so that the dot product of two positions "
+        "tokens rotates each pair by the angle k r, wherever it begins, so that the dot product of two positions "
         "depends only on their distance.",
         formulas=(
             formula("PE_{p,2i} = sin ( p · r_i ) , PE_{p,2i+1} = cos ( p · r_i )"),
@@ -193,7 +193,7 @@ def alibi(example: Example) -> Topic:
         "rows than those of training need no new parameters.",
         formulas=(
             formula("score_{n t s} =", fraction("q_t k_s", root("H")), "- m_n | t - s |"),
-            formula("m_n =", power("2", "-8 n / N"), ", n = 1 , … , N"),
+            formula("m_n =", power("2", "-8 ( n + 1 ) / N"), ", n = 0 , … , N - 1 , for N = 2^i"),
         ),
         shapes=(
             Shape("m", "N", slopes.shape, "slopes"),
@@ -249,11 +249,17 @@ def buckets(example: Example) -> Topic:
         title="Buckets of T5",
         text="Each head learns one number for each bucket of distances, which is added to the scores. Near distances "
         "have a bucket each; farther ones share buckets that grow logarithmically, and the last one holds all the "
-        "rest. In an encoder each direction has half of the buckets; a causal decoder uses all for earlier keys.",
+        "rest. In an encoder each direction has half of the buckets; a causal decoder uses all for earlier keys. T5 "
+        "does not divide the scores by √H, but draws W_q with a standard deviation that is smaller by √H.",
         formulas=(
             formula("score_{n t s} = q_t k_s + table_{b(s-t),n}"),
-            formula("b ( d ) = d for d < e , otherwise e + ⌊ e", fraction("log ( d / e )", "log ( far / e )"), "⌋"),
-            formula("e = half of the buckets of a direction"),
+            formula("decoder : b ( s - t ) = bucket ( max ( t - s , 0 ) ) , e = buckets / 2"),
+            formula("encoder : b ( s - t ) = bucket ( | s - t | ) , plus buckets / 2 if s > t , e = buckets / 4"),
+            formula(
+                "bucket ( d ) = d for d < e , otherwise min ( e + ⌊ e",
+                fraction("log ( d / e )", "log ( far / e )"),
+                "⌋ , 2 e - 1 )",
+            ),
         ),
         shapes=(Shape.of("b", "T S", table, "bucket of each query and key"),),
         functions=(relative_bucket,),

@@ -11,7 +11,7 @@ from tformer_jax.inference.beam import Beams, length_penalty
 from tformer_jax.inference.constraints import NO_RULES
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.report.explain.mathml import formula, fraction, total
-from tformer_jax.report.explain.topic import Curve, Example, Heat, Lines, Mistake, Shape, Topic
+from tformer_jax.report.explain.topic import Curve, Example, Heat, Lines, Mistake, Shape, Topic, cell_texts
 from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 BEAMS, STEPS = 3, 6
@@ -75,6 +75,7 @@ def beams(example: Example) -> Topic:
                 [" ".join(names[number] for number in row) for row in outputs],
                 list(BY_ALPHA),
                 "Best first for α = 1; a larger α favors longer outputs.",
+                cell_texts(scores),
             ),
         ),
         mistakes=(

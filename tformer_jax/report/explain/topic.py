@@ -200,6 +200,11 @@ class Topic:
         return [(f"{one.__module__}.{one.__qualname__}", inspect.cleandoc(inspect.getsource(one))) for one in plain]
 
 
+def cell_texts(values: np.ndarray) -> list[list[str]]:
+    """Formats the values of a heat map, float [rows, columns], as texts of its cells."""
+    return [[f"{value:.3g}" for value in row] for row in values]
+
+
 def numbers(values: Any) -> list[float | None]:
     """Rounds to `DIGITS` significant digits; NaN becomes None."""
     exact = np.asarray(values, np.float64).tolist()

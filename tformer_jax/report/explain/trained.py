@@ -10,7 +10,7 @@ from tformer_jax.inference.score import Scored
 from tformer_jax.inference.watch import Watched
 from tformer_jax.report.attention import SIDES, TITLES, norms
 from tformer_jax.report.explain.search import BY_ALPHA, length_penalty
-from tformer_jax.report.explain.topic import Curve, Heat, Lines, Topic
+from tformer_jax.report.explain.topic import Curve, Heat, Lines, Topic, cell_texts
 
 MOST_HEADS = 8
 """Maximum number of heads that are shown."""
@@ -79,7 +79,9 @@ class Trained:
         caption = "Best first by the run's own settings of the length penalty."
         return [
             Lines(f"Sums of log-probabilities of the outputs of {self.name}", curves, "tokens", "log p"),
-            Heat(f"Scores of the outputs of {self.name} by α", scores, names, list(BY_ALPHA), caption),
+            Heat(
+                f"Scores of the outputs of {self.name} by α", scores, names, list(BY_ALPHA), caption, cell_texts(scores)
+            ),
         ]
 
     def _map(self, title: str, kind: str, weights: np.ndarray, caption: str) -> Heat:
