@@ -1,11 +1,13 @@
 """Checks combinations of features: properties of every model, on random configs.
 
-XLA_FLAGS=--xla_backend_optimization_level=0 python -m tests.crossings --record tests/crossings.json
+XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false" \\
+    python -m tests.crossings --record tests/crossings.json
 """
 
 import argparse
 import dataclasses
 import functools
+import gc
 import hashlib
 import json
 import sys
@@ -38,7 +40,7 @@ PLAIN = {
     "attention_projections": "separate",
 }
 TOLERANCES = {"float32": 3e-5, "int8": 0.08, "bfloat16": 0.08, "gradients": 1e-4, "exact": 0.0}
-"""Relative to the largest expected value, or to 1; for the first two, of the mean difference."""
+"""Relative to the largest expected value, or to 1; `int8` and `bfloat16` limit the difference of `typical`."""
 OPTIMIZERS = ("adamw", "adafactor", "lion", "lamb", "sgd", "muon", "schedule_free_adamw")
 CHUNKS = (5, 1, 1, 1)
 Finding = tuple[str, str, float]
@@ -106,12 +108,17 @@ def difference(found: Any, expected: Any) -> float:
     return float(np.abs(found - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1))
 
 
-def typical(found: Any, expected: Any) -> float:
-    """Returns the mean difference over the standard deviation: rounding may change which expert is chosen."""
+def typical(case: Case, found: Any, expected: Any) -> float:
+    """Returns the mean difference over the standard deviation.
+
+    With experts, that of the median token: rounding may change which expert a token chooses.
+    """
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if not np.isfinite(found).all():
         return float("inf")
-    return float(np.abs(found - expected).mean() / max(expected.std(), 1e-3))
+    by_token = np.abs(found - expected).mean(axis=-1)
+    mean = np.median(by_token) if case.cfg.ffn == "moe" else by_token.mean()
+    return float(mean / max(expected.std(), 1e-3))
 
 
 def rows(case: Case) -> Iterator[Finding]:
@@ -170,8 +177,10 @@ def cached(case: Case) -> Iterator[Finding]:
             logits, cache = step(params, cache, tokens[:, part], real[:, part])
             chunks.append(logits)
         found = np.concatenate(chunks, axis=1)[real].reshape(3, 5, -1)
-        compare = (typical, "int8") if name == "int8" else (difference, "float32")
-        yield f"cache: {name}", compare[1], compare[0](found, expected)
+        if name == "int8":
+            yield "cache: int8", "int8", typical(case, found, expected)
+        else:
+            yield f"cache: {name}", "float32", difference(found, expected)
 
 
 def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str, Callable[[], Any]]:
@@ -277,7 +286,7 @@ def precision(case: Case) -> Iterator[Finding]:
         jax.jit(lambda params, model=model: model.apply({"params": params}, **arguments))(case.params)
         for model in (rounded, case.plain)
     )
-    yield "bfloat16", "bfloat16", typical(logits, expected)
+    yield "bfloat16", "bfloat16", typical(case, logits, expected)
 
 
 def files(case: Case) -> Iterator[Finding]:
@@ -327,6 +336,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="a record of the same draws and checks is continued")
     options = parser.parse_args()
+    gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay
     found = _begun(options.record, options.seed)
     for seed in range(options.seed + found["configs"], options.seed + options.configs):
         _add(found, seed)
