@@ -1,9 +1,17 @@
-"""Warnings about a config that depend on the device."""
+"""What depends on the device: warnings, peak rates, memory, and the name of the processor."""
+
+import dataclasses
+import platform
+import resource
+import sys
+import types
+from pathlib import Path
 
 import jax
 import pytest
 
-from tformer_jax.train import hardware
+from tformer_jax.train import hardware, provenance
+from tformer_jax.train.chips import CHIPS
 
 
 @pytest.mark.parametrize(
@@ -20,3 +28,33 @@ def test_chips_are_distinguished():
         device = type("Device", (), {"device_kind": kind})()
         assert hardware.peak_flops([device, device]) == 2 * peak
     assert hardware.peak_flops([type("Device", (), {"device_kind": "cpu"})()]) is None
+
+
+def test_a_chip_of_a_data_sheet():
+    """TPU v5e: 197 TFLOP/s, 16 GiB of HBM, 1600 Gbit/s of ICI."""
+    assert dataclasses.astuple(CHIPS["v5e"]) == ("TPU v5 lite", 197e12, 17_179_869_184, 1600e9 / 8)
+
+
+def test_the_memory_of_the_fullest_own_device(monkeypatch):
+    def device(process: int, statistics: dict[str, int] | None):
+        return types.SimpleNamespace(process_index=process, memory_stats=lambda: statistics)
+
+    peaks = [device(0, {"peak_bytes_in_use": 5}), device(0, {"peak_bytes_in_use": 7}), device(0, {"bytes_in_use": 8})]
+    assert hardware.memory_bytes([*peaks, device(1, {"peak_bytes_in_use": 9})]) == 7
+    used = types.SimpleNamespace(ru_maxrss=3)
+    monkeypatch.setattr(resource, "getrusage", lambda who: {resource.RUSAGE_SELF: used}[who])
+    for system, peak in (("linux", 3 * 1024), ("darwin", 3)):  # kilobytes, bytes
+        monkeypatch.setattr(sys, "platform", system)
+        assert hardware.memory_bytes([device(0, None), device(0, {"bytes_in_use": 8})]) == peak
+
+
+def test_the_processor_has_a_name(monkeypatch):
+    """Where /proc/cpuinfo is missing or has no name, as on ARM, the architecture."""
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    for exists in (False, True):
+        monkeypatch.setattr(Path, "exists", lambda _, exists=exists: exists)
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor : 0\n")
+        assert provenance._processor() == "aarch64"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor : 0\nmodel name : Some CPU: fast\n")
+    assert provenance._processor() == "Some CPU: fast"
