@@ -133,6 +133,7 @@ class TestRestored:
             kept = [token for token in source[:-1] if token != MASK]
             assert all(token in remaining for token in kept)  # a subsequence
             assert len(kept) == len(ids) - round(density * len(ids))
+            assert (MASK, MASK) not in itertools.pairwise(source)  # a token stays between two spans
 
     def test_permuted_sentences_are_those_of_the_text(self):
         objective, stop = built("denoising", permute_sentences=True), CharacterTokenizer(LETTERS).encode(".")[0]

@@ -200,6 +200,13 @@ def test_shapes_are_those_of_the_buckets_and_multiples_are_kept():
     assert shapes == {(6, 6), (4, 10), (2, 16)}
 
 
+@pytest.mark.parametrize("source_window", [17, None])
+def test_packed_rows_have_the_lengths_of_the_windows(source_window):
+    cfg, _, tokenizers = setup("translation packed", source_window=source_window)
+    (batch,) = evaluation_batches(cfg, PAIRS[:2], tokenizers)
+    assert (batch["source"].shape, batch["target_in"].shape) == ((4, source_window or 20), (4, 20))
+
+
 def test_a_translation_batch_by_hand():
     cfg, _, tokenizers = setup("translation in buckets")
     (batch,) = evaluation_batches(cfg, [{"source": "ab", "target": "ABCD"}], tokenizers)

@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from tests.data.test_pipeline import assert_restored_exactly
 from tformer_jax.config import Config, DataConfig, ModelConfig
-from tformer_jax.data.builders import enwik8, multi30k, rt_polarity
+from tformer_jax.data.builders import enwik8, multi30k, rt_polarity, tatoeba_en_zh
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora import tfds as source
 from tformer_jax.data.tokenizers import train_tokenizers
@@ -146,6 +146,13 @@ def test_multi30k_pairs_lines_by_number(tmp_path):
         {"en": "val en", "de": "val de", "fr": "val fr"},
         {"en": "zweite", "de": "zweite", "fr": "zweite"},
     ]
+
+
+@pytest.mark.parametrize(
+    "builder", [enwik8.Enwik8, multi30k.Multi30k, rt_polarity.RtPolarity, tatoeba_en_zh.TatoebaEnZh]
+)
+def test_records_are_prepared_in_the_order_of_the_corpus(builder, tmp_path):
+    assert builder(data_dir=tmp_path).info.disable_shuffling
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):
