@@ -122,8 +122,7 @@ class Trainer:
         if self.checkpointer.latest_step() is None:
             params = None
             if experiment.start_from is not None:
-                fresh = lora.base(state.create(model, optimizer, cfg, mesh).params)
-                params = self._loaded(experiment.start_from, fresh)
+                params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
             self._begin(state.create(model, optimizer, cfg, mesh, params))
         else:
             self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), quarantine=True))

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import flax
 import jax
@@ -16,6 +16,7 @@ from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.train import lora, optimizers
 
+T = TypeVar("T")
 LEVEL = "xla_backend_optimization_level"
 """Option of XLA's compiler, 3 by default."""
 
@@ -47,10 +48,21 @@ def create(
         params: initial parameters of the model; None: newly initialized ones.
     """
     init, shardings = initializer(model, optimizer, cfg, mesh)
+    return _on_devices(init, shardings, mesh, params)
+
+
+def initial_params(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> Any:
+    """Creates the parameters of `create` without the rest of the state, and without those of LoRA."""
+    init, shardings = initializer(model, optimizer, cfg, mesh)
+    return _on_devices(lambda: lora.base(init().params), lora.base(shardings.params), mesh)
+
+
+def _on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any) -> T:
+    """Calls a function that is compiled as `create` describes."""
     chosen = LEVEL in os.environ.get("XLA_FLAGS", "")
     options = {LEVEL: 1} if mesh.devices.flat[0].platform == "cpu" and not chosen else None
     with rules.on(mesh):
-        return jax.jit(init, out_shardings=shardings, compiler_options=options)(params)
+        return jax.jit(function, out_shardings=shardings, compiler_options=options)(*arguments)
 
 
 def abstract(
