@@ -1,12 +1,90 @@
-"""Lengths of a lane's arrays."""
+"""A lane: the pages of its rows, its compiled functions, and the lengths of its arrays."""
 
 import dataclasses
 
 import pytest
 
-from tests.inference.test_engine import BEAM, GREEDY, TEXTS, alone, endless, engine, finish, models
+from tests.inference.test_engine import BEAM, GREEDY, SAMPLE, TEXTS, alone, endless, engine, finish, models, plain
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import lane as lanes
+from tformer_jax.inference.engine.scheduler import Vacancy
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Replaces the compiled functions; returns the names of those that are called."""
+    names = []
+
+    def replace(name, result=None):
+        monkeypatch.setattr(compiled, name, lambda *_, **options: names.append(name) or result)
+
+    for name in ("empty", "widen", "admit", "read_prompts", "finished"):
+        replace(name)
+    replace("compact", (None, None))
+    replace("advance", (None, (None, 1)))
+    return names
+
+
+def lane_and_rows(served, decode, text="abc"):
+    """Returns the lane of a request of three outputs, and its rows."""
+    queued = served._queued(0, Request(text, decode, samples=3))
+    return served._lane(queued.kind), queued.rows
+
+
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 18, 32, 33, 34])
+def test_samples_read_the_prompt_and_take_the_pages_that_were_promised(length, called):
+    """A full page of the prompt is shared, and a partly filled one is copied."""
+    lane, rows = lane_and_rows(engine(plain("decoder_lm")), SAMPLE, "a" * length)
+    free, promised = lane.table.free, lane.pages_needed(rows)
+    lane.reserve(rows)
+    assert free - lane.table.free == promised
+    leader, *siblings = rows
+    contents = {(leader.allocation.pages[slot // 16], slot % 16): slot for slot in range(length - 1)}
+    full = (length - 1) // 16
+    for row in siblings:
+        assert row.allocation.pages[:full] == leader.allocation.pages[:full]
+        assert set(row.allocation.pages[full:]).isdisjoint(leader.allocation.pages)
+        for page, copy in row.copies:
+            contents |= {(copy, slot): contents[page, slot] for slot in range(16) if (page, slot) in contents}
+        read = [contents[row.allocation.pages[slot // 16], slot % 16] for slot in range(length - 1)]
+        assert read == list(range(length - 1))
+
+
+SHARING = {"causal": ({}, 1), "prefix LM": ({"prefix_lm": True}, 0), "states": ({"attention": "gated_delta"}, 0)}
+
+
+@pytest.mark.parametrize(("changes", "shared"), SHARING.values(), ids=SHARING)
+def test_prompts_share_the_full_pages_of_a_common_prefix(changes, shared, called):
+    """Not where earlier tokens attend to later ones, or where a layer has no pages."""
+    served = engine(models("decoder_lm", **changes))
+    pages = []
+    for last in "ab":
+        lane, (row, *_) = lane_and_rows(served, SAMPLE, "abcdefg" * 3 + last)
+        lane.reserve([row])
+        lane.start([[row]])
+        pages.append(set(row.allocation.pages))
+    assert len(set.intersection(*pages)) == shared
+
+
+def test_the_steps_of_a_beam_search_are_counted(called):
+    """The arrays grow by this number."""
+    served = engine(plain("seq2seq"))
+    lane, (row, *_) = lane_and_rows(served, BEAM)
+    lane.running[0] = row
+    for generated in (2, 4):
+        assert served._events(lane, 0, lanes.NewTokens([5, 6], [0.0, 0.0], done=False)) == []
+        assert row.generated == generated
+
+
+@pytest.mark.parametrize("pages", [None, 9])
+def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pages, called):
+    """Only a dense cache is compacted; after the warm-up, all rows and pages are free."""
+    served = engine(plain("seq2seq"), pages=pages)
+    served.warm_up(BEAM)
+    needed = {"empty", "widen", "admit", "advance", "finished"}
+    assert set(called) == needed | ({"compact"} if pages is None else set())
+    lane, _ = lane_and_rows(served, BEAM)
+    assert lane.vacancy == Vacancy(3, lane.plan.pages - 1, 0)
 
 
 @pytest.mark.slow
