@@ -329,6 +329,15 @@ def test_pages_limit_concurrent_requests(monkeypatch):
         served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=9)))
 
 
+def test_requests_that_need_pages_in_use_do_not_end_a_call():
+    """A row is free for the second request, but its pages are not: the first one gets 14 tokens, which fill a page."""
+    trained, _ = endless()
+    served = engine(trained, slots=4, pages=2, seconds=math.inf)
+    for _ in range(2):
+        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=20)))
+    assert [event.tokens for event in served.step()] == [14]
+
+
 @pytest.mark.parametrize("beams", rest_slow([(3, 4), (3, 4, 2)], 1))
 @pytest.mark.parametrize("trained", rest_slow(["decoder_lm", "seq2seq"], 1), indirect=True)
 def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
