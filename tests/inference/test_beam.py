@@ -12,6 +12,8 @@ from tests.helpers import assert_close, build, rest_slow, tiny
 from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import beam
+from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 
@@ -132,3 +134,19 @@ def test_stricter_early_stopping_finds_no_worse_outputs(seq2seq):
     ]
     assert (worst[0] <= worst[1] + 1e-6).all()
     assert (worst[1] <= worst[2] + 1e-6).all()
+
+
+def test_a_longer_state_keeps_its_tokens():
+    """Tokens, hypotheses and ancestors are followed by PAD, PAD and 0."""
+    cfg, number = DecodeConfig(strategy="beam", beams=2), np.array([5])
+    start = beam.Beams.start(number, number, number, RowSettings.of(cfg, 1), Rules(), length=2, cfg=cfg)
+    tokens = np.array([[[3, 4], [4, 5]]], np.int32)
+    state = dataclasses.replace(
+        start,
+        running=tokens,
+        lineage=start.lineage.replace(ancestors=tokens),
+        finished=start.finished._replace(tokens=tokens),
+    ).widened(4)
+    assert state.length == 4
+    for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.lineage.ancestors, 0)):
+        np.testing.assert_array_equal(found, [[[3, 4, empty, empty], [4, 5, empty, empty]]])
