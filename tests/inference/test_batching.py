@@ -7,6 +7,7 @@ import pytest
 
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows
+from tformer_jax.inference.outputs import by_length
 from tformer_jax.special_tokens import PAD
 
 
@@ -54,6 +55,10 @@ def test_results_are_yielded_before_later_batches_run():
     assert ran == [[0, 2]]
     assert list(found) == [1, 2, 3]
     assert ran == [[0, 2], [3, 1]]
+
+
+def test_longer_rows_of_a_window_come_first_and_empty_ones_are_left_out():
+    assert by_length([[5] * n for n in (9, 2, 0, 3, 2, 7)], 1, 5) == [3, 1, 4]
 
 
 def test_no_rows():
