@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 
 from tests import oracles, position_oracles
 from tests.helpers import assert_close, normal, rest_slow, tiny
@@ -17,6 +18,7 @@ from tformer_jax.nn import attention_ops
 from tformer_jax.nn.attention import BasicAttention
 from tformer_jax.nn.attention_ops import blockwise as blockwise_file
 from tformer_jax.nn.attention_ops import pallas as pallas_file
+from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.relative import AlibiBias, BucketBias
 
@@ -324,6 +326,18 @@ def test_basic_self_attention():
     x64 = np.float64(x)
     expected = oracles.softmax(x64 @ x64.swapaxes(1, 2)) @ x64
     assert_close(out, expected, 1e-6, proves=("attention=basic", "NumPy float64"))
+
+
+def test_a_bias_of_local_heads_is_the_part_of_each_device():
+    bias, positions = AlibiBias(normal(4)), jnp.arange(3)
+    split = jax.shard_map(
+        lambda own: own.block(positions, positions),
+        mesh=jax.make_mesh((2,), ("tensor",), devices=jax.devices()[:2]),
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec("tensor"),
+        check_vma=False,
+    )
+    np.testing.assert_array_equal(split(LocalHeadsBias(bias, ("tensor",), 2)), bias.block(positions, positions))
 
 
 class TestSeedMistakes:

@@ -66,7 +66,7 @@ def test_pallas_supports_only_plain_self_attention(family, settings, unknown):
     cfg = tiny(family, attention_backend="pallas", **settings)
     with on_platform("gpu"):
         if unknown is None:
-            registry.build(cfg)
+            registry.shapes(registry.build(cfg))
             return
         with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}"):
             registry.build(cfg)

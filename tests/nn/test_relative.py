@@ -71,6 +71,21 @@ def test_yarn_scales_slow_pairs_only():
     np.testing.assert_allclose(ratio, [1, 1, 2 / 3 + 1 / 24, 1 / 3 + 1 / 12, 1 / 8, 1 / 8])
 
 
+@pytest.mark.parametrize(
+    ("rotary", "kept"),
+    [
+        # all pairs make less than one rotation in 6 tokens: both ends of the ramp are 0
+        ({"original_length": 6, "base": 5.0}, [1, 0, 0, 0, 0, 0]),
+        # index 0.5 makes 139 rotations in 1,000 tokens, index 18.9 makes one: the ramp is from 0 to R - 1
+        ({"original_length": 1000, "base": 5.0, "beta_fast": 139.0}, [1, 10 / 11, 9 / 11, 8 / 11, 7 / 11, 6 / 11]),
+    ],
+)
+def test_the_ends_of_the_yarn_ramp(rotary, kept):
+    cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary={"scaling": "yarn", "factor": 8.0, **rotary})
+    ratio = relative.rotary_rates(cfg, window=False) * 5 ** (np.arange(0, 12, 2) / 12)
+    np.testing.assert_allclose(ratio, [share + (1 - share) / 8 for share in kept])
+
+
 def test_features_outside_of_the_fraction_are_unchanged():
     cfg = tiny("decoder_lm", position="rotary", head_dim=8, rotary={"fraction": 0.25})
     x = normal(1, 5, 2, 8)
