@@ -1,5 +1,6 @@
 """Models with converted parameter layouts give the same logits."""
 
+import numpy as np
 import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
@@ -40,3 +41,12 @@ def test_projections_are_fused_where_they_can_be(family, changes, kind):
     assert cfg.attention_projections == kind
     inputs = (SOURCE, TOKENS) if family == "seq2seq" else (TOKENS,)
     assert_close(apply(registry.build(cfg), together, *inputs), apply(model, params, *inputs), 1e-6)
+
+
+def test_a_single_self_attention_is_fused():
+    model, params = build(tiny("decoder_lm", num_kv_heads=2))
+    own = params["decoder"]["layers_0"]["self_attention"]
+    found = conversions.convert_projections(own, model.cfg, "fused_qkv")
+    assert found.keys() == {"qkv", "output"}
+    expected = np.concatenate([own[name]["kernel"] for name in ("query", "key", "value")], axis=1)
+    np.testing.assert_array_equal(found["qkv"]["kernel"], expected)

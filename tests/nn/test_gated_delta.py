@@ -105,6 +105,20 @@ def test_the_layer_equals_the_formula():
     assert_close(out, expected, proves=("attention=gated_delta", "NumPy float64"))
 
 
+def test_the_output_kernel_ends_a_sublayer():
+    """Of four sub-layers, each starts with half of the plain kernel."""
+    plain, scaled = (
+        GatedDelta(tiny("decoder_lm", attention="gated_delta", decoder_layers=2, scale_residual_init=scale))
+        for scale in (False, True)
+    )
+    x, key = normal(1, 1, D), jax.random.key(0)
+    first, second = (
+        jax.jit(lambda module=module: module.init(key, x)["params"]["output"]["kernel"].value)()
+        for module in (plain, scaled)
+    )
+    assert_close(second, first / 2)
+
+
 def test_padding_leaves_the_state_untouched():
     cfg, module, params = layer()
     x, garbage = normal(B, 4, D, seed=3), 100 * normal(B, 7, D, seed=4)
