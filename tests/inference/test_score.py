@@ -81,7 +81,7 @@ def test_logits_are_computed_for_few_positions_at_once(scored, monkeypatch):
 
 
 def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
-    """At each cached step, the chosen token is the most probable one."""
+    """At each cached step, the chosen token is the most probable one, and the `top` ones are those of the step."""
     model, params = build(tiny("seq2seq"), seed=1)
     source = np.array([[5, 6, 7, EOS]], np.int32)
     cfg = setup("seq2seq").decode
@@ -102,10 +102,14 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
     for read, token in zip([BOS, *ids], ids, strict=False):
         logits, cache = step(np.int32(read), cache)
         values = log_softmax(np.asarray(logits[0, 0], np.float64))
-        steps.append(values[token])
+        steps.append(values)
         assert token == 2 + values[2:].argmax()  # neither PAD nor BOS is generated
-    (found,) = score.score_rows(model, params, [score.pair_row(source[0].tolist(), ids)], 1)
-    assert_close(found.log_probabilities, steps, 1e-5)
+    (found,) = score.score_rows(model, params, [score.pair_row(source[0].tolist(), ids)], 1, top=3)
+    assert_close(found.log_probabilities, np.array(steps)[np.arange(len(ids)), ids], 1e-5)
+    for top, values in zip(found.top, steps, strict=True):
+        most = np.argsort(-values)[:3]
+        assert list(top) == most.tolist()
+        assert_close(list(top.values()), values[most], 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,13 @@ def test_an_axis_that_does_not_divide_is_replicated():
     assert rules.partition((axes.MLP,), (8,), sizes, rules.RULES) == PartitionSpec("tensor")
 
 
+def test_an_axis_is_sharded_over_several_mesh_axes():
+    sizes = {"data": 3, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 4}
+    for width, expected in ((6, ("fsdp", "data")), (8, None)):
+        spec = rules.partition((axes.EMBED, axes.MLP), (width, 8), sizes, rules.ZERO1)
+        assert spec == PartitionSpec(expected, "tensor")
+
+
 def test_sizes_of_the_mesh():
     def sizes(devices: int = 8, **parallel):
         return {name: size for name, size in axis_sizes(ParallelConfig(**parallel), devices).items() if size > 1}
