@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tformer_jax.config import ConfigError
-from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows
+from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows, powers_of_two
 from tformer_jax.inference.outputs import by_length
 from tformer_jax.special_tokens import PAD
 
@@ -55,6 +55,11 @@ def test_results_are_yielded_before_later_batches_run():
     assert ran == [[0, 2]]
     assert list(found) == [1, 2, 3]
     assert ran == [[0, 2], [3, 1]]
+
+
+@pytest.mark.parametrize(("last", "expected"), [(64, [16, 32, 64]), (65, [16, 32, 64, 65]), (16, [16]), (9, [9])])
+def test_lengths_of_batches(last, expected):
+    assert powers_of_two(12, last) == expected
 
 
 def test_longer_rows_of_a_window_come_first_and_empty_ones_are_left_out():
