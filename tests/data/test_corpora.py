@@ -1,16 +1,18 @@
 """Generated corpora: deterministic, held out by text, and without two targets for the same source."""
 
+import datetime
 import json
 import pickle
 import random
 import re
 from pathlib import Path
 
+import babel
 import pytest
 
 from tests.helpers import rest_slow
 from tformer_jax.config import Config, DataConfig, ModelConfig
-from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.corpora import DataError, cldr_phrases, load_corpus
 from tformer_jax.data.corpora.cldr_phrases import PhraseBook
 from tformer_jax.data.corpora.heldout import split_of
 
@@ -71,6 +73,18 @@ def test_full_dates_are_phrases():
     found = ((re.fullmatch(r"Tuesday, March (\d+), (\d+)", source), target) for source, target in phrases)
     date, target = next((date, target) for date, target in found if date)
     assert target == f"Dienstag, {date[1]}. März {date[2]}"
+
+
+def test_an_interval_has_two_days():
+    """The pattern `MMMM d – d, y` of CLDR, with thin spaces."""
+    *_, (_, render), _, _ = PhraseBook(("en",), admitted=[()] * 7)._dates()
+    days = datetime.date(2026, 5, 3), datetime.date(2026, 5, 9)
+    assert render(babel.Locale("en"), days) == "May 3\u2009–\u20099, 2026"
+
+
+def test_prices_are_whole_or_have_cents():
+    cents = {round(100 * cldr_phrases._price(random.Random(seed)), 6) % 100 for seed in range(2000)}
+    assert cents == {float(number) for number in range(100)}
 
 
 @pytest.mark.parametrize("pair", rest_slow([("ar", "fr"), ("en", "zh"), ("zh", "en"), ("de", "ja")], 1))

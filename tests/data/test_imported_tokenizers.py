@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.imported import load_tokenizer
-from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK
+from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
+from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK, SpecialTokens
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog", "naïve 数字 123"] * 20
 RANKS = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"the": 257, b" c": 258, b"at": 259}
@@ -80,6 +81,12 @@ def test_a_tokenizer_json_of_our_own_keeps_its_ids(tmp_path):
     own = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=300), [{"text": text} for text in TEXTS]).target
     (tmp_path / "own.json").write_text(json.dumps(own.to_json()["model"]))
     assert load_tokenizer(tmp_path / "own.json").encode(TEXTS[0]) == own.encode(TEXTS[0])
+
+
+def test_fallback_bytes_are_known_by_their_names():
+    vocab = {"<unk>": 0, "a": 1, "<0x41>": 2, "<0xFF>": 3, "<0xff>": 4}
+    tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    assert CheckpointTokenizer(tokenizer, SpecialTokens()).fallback_bytes == {2, 3}
 
 
 @given(st.text(max_size=30))

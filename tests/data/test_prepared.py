@@ -1,5 +1,6 @@
 """Prepared data gives the same batches as its corpus; damaged files are reported."""
 
+import base64
 import collections
 import dataclasses
 import itertools
@@ -15,9 +16,9 @@ from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, Mode
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
-from tformer_jax.data.prepare import prepare
+from tformer_jax.data.prepare import _metadata, prepare
 from tformer_jax.data.rows import Shards
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.special_tokens import PAD
 
 WORDS = [f"word{number} zwölf {'x' * (number % 7)}" for number in range(90)]
@@ -59,6 +60,17 @@ def config(kind: str, **changes) -> Config:
 def prepared(cfg: Config, *folders) -> Config:
     names = tuple(map(str, folders))
     return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="prepared", train=names))
+
+
+def test_equal_tokenizers_have_one_digest():
+    """The order of the lines of a tiktoken file does not matter."""
+    ranks = [(base64.b64encode(bytes([byte])).decode(), byte) for byte in range(256)]
+    found = set()
+    for order in (ranks, ranks[::-1]):
+        tokenizer = from_json({"kind": "tiktoken", "ranks": dict(order)})
+        metadata = _metadata(config("decoder_lm"), Tokenizers(tokenizer, tokenizer), None, {})
+        found.add(json.loads(metadata)["tokenizers"])
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OBJECTIVES])
