@@ -1,18 +1,22 @@
-"""The folder lock, the watchdog, the spike detector and early stopping."""
+"""The folder lock, the watchdog, the spike detector, steps that are not finite, and early stopping."""
 
 import errno
 import math
 import os
 import subprocess
 import sys
+from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
-from tformer_jax.config import ConfigError, TrainConfig
-from tformer_jax.train import guards
+from tformer_jax.config import Config, ConfigError, TrainConfig
+from tformer_jax.train import diagnostics, guards
 from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.errors import RunError
 from tformer_jax.train.guards import HUNG, FolderLock, SpikeDetector
+from tformer_jax.train.loop import Trainer
 
 
 def test_one_process_per_folder(tmp_path):
@@ -79,6 +83,24 @@ def test_a_detector_continues_where_it_stopped():
         uninterrupted.detect(loss), resumed.detect(loss)
     assert resumed.state() == uninterrupted.state()
     assert not resumed.detect(math.nan)
+
+
+def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(monkeypatch):
+    """Of seven steps that were started, the sixth is the second in a row that was skipped."""
+    trainer = mock.MagicMock(spec=Trainer, fetched=4, step=7, cfg=Config(seed=3, train=TrainConfig(most_skipped=2)))
+    for name in ("spikes", "view", "events", "writer", "experiment", "checkpointer", "state"):
+        setattr(trainer, name, mock.MagicMock())
+    trainer.spikes.detect.return_value, trainer.checkpointer.latest_step.return_value = None, 4
+    trainer.state.params, trainer.recent = {}, [{"step": np.array(step)} for step in (3, 4, 5, 6, 7)]
+    trainer._not_finite = lambda steps: Trainer._not_finite(trainer, steps)
+    looked_at = mock.Mock(return_value="output of decoder/norm")
+    monkeypatch.setattr(diagnostics, "first_non_finite", looked_at)
+    sentence = "2 steps in a row up to step 6 .* the first such number is the output of decoder/norm. Step 4 is saved"
+    with pytest.raises(RunError, match=sentence):
+        Trainer._check_losses(trainer, [{"loss": math.nan, "skipped": count} for count in (1, 2, 3)])
+    (_, _, batch, key, _), _ = looked_at.call_args
+    assert batch == {"step": 6}
+    assert key == jax.random.fold_in(jax.random.key(3), 5)  # of the state before the step
 
 
 @pytest.mark.parametrize(

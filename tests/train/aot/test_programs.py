@@ -1,6 +1,7 @@
 """Figures of programs compiled for simulated devices, and errors of the command."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import pytest
@@ -52,6 +53,9 @@ def test_a_decoding_step_holds_its_cache():
     assert logits.shape == (4, 1, 11)
     cache = 2 * 4 * T * 16 * 4  # keys and values, float32, of all heads
     assert found.arguments >= cache / 4
+    D, F, V = 16, 12, 11
+    row = 2 * 4 * D * D + 2 * 2 * D * F + 2 * 2 * T * D + 2 * D * V
+    assert found.useful_flops == found.flops == row  # of four rows on four devices
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -61,6 +65,16 @@ def test_the_bound_on_utilization(overlap):
     found = programs.Program({}, 1, 1, 0, 0, 0, 0, sent, useful_flops=300.0, flops=600.0)
     assert (found.seconds_computing(chip), found.seconds_sending(chip)) == (6, 4)
     assert found.utilization(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
+
+
+def test_a_program_that_does_not_fit():
+    def lowered(problem):
+        return mock.Mock(compile=mock.Mock(side_effect=jax.errors.JaxRuntimeError(problem)))
+
+    with pytest.raises(ConfigError, match="It does not fit: RESOURCE_EXHAUSTED: 9 of 8 GiB; split it among more dev"):
+        programs._compile(lowered("RESOURCE_EXHAUSTED: 9\nof 8 GiB"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a bug"):
+        programs._compile(lowered("INTERNAL: a bug"))
 
 
 def test_missing_libtpu_is_reported(monkeypatch):
