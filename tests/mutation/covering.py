@@ -212,9 +212,8 @@ def _with_users(module: ast.Module, names: set[str]) -> set[str]:
     more = set(names)
     while more:
         mention = _mention(names)
-        users = [
-            node for node in module.body if isinstance(node, ast.Assign) and mention.search(ast.unparse(node.value))
-        ]
+        assigned = [node for node in module.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+        users = [node for node in assigned if mention.search(ast.unparse(node.value))]
         more = set().union(*map(_defined, users)) - names
         names = names | more
     return names
