@@ -63,7 +63,6 @@ class Checkpointer:
                 preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), scheduled, best, *permanent]),
                 save_decision_policy=policies.ContinuousCheckpointingPolicy(minimum_interval_secs=seconds),
                 best_fn=_score,
-                create=True,
                 cleanup_tmp_directories=True,
             )
         try:
