@@ -106,6 +106,7 @@ def test_languages_are_recognizable():
         assert labels.setdefault(example["text"], example["label"]) == example["label"]
     assert set(labels.values()) == {"en", "de", "fr"}
     assert not {example["text"] for example in corpus.test} & set(labels)
+    assert min(sum(map(str.isalpha, text)) for text in labels if text.isascii()) == 4
 
 
 @pytest.mark.parametrize(

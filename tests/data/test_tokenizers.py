@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.transforms import tokenize
 from tformer_jax.special_tokens import BOS, EOS, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "der Hund saß auf dem Baum", "naïve 数字 123 456"]
@@ -104,6 +105,8 @@ def test_separate_vocabularies():
     tokenizers = trained("characters", shared_vocab=False)
     assert tokenizers.source.encode("t") != [UNK]
     assert tokenizers.target.encode("t") == [UNK]
+    block = tokenize([{"source": "t", "target": "T"}], tokenizers)
+    assert UNK not in (*block["source"].ids, *block["target"].ids)
     shared = trained("characters")
     assert shared.source is shared.target
 
