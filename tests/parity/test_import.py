@@ -221,16 +221,17 @@ def test_a_run_tuned_with_lora_is_exported_merged(imported, tmp_path):
 def test_the_export_is_equal(imported, kind, tmp_path):
     """Bit for bit in the arrays, and in the ids that transformers reads from the exported tokenizer."""
     folder, run, model = imported(kind)
-    export_hf.main(["--run", str(run), str(tmp_path / "out")])
-    exported, original = (load_file(place / "model.safetensors") for place in (tmp_path / "out", folder))
-    back = type(model).from_pretrained(tmp_path / "out").state_dict()
+    out = tmp_path / "missing" / "out"
+    export_hf.main(["--run", str(run), str(out)])
+    exported, original = (load_file(place / "model.safetensors") for place in (out, folder))
+    back = type(model).from_pretrained(out).state_dict()
     for name, array in model.state_dict().items():
         np.testing.assert_array_equal(back[name], array)
     assert exported.keys() <= original.keys() | {"lm_head.weight", "final_logits_bias"}
-    theirs, ours = their_tokenizer(folder), their_tokenizer(tmp_path / "out")
+    theirs, ours = their_tokenizer(folder), their_tokenizer(out)
     for text in PROMPTS:
         assert ours(text)["input_ids"] == theirs(text)["input_ids"]
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = json.loads((out / "config.json").read_text())
     for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
         if "bert" not in kind and getattr(model.config, name, None) is not None:
             assert config[name] == getattr(model.config, name)

@@ -11,7 +11,7 @@ from tests.helpers import build, tiny, with_settings
 from tests.parity import test_huggingface as parity
 from tformer_jax import presets
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.interop import exact, files, hf
+from tformer_jax.interop import exact, files, generation, hf
 
 CLASSES = {
     "gpt2": transformers.GPT2Config,
@@ -42,7 +42,7 @@ BARE = {
     "bart": PAIR,
     "marian": PAIR | {"decoder_vocab_size": 50},
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe"), SIZES | {"num_attention_heads": 32}),
-    "stablelm": SIZES | {"num_key_value_heads": 8},
+    "stablelm": SIZES | {"num_attention_heads": 32, "hidden_size": 256},
 }
 
 
@@ -57,7 +57,10 @@ def test_what_a_config_leaves_out_is_as_in_transformers(model_type):
     """Reading the config with the sizes alone equals reading it with all defaults of its class written out."""
     sizes = BARE.get(model_type, SIZES | ({"head_dim": 8} if "gemma" in model_type else {}))
     whole = json.loads(CLASSES[model_type](**sizes).to_json_string(use_diff=False))
-    assert exact.differences(read(model_type, sizes), read(model_type, whole)) == []
+    bare, written_out = read(model_type, sizes), read(model_type, whole)
+    assert exact.differences(bare, written_out) == []
+    for name in ("dropout", "attention_dropout", "ffn_dropout", "init_std"):
+        assert getattr(bare, name) == getattr(written_out, name), name
 
 
 LLAMA = SIZES | {"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu", "num_key_value_heads": 4}
@@ -181,6 +184,38 @@ def test_what_our_models_lack_is_refused_by_name(model_type, config, problem):
 
 def test_gpt2_without_scaled_scores():
     assert read("gpt2", BARE["gpt2"] | {"scale_attn_weights": False}).attention_scale == 1.0
+
+
+def test_decoding_settings_that_are_reported(tmp_path):
+    """Those that differ from the defaults of transformers."""
+
+    def reported(given):
+        return generation.decoding(tmp_path, given, tiny("seq2seq"))[1]
+
+    assert reported(transformers.GenerationConfig._get_default_generation_params()) == []
+    for name in generation.NEUTRAL:
+        assert reported({name: 3}) == [f"{name}=3"]
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "shortest", "longest"),
+    [
+        ("decoder_lm", {}, 0, 15),
+        ("decoder_lm", {"min_length": 5, "max_length": 9}, 0, 15),  # of the prompt and the output
+        ("decoder_lm", {"min_new_tokens": 3, "max_new_tokens": 9}, 3, 9),
+        ("seq2seq", {}, 0, 15),
+        ("seq2seq", {"min_length": 5, "max_length": 9}, 4, 8),  # with the first input of the decoder
+        ("seq2seq", {"min_length": 9, "max_length": 9, "forced_eos_token_id": 2}, 7, 7),
+    ],
+)
+def test_numbers_of_new_tokens(tmp_path, family, given, shortest, longest):
+    cfg, _ = generation.decoding(tmp_path, given, tiny(family))
+    assert (cfg.min_new_tokens, cfg.max_new_tokens) == (shortest, longest)
+
+
+def test_only_bad_words_of_one_token_are_applied(tmp_path):
+    _, unapplied = generation.decoding(tmp_path, {"bad_words_ids": [[7], [5, 6], [8, 9, 4]]}, tiny("seq2seq"))
+    assert unapplied == ["bad_words_ids=[[5, 6], [8, 9, 4]]"]
 
 
 def rewritten(folder, **arrays):

@@ -13,10 +13,12 @@ from torch import nn
 from torch.nn import functional
 
 import tformer_jax as tj
-from tests.helpers import assert_close, rest_slow
+from tests.helpers import assert_close, normal, rest_slow
 from tests.parity.checkpoints import TEXTS
 from tformer_jax.cli import generate, import_hf, translate
 from tformer_jax.config import ConfigError
+from tformer_jax.interop import mapping, torch_transformer
+from tformer_jax.interop.decoders import gpt2_rules
 
 N, D, LENGTH = 4, 8, 32
 TEXT = "".join(TEXTS)
@@ -141,6 +143,16 @@ def test_nanogpt_as_its_training_saves_it(tmp_path, text_file, bias, capsys):
     assert capsys.readouterr().out == "".join(characters[i] for i in ids[0]) + "\n"
 
 
+@pytest.mark.parametrize(("linear", "transposed"), [(mapping.untransposed, False), (mapping.kernel, True)])
+def test_the_heads_are_side_by_side_in_gpt2s_output_projection(linear, transposed):
+    (layout,) = [rule.layout for rule in gpt2_rules(linear) if rule.theirs.endswith("attn.c_proj.weight")]
+    heads, kernel = (np.asarray(normal(*shape)) for shape in ((3, N, 2), (N, 2, D)))
+    theirs = layout.theirs(kernel)
+    rows = heads.reshape(3, N * 2) @ (theirs.T if transposed else theirs)
+    assert_close(rows, np.einsum("tnh,nhd->td", heads, kernel))
+    np.testing.assert_array_equal(layout.ours(theirs, kernel.shape), kernel)
+
+
 @pytest.fixture(scope="module")
 def word_files(tmp_path_factory):
     """Tokenizers of words with four special tokens; the source one adds <bos> and <eos>."""
@@ -190,6 +202,18 @@ def test_torch_transformer(tmp_path, word_files, options, capsys):
     until_end = itertools.takewhile(lambda token: token != 3, output[0, 1:].tolist())
     expected = " ".join(words[1].id_to_token(token) for token in until_end if token > 3)
     assert capsys.readouterr().out == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("copies", "kind"),
+    [(("source", "head"), "all"), (("source",), "inputs"), (("head",), "output"), ((), "none")],
+)
+def test_copies_of_the_targets_embedding_are_tied(copies, kind):
+    names = {"source": torch_transformer._SOURCE, "head": torch_transformer._HEAD}
+    arrays = {torch_transformer._TARGET: np.eye(2)}
+    arrays |= {name: np.eye(2) if part in copies else np.ones((2, 2)) for part, name in names.items()}
+    assert torch_transformer._tied(arrays) == kind
+    assert arrays.keys() == {torch_transformer._TARGET, *(name for part, name in names.items() if part not in copies)}
 
 
 @pytest.mark.slow
