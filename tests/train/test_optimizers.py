@@ -26,7 +26,7 @@ NAMES = {
     "wide": {"kernel": (axes.EMBED, axes.MLP)},
 }
 SHAPES = {
-    "attention": {"query": {"kernel": (8, 2, 3), "bias": (2, 3)}},
+    "attention": {"query": {"kernel": (6, 2, 3), "bias": (2, 3)}},
     "embedding": (5, 8),
     "experts": {"contract_kernel": (2, 6, 8)},
     "ffn": {"kernel": (12, 8)},
@@ -99,7 +99,7 @@ def each_expert(formula, p, grads, path):
 def muon_of(p, grads, path):
     """Applies Muon to matrices (inputs to outputs), and AdamW to embeddings and biases."""
     if "query']['kernel" in path:
-        flat = muon(p.reshape(8, 6), [g.reshape(8, 6) for g in grads], DECAY)
+        flat = muon(p.reshape(6, 6), [g.reshape(6, 6) for g in grads], DECAY)
         return flat.reshape(p.shape)
     return muon(p, grads, DECAY) if "kernel" in path else adamw(p, grads, decay_of(path))
 

@@ -133,6 +133,18 @@ def test_only_learning_rates_of_hidden_matrices_decrease_with_the_width():
         assert sum(value == 1.0 for _, value in found) == len(found) - len(matrices)
 
 
+def test_updates_are_those_of_the_learning_rates():
+    """The first update of AdamW has the size of the learning rate."""
+    cfg = config("decoder_lm", 8, "adamw", base=2, tie_embeddings="none")
+    shapes = registry.shapes(registry.build(cfg.model))
+    zeros, ones = (jax.tree.map(lambda leaf, x=x: jnp.full(leaf.shape, x), nn.unbox(shapes)) for x in (0.0, 1.0))
+    optimizer = optimizers.build(cfg, shapes)
+    updates, _ = jax.jit(optimizer.update)(ones, optimizer.init(zeros), zeros)
+    for names, hidden in ((("embedding", "embedding"), 1), (("decoder", "layers_0", "ffn", "expand", "kernel"), 1 / 4)):
+        leaf = functools.reduce(lambda tree, name: tree[name], names, updates)
+        assert_close(leaf, np.full(leaf.shape, -RATES["adamw"] * hidden), 1e-7)
+
+
 def test_initialization_follows_the_table():
     """Table 8 at m = 4: embeddings and heads start as at the base width, hidden kernels with 1 / inputs."""
     for initializer, hidden in (("fan_in", (4 * BASE) ** -0.5), ("normal", 0.02 / 2)):
