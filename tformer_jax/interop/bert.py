@@ -61,7 +61,7 @@ def _encoder_settings(hf: Settings) -> Settings:
 
 
 def _classifier_settings(hf: Settings) -> Settings:
-    head = {"num_classes": len(hf.get("id2label") or [0, 1]), "pooling": "first", "pooler": True}
+    head = {"num_classes": len(hf.get("id2label") or [0, 1]), "pooling": "first"}
     return _encoder_settings(hf) | head | {"family": "classifier"}
 
 
