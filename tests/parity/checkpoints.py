@@ -36,7 +36,7 @@ def save(folder: Path, kind: str, config: dict, **generation) -> torch.nn.Module
     for name, parameter in model.named_parameters():
         if "embed_positions" not in name or parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.4)
-    if kind in ("MarianMTModel", "BartForConditionalGeneration"):
+    if kind in ("MarianMTModel", "BartForConditionalGeneration", "T5ForConditionalGeneration"):
         vary(model)
     if generation:
         model.generation_config = transformers.GenerationConfig(**generation)
@@ -45,13 +45,15 @@ def save(folder: Path, kind: str, config: dict, **generation) -> torch.nn.Module
 
 
 def vary(model: torch.nn.Module) -> None:
-    """Changes a post-norm model, whose outputs would repeat one token for any source, so that they depend on it.
+    """Changes an encoder-decoder, whose outputs would be the same for any source, so that they depend on it.
 
-    The last norm is negated: otherwise the most probable token is the one that the decoder reads.
+    The last norm of a post-norm model is negated: otherwise the most probable token is the one that the decoder reads.
     """
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(parameter, mean=float(name.endswith("weight")), std=0.1)
+    if isinstance(model, transformers.T5ForConditionalGeneration):
+        return
     torch.nn.init.normal_(model.model.shared.weight)
     model.model.shared.weight.data[model.config.pad_token_id] = 0  # as trained models have it
     model.model.decoder.layers[-1].final_layer_norm.weight.data *= -1
@@ -109,6 +111,9 @@ def t5(folder: Path) -> torch.nn.Module:
     special = ["<pad>", "</s>", "<unk>", "<extra_id_0>"]
     trainer = lambda **options: hf.trainers.UnigramTrainer(unk_token="<unk>", **options)  # noqa: E731
     tokenizer = trained(hf.models.Unigram(), trainer, special, metaspace=True)
+    pieces = [tuple(piece) for piece in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    pieces[len(special) :] = sorted(pieces[len(special) :])  # the trainer's order of equal scores is random
+    tokenizer.model = hf.models.Unigram(pieces, unk_id=2)
     tokenizer.post_processor = hf.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     config = {**PAIR, "vocab_size": 70, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     model = save(folder, "T5ForConditionalGeneration", config)
