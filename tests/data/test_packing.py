@@ -108,6 +108,11 @@ def test_a_row_by_hand(lengths, capacity, row):
     assert choose_row(np.array([lengths]), np.array([capacity])) == row
 
 
+def test_free_tokens_of_one_side_are_not_those_of_the_other():
+    """After (3, 4), (1, 8) is free; (2, 1) would have the same number in radix 7, and does not fit."""
+    assert choose_row(np.array([[3, 3, 2], [4, 4, 1]]), np.array([4, 12])) == [0]
+
+
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=50))
 def test_a_row_holds_the_oldest_and_fits(sizes):

@@ -283,6 +283,7 @@ def test_documents_are_joined_by_eos():
 def test_covering_windows_predict_each_token_but_the_first_once(length):
     stream = np.arange(100, 100 + length, dtype=np.int32)
     batches = list(covering_windows(stream, 5, 4))
+    assert len(batches) == -(-(length - 1) // 20)
     targets = np.concatenate([batch["targets"].ravel() for batch in batches])
     tokens = np.concatenate([batch["tokens"].ravel() for batch in batches])
     np.testing.assert_array_equal(targets[targets != IGNORED], stream[1:])
