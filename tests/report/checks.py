@@ -101,6 +101,14 @@ def every_control_is_reached_by_keyboard(page: Any) -> None:
     assert len(seen) == wanted
 
 
+def the_link_of_the_section_in_view_is_marked(page: Any) -> None:
+    marked = "document.querySelector('nav.page a[aria-current]')?.hash"
+    page.evaluate("root.style.scrollBehavior = 'auto'")
+    for share, name in ((0.5, "curves"), (0.15, "evaluation"), (0.25, "curves")):
+        page.evaluate(f"scrollBy(0, at('evaluation').getBoundingClientRect().top - {share} * innerHeight)")
+        until(page, f"{marked} === '#{name}'")
+
+
 def keys_zoom_all_curves(page: Any) -> None:
     def ranges() -> list[list[float]]:
         return [page.evaluate(f"at('chart-{key}').layout.xaxis.range") for key in ("loss", "learning_rate")]
@@ -162,13 +170,19 @@ def downloads_hold_all_records(page: Any) -> None:
     assert [int(row["step"]) for row in rows] == list(range(1, STEPS + 1))
 
 
+def _paper_can_be_read(page: Any) -> None:
+    assert page.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    until(page, f"({CONTRAST})()[0] >= 4.5")
+    until(page, "[...document.querySelectorAll('.main-svg')].every((one) => one.clientWidth <= 680)")
+
+
 def paper_is_light_and_open(page: Any) -> None:
     page.emulate_media(media="print")
     until(page, "root.dataset.printing === 'yes'")
     until(page, "drawn.size === charts.length")
     assert not page.locator(".controls").is_visible() and not page.locator("nav.page").is_visible()
-    assert page.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    _paper_can_be_read(page)
     page.emulate_media(media="screen")
     until(page, "root.dataset.printing === 'no'")
     assert page.locator(".controls").is_visible()
@@ -180,6 +194,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     the_page_fits_its_width,
     texts_have_contrast,
     every_control_is_reached_by_keyboard,
+    the_link_of_the_section_in_view_is_marked,
     keys_zoom_all_curves,
     a_drag_zooms,
     axes_and_smoothing_are_right,
@@ -211,7 +226,26 @@ def all_heads_open(page: Any) -> None:
     until(page, "at('cross-layer').value === '1' && at('cross-head').value === '2'")
 
 
-ATTENTION = (maps_show_the_chosen_head, all_heads_open, the_page_fits_its_width, texts_have_contrast)
+def paper_has_all_maps(page: Any) -> None:
+    page.locator("#decoder-layer").select_option("0")
+    page.emulate_media(media="print")
+    until(page, "root.dataset.printing === 'yes'")
+    until(page, "[...document.querySelectorAll('.map, .heads, .norms')].every((one) => one.querySelector('image'))")
+    _paper_can_be_read(page)
+    assert page.locator("#decoder-layer").is_visible() and page.locator("#decoder-layer").input_value() == "0"
+    page.emulate_media(media="screen")
+    until(page, "root.dataset.printing === 'no'")
+    assert not page.evaluate("[...document.querySelectorAll('details')].some((one) => one.open)")
+    until(page, "document.documentElement.scrollWidth <= innerWidth && at('map-cross').clientWidth > 0.8 * innerWidth")
+
+
+ATTENTION = (
+    maps_show_the_chosen_head,
+    all_heads_open,
+    paper_has_all_maps,
+    the_page_fits_its_width,
+    texts_have_contrast,
+)
 
 
 def pictures_are_drawn_when_they_are_seen(page: Any) -> None:
@@ -226,7 +260,7 @@ def pictures_are_drawn_when_they_are_seen(page: Any) -> None:
 def paper_has_all_pictures(page: Any) -> None:
     page.emulate_media(media="print")
     until(page, "root.dataset.printing === 'yes' && drawn.size === pictures.length")
-    assert page.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")
+    _paper_can_be_read(page)
     assert not page.locator(".numbers").first.is_visible()
 
 
@@ -241,19 +275,12 @@ EXPLAIN = (
 
 
 def choices_survive_a_reload(page: Any) -> None:
-    def loaded() -> float:
-        return page.evaluate("performance.timeOrigin")
-
-    before = loaded()
-    page.get_by_label("Tokens", exact=True).check()
-    page.locator("#smoothing").press("End")
-    page.locator("#theme").press("Enter")
     shown = "[view.axis, view.smoothing, root.dataset.theme, at('smoothing').value, at('smoothing-value').textContent]"
-    chosen = page.evaluate(shown)
-    end = time.monotonic() + 30
-    while loaded() == before:
-        assert time.monotonic() < end
-        time.sleep(0.2)
+    with page.expect_navigation(timeout=60_000):
+        page.get_by_label("Tokens", exact=True).check()
+        page.locator("#smoothing").press("End")
+        page.locator("#theme").press("Enter")
+        chosen = page.evaluate(shown)
     page.locator("html[data-drawn]").wait_for(state="attached")
     assert page.evaluate(shown) == chosen
     assert page.get_by_label("Tokens", exact=True).is_checked()

@@ -86,7 +86,7 @@ def write_reports(folder: Path) -> dict[str, Path]:
     with lock(runs["running"][0]):
         for name, folders in runs.items():
             (folder / f"{name}.html").write_text(html.render(load_all(folders)), encoding="utf-8")
-        (folder / "watched.html").write_text(html.render(load_all(runs["running"]), refresh=5), encoding="utf-8")
+        (folder / "watched.html").write_text(html.render(load_all(runs["running"]), refresh=10), encoding="utf-8")
     (folder / "attention.html").write_text(attention_page(), encoding="utf-8")
     explain.main(["--output", str(folder / "explain.html")])
     return {name: folder / f"{name}.html" for name in (*runs, "watched", "attention", "explain")}

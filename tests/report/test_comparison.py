@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,23 @@ def test_as_text(tmp_path, capsys):
         assert any(text.lower() in line.lower() for line in lines), text
     assert sum(line.startswith("lost most") for line in lines) == 1
     assert "Comparison" in path.read_text()
+
+
+def test_language_models_are_paired_whatever_the_length_of_their_prompts(tmp_path):
+    a, b, other = (write_run(tmp_path / name, family="decoder_lm", examples=3) for name in ("a", "b", "other"))
+
+    def change(folder: Path, split: Callable[[str], tuple[str, str]]) -> None:
+        path = folder / "outputs" / "test.json"
+        found = json.loads(path.read_text())
+        for row in found["outputs"]:
+            row["source"], row["reference"] = split(row["source"] + row["reference"])
+        path.write_text(json.dumps(found))
+
+    change(b, lambda text: (text[:2], text[2:20]))
+    change(other, lambda text: (f"Another {text[:2]}", text[2:]))
+    assert compare(*load_all([a, b]), resamples=100).split == "test"
+    (other / "outputs" / "validation.json").unlink()
+    assert compare(*load_all([a, other]), resamples=100).split is None
 
 
 def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):

@@ -1,5 +1,9 @@
 """The choice of outputs, and the marks on their differences."""
 
+import functools
+import re
+import time
+
 import numpy as np
 import pytest
 import sacrebleu
@@ -60,6 +64,35 @@ def test_differences_are_marked(reference, output, missing, extra):
     assert ("".join(text for _, text in old), "".join(text for _, text in new)) == (reference, output)
     assert [text for differs, text in old if differs] == missing
     assert [text for differs, text in new if differs] == extra
+
+
+def test_what_is_not_marked_is_the_longest_common_subsequence_of_words():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        reference, output = (" ".join(rng.choice(["a", "bb", "ccc"], size)) for size in (5, 4))
+        sides = [[text for differs, text in side if not differs] for side in marked(reference, output)]
+        assert "".join(sides[0]) == "".join(sides[1])
+        assert len("".join(sides[0])) == longest(*(tuple(re.findall(r"\w+|\s+", text)) for text in (reference, output)))
+
+
+@functools.cache
+def longest(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    """Returns the number of characters of the longest common subsequence, by its recursion."""
+    if not a or not b:
+        return 0
+    shared = [len(a[0]) + longest(a[1:], b[1:])] if a[0] == b[0] else []
+    return max(longest(a[1:], b), longest(a, b[1:]), *shared)
+
+
+@pytest.mark.parametrize("joint", ["", " "])
+def test_long_repetitive_texts_are_marked_soon(joint):
+    """`difflib.SequenceMatcher` takes half a minute for them."""
+    rng = np.random.default_rng(0)
+    reference, output = (joint.join(rng.choice(["a", "b"], 1000)) for _ in range(2))
+    start = time.process_time()
+    old, _ = marked(reference, output)
+    assert time.process_time() - start < 2
+    assert len("".join(text for differs, text in old if not differs)) > 700
 
 
 def test_histograms_share_their_bins():

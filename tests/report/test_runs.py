@@ -187,6 +187,18 @@ def test_intervals_stand_beside_the_results_that_they_belong_to(tmp_path):
     assert (row.best, row.best_step, row.validation) == (30.0, 40, 30.0)
 
 
+@pytest.mark.parametrize(("signature", "shown"), [("raw", None), ("lowercase", ["lowercase"])])
+def test_signatures_name_the_normalization_of_references(tmp_path, signature, shown):
+    run = write_run(tmp_path / "run", examples=2)
+    result = json.loads((run / "result.json").read_text())
+    result["signatures"]["references"] = signature
+    (run / "result.json").write_text(json.dumps(result))
+    found = sections.signatures(load_all([run]))
+    assert list(found)[:2] == ["BLEU", "chrF"]
+    assert found.get("references normalized by") == shown
+    assert len(found) == (2 if shown is None else 3)
+
+
 def test_runs_are_named_by_what_differs(tmp_path):
     folders = [write_run(tmp_path / name / "run", examples=0) for name in "ab"]
     assert [run.name for run in load_all(folders)] == ["a/run", "b/run"]

@@ -16,6 +16,8 @@ from tformer_jax.data.tokenizers import token_texts
 from tformer_jax.inference.watch import ATTENTIONS, Watched
 from tformer_jax.report import attention
 
+EMPTY = "the text is empty: write at least one character"
+
 
 def show(options: argparse.Namespace, page: Path) -> None:
     """Writes arrays to `--npz`, if it is given, and without `--batch` the page of the text."""
@@ -46,8 +48,10 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
     Raises:
         ConfigError: the text is empty, or the model has no such layer or head.
     """
-    (found,) = run.watch([example])
     family = run.config.model.family
+    if not (example[0].strip() if family == "seq2seq" else example):
+        raise ConfigError(EMPTY)
+    (found,) = run.watch([example])
     for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):
         count = max((weights.shape[axis] for weights in found.weights.values()), default=0)
         if wanted is not None and wanted >= count:
@@ -71,7 +75,7 @@ def read_tokens(run: tj.Run, found: Watched) -> dict[str, list[str]]:
     """
     texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in found.tokens.items()}
     if not all(texts.values()):
-        raise ConfigError("the text is empty: write at least one character")
+        raise ConfigError(EMPTY)
     kinds = ATTENTIONS[run.config.model.family].items()
     return {kind: texts[queries] for kind, (queries, _) in kinds if kind != "cross"}
 

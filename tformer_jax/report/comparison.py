@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
+from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.run import Run, differing
 from tformer_jax.report.series import Series
 
@@ -108,9 +109,24 @@ def shared_split(a: Run, b: Run) -> str | None:
         mine, theirs = a.outputs.get(split), b.outputs.get(split)
         if not mine or not theirs or a.family != b.family or not (mine.texts or len(mine.labels)):
             continue
-        if (mine.sources, mine.references) == (theirs.sources, theirs.references):
+        same = _same_documents if a.family == "decoder_lm" else _same_examples
+        if same(mine, theirs):
             return split
     return None
+
+
+def _same_examples(a: Outputs, b: Outputs) -> bool:
+    return (a.sources, a.references) == (b.sources, b.references)
+
+
+def _same_documents(a: Outputs, b: Outputs) -> bool:
+    """Returns whether the parts have equal numbers of labels, and samples show the same documents, split anywhere."""
+    first, second = (
+        ["".join((prompt + rest).split()) for prompt, rest in zip(one.sources, one.references, strict=True)]
+        for one in (a, b)
+    )
+    alike = all(x.startswith(y) or y.startswith(x) for x, y in zip(first, second, strict=False))
+    return alike and np.array_equal(a.labels, b.labels)
 
 
 def _changes(a: Run, b: Run, split: str) -> Iterator[Change]:

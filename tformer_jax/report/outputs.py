@@ -1,8 +1,8 @@
 """The outputs of an evaluation: their quality by sentence, a choice of them, and their differences from references."""
 
 import dataclasses
-import difflib
 import functools
+import itertools
 import random
 import re
 from collections.abc import Sequence
@@ -84,16 +84,40 @@ def choose(outputs: Outputs, family: str, shown: int = SHOWN) -> dict[str, list[
 
 
 def marked(reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
-    """Returns both texts in pieces, with marks on what the other one lacks.
+    """Returns both texts in pieces, with marks on what is not in their longest common subsequence.
 
     Texts are compared by words, or by characters if the reference has no spaces.
     """
     pattern = r"\s+|\w+|[^\w\s]" if " " in reference.strip() else r"."
     left, right = re.findall(pattern, reference, re.DOTALL), re.findall(pattern, output, re.DOTALL)
-    spans = difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    old = [(kind != "equal", "".join(left[start:end])) for kind, start, end, _, _ in spans if start < end]
-    new = [(kind != "equal", "".join(right[start:end])) for kind, _, _, start, end in spans if start < end]
+    common = _common(left, right)
+    old, new = _pieces(left, {at for at, _ in common}), _pieces(right, {at for _, at in common})
     return old, new
+
+
+def _common(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
+    """Returns the indices of the tokens of the common subsequence with the most characters."""
+    numbers = {token: number for number, token in enumerate({*left, *right})}
+    ids = np.array([numbers[token] for token in right], np.int32)
+    most = np.zeros((len(left) + 1, len(right) + 1), np.int32)  # [i, j]: characters common to left[i:] and right[j:]
+    for i in reversed(range(len(left))):
+        matched = most[i + 1, 1:] + len(left[i]) * (ids == numbers[left[i]])
+        most[i, :-1] = np.maximum.accumulate(np.maximum(most[i + 1, :-1], matched)[::-1])[::-1]
+    found, i, j = [], 0, 0
+    while most[i, j]:
+        if left[i] == right[j]:
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        elif most[i + 1, j] == most[i, j]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _pieces(tokens: Sequence[str], common: set[int]) -> list[Piece]:
+    groups = itertools.groupby(range(len(tokens)), lambda at: at not in common)
+    return [(differs, "".join(tokens[at] for at in places)) for differs, places in groups]
 
 
 def lengths(texts: Sequence[str]) -> np.ndarray:

@@ -107,12 +107,14 @@ def _last(run: Run, group: str, name: str) -> float | None:
 
 
 def signatures(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Returns the distinct sacreBLEU signatures by metric."""
+    """Returns the distinct sacreBLEU signatures by metric, and how references were normalized, if they were."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         evaluated = run.outputs[run.split].signatures if run.split else {}
         for name, signature in (run.result.get("signatures") or evaluated).items():
-            found.setdefault(TITLES.get(name, (name, ""))[0], {})[signature] = None
+            if (name, signature) != ("references", "raw"):
+                title = "references normalized by" if name == "references" else TITLES.get(name, (name, ""))[0]
+                found.setdefault(title, {})[signature] = None
     return {name: list(values) for name, values in found.items()}
 
 

@@ -47,7 +47,7 @@ async function drawHeads(one, layer) {
   const axes = {};
   for (let head = 0; head < count; head += 1) {
     const suffix = head ? String(head + 1) : "";
-    const hidden = { showticklabels: false, showgrid: false, zeroline: false, fixedrange: true };
+    const hidden = { showticklabels: false, ticks: "", showgrid: false, zeroline: false, fixedrange: true };
     axes[`xaxis${suffix}`] = { ...hidden, title: { text: `head ${head}`, font: { size: 11, color: color("muted") }, standoff: 2 } };
     axes[`yaxis${suffix}`] = { ...hidden, autorange: "reversed" };
     const place = { xaxis: `x${suffix}`, yaxis: `y${suffix}`, showscale: false, xgap: 0, ygap: 0 };
@@ -97,12 +97,13 @@ async function show(element) {
 }
 
 async function begin() {
+  const charts = [...document.querySelectorAll(".map, .heads, .norms")];
   followTheme(() => { for (const draw of redraws.values()) draw(); });
+  followPrinting((begins) => { for (const element of charts) show(element).then(() => sizeForPrint(element, begins)); });
   showPlace();
   for (const one of attentions) {
     for (const name of ["layer", "head"]) at(`${one.name}-${name}`).addEventListener("change", () => redraw(`map-${one.name}`));
   }
-  const charts = [...document.querySelectorAll(".map, .heads, .norms")];
   const first = charts.filter((element) => element.matches(".map") && isInView(element));
   whenNear(charts.filter((element) => !first.includes(element)), show);
   await Promise.all(first.map(show));

@@ -61,16 +61,11 @@ async function show(place) {
   drawn.add(place);
 }
 
-async function resize(begins) {
-  const size = begins ? { width: 330 } : { width: null, autosize: true };
-  for (const place of document.querySelectorAll(".picture")) show(place).then(() => Plotly.relayout(place, size));
-}
-
 async function begin() {
-  followTheme(() => { for (const place of drawn) draw(place); });
-  followPrinting(resize);
-  showPlace();
   const places = [...document.querySelectorAll(".picture")];
+  followTheme(() => { for (const place of drawn) draw(place); });
+  followPrinting((begins) => { for (const place of places) show(place).then(() => sizeForPrint(place, begins)); });
+  showPlace();
   const first = places.filter(isInView);
   whenNear(places.filter((place) => !first.includes(place)), show);
   await Promise.all(first.map(show));

@@ -75,12 +75,20 @@ function followTheme(redraw) {
 /** Marks the link to the section in view. */
 function showPlace() {
   const links = [...document.querySelectorAll("nav.page li a")];
-  const watch = new IntersectionObserver((seen) => {
-    const found = seen.filter((one) => one.isIntersecting).at(-1);
-    if (!found) return;
-    for (const link of links) link.toggleAttribute("aria-current", link.hash === `#${found.target.id}`);
+  const sections = [...document.querySelectorAll("main > section")];
+  const inView = new Set();
+  const watch = new IntersectionObserver((changed) => {
+    for (const { target, isIntersecting } of changed) inView[isIntersecting ? "add" : "delete"](target);
+    const last = sections.findLast((section) => inView.has(section));
+    for (const link of last ? links : []) link.toggleAttribute("aria-current", link.hash === `#${last.id}`);
   }, { rootMargin: "-10% 0px -80% 0px" });
-  for (const section of document.querySelectorAll("main > section")) watch.observe(section);
+  for (const section of sections) watch.observe(section);
+}
+
+/** Gives a chart the width of its column on paper, or again that of its place on the screen. */
+function sizeForPrint(place, begins, more = {}) {
+  const width = place.closest(".charts > :not(.wide)") ? 330 : 680;
+  return Plotly.relayout(place, { ...(begins ? { width } : { width: null, autosize: true }), ...more });
 }
 
 /** Calls `resize` when printing begins (true) or ends; on paper, the page is light and all its details are open. */

@@ -150,9 +150,10 @@ function follow(chart) {
   });
 }
 
-function sizeForPrint(begins) {
-  const size = begins ? { width: 330, height: 220 } : { width: null, height: null, autosize: true };
-  for (const chart of charts) show(chart).then(() => Plotly.relayout(at(`chart-${chart.key}`), size));
+async function resize(chart, begins) {
+  await show(chart);
+  await draw(chart);
+  await sizeForPrint(at(`chart-${chart.key}`), begins, { height: begins ? 220 : null });
 }
 
 async function save(button) {
@@ -195,7 +196,7 @@ function listen() {
     drawAll();
   });
   at("log").addEventListener("change", (event) => { view.log = event.target.checked; drawAll(); });
-  followPrinting(sizeForPrint);
+  followPrinting((begins) => { for (const chart of charts) resize(chart, begins); });
   for (const button of document.querySelectorAll("[data-file]")) button.addEventListener("click", () => save(button));
 }
 

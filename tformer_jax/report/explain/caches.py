@@ -152,13 +152,13 @@ def paged_cache(example: Example) -> Topic:
         text=f"The rows of a server differ in length. The cache is a pool of pages of a few tokens (here {PAGE}), and "
         "a table lists the pages of each row. Rows that begin alike share full pages of the prompt; a row that "
         "continues another copies the page that is only partly full, before it writes to it.",
-        formulas=(formula("slot of token t of row b = table_{b, ⌊ t / size ⌋} · size + t mod size"),),
+        formulas=(formula("slot of token t of row b = Z · table_{b, ⌊ t / Z ⌋} + t mod Z"),),
         shapes=(
             Shape(
                 "pool",
-                "pages K size H",
+                "M K Z H",
                 (table.pages, CFG.kv_heads, PAGE, CFG.head_size),
-                "keys, and values, of all rows",
+                "keys, and values, of all rows, by page",
             ),
             Shape("table", "B P", (len(rows), widest), "pages of each row"),
         ),

@@ -43,7 +43,9 @@ LETTERS = {
     "L": "layers",
     "E": "experts",
     "k": "experts of a token, or beams",
+    "M": "pages of the pool",
     "P": "pages of a row",
+    "Z": "tokens of a page",
 }
 TOPICS = {name: build for topics in GROUPS.values() for name, build in topics.items()}
 
