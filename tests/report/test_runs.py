@@ -150,7 +150,7 @@ def test_a_run_that_has_only_begun(tmp_path):
     run = write_run(tmp_path / "run", tested=False, examples=0)
     for name in ("metrics.jsonl", "events.jsonl"):
         (run / name).write_text("")
-    assert "Nothing is recorded yet." in shown(run).text
+    assert "Nothing is recorded." in shown(run).text
 
 
 def test_a_resumed_run_repeats_no_spike(tmp_path):

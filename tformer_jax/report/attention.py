@@ -125,16 +125,16 @@ def norms(stack: str, found: Watched, tokens: Mapping[str, Sequence[str]]) -> di
 
 
 def _lens(found: Watched, label: Callable[[int], str]) -> list[tuple[str, list[list[tuple[str, float]]]]]:
-    """Returns the rows of the table of predictions, the last layer first: for each token, texts and probabilities."""
+    """Returns the columns of the table of predictions, by layer: for each token, texts and probabilities."""
     names = ["embeddings", *(f"layer {number}" for number in range(len(found.predictions) - 1))]
-    rows = [
+    columns = [
         [
             [(visible(label(token)), float(p)) for token, p in zip(ids, values, strict=True)]
             for ids, values in zip(tokens.tolist(), probabilities, strict=True)
         ]
         for tokens, probabilities in zip(found.predictions, found.probabilities, strict=True)
     ]
-    return list(zip(names, rows, strict=True))[::-1]
+    return list(zip(names, columns, strict=True))
 
 
 def _rounded(values: Any) -> list[list[float]]:

@@ -106,7 +106,9 @@ def _slots(title: str, empty: Callable[[], Any], example: Example) -> Heat:
     texts = [[example.source[at] if at != EMPTY else "" for at in row] for row in positions]
     rows = [f"{t} {word}" for t, word in enumerate(example.source)]
     values = np.where(positions == EMPTY, np.nan, positions + 1)
-    return Heat(title, values, rows, [f"slot {s}" for s in range(positions.shape[1])], "Darker: newer.", texts)
+    return Heat(
+        title, values, rows, [f"slot {s}" for s in range(positions.shape[1])], "Stronger colors: newer tokens.", texts
+    )
 
 
 def _gibibytes(kv_heads: int) -> list[float]:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import textwrap
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -197,7 +198,9 @@ class Topic:
     def sources(self) -> list[tuple[str, str]]:
         """Returns the qualified name and the source of each function."""
         plain = [inspect.unwrap(one) for one in self.functions]
-        return [(f"{one.__module__}.{one.__qualname__}", inspect.cleandoc(inspect.getsource(one))) for one in plain]
+        return [
+            (f"{one.__module__}.{one.__qualname__}", textwrap.dedent(inspect.getsource(one)).strip()) for one in plain
+        ]
 
 
 def cell_texts(values: np.ndarray) -> list[list[str]]:
