@@ -96,6 +96,7 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("seq2seq", lambda run: run.translate(["a"], beams=2, top_k=1), "top_k is for sampling and beams for beam"),
         ("seq2seq", lambda run: run.outputs(["a"], 3, beams=2), "3 outputs need beams of at least 3"),
         ("seq2seq", lambda run: run.logits(["a"]), r"example 1 is not a pair: write \(source, target\)"),
+        ("classifier", lambda run: run.logits([("a", "b")]), "example 1 is a pair: write one text"),
         ("decoder_lm", lambda run: run.logits(["a" * 17]), "text 1 has 17 tokens, but the model takes at most 16"),
     ],
 )  # fmt: skip

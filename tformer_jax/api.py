@@ -118,6 +118,9 @@ class Run:
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
         """Returns the logits of each text, or of the target of each (source, target) pair.
 
+        An example of a language model may be a pair (prompt, continuation): a prefix LM attends to the prompt in both
+        directions, as in generation, and to a single text causally.
+
         Returns:
             float32 [T, V] per example: row t predicts token t + 1 of a text (token t for a masked_lm), or token t of a
             target and its end; [classes] for a classifier.
@@ -128,7 +131,7 @@ class Run:
         return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, rows, strict=True)]
 
     def watch(self, examples: Iterable[Any]) -> Iterator[Watched]:
-        """Yields what the model computes for each text or (source, target) pair, in order.
+        """Yields what the model computes for each text or pair, as for `logits`, in order.
 
         These are attention weights, norms of the residual stream and predictions by layer.
         """
@@ -212,6 +215,8 @@ class Run:
         def run(lengths: np.ndarray, indices: np.ndarray) -> Iterator[Any]:
             chosen = [rows[index] for index in indices]
             batch = {name: pad_rows([row[name] for row in chosen], *lengths.shape) for name in chosen[0]}
+            if "prefix" in batch:
+                batch["prefix"] = batch["prefix"][:, 0]
             with everywhere(mesh):
                 found = jax.device_get(function(self.model, self.params, shard_batch(mesh, batch)))
             return (jax.tree.map(operator.itemgetter(number), found) for number in range(len(chosen)))
@@ -222,8 +227,7 @@ class Run:
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         family, max_length = self.config.model.family, self.config.model.max_length
         if family != "seq2seq":
-            tokenizer, limit = self.tokenizers.target, max_length - self.tokenizers.target.special.added
-            return {"tokens": tokenizer.special.whole(encode_one(tokenizer, example[0], limit, f"text {number + 1}"))}
+            return self._text_inputs(number, example)
         names = [f"{key} {number + 1}" for key in KEYS[family]]
         if len(example) != len(names):
             raise ConfigError(f"example {number + 1} is not a pair: write (source, target)")
@@ -234,6 +238,21 @@ class Run:
             )
         )
         return {"source": source, "target_in": [self.tokenizers.target.special.start, *target[:-1]]}
+
+    def _text_inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
+        """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.
+
+        All rows of a prefix LM have `prefix`; that of a text is 0.
+        """
+        model, tokenizer = self.config.model, self.tokenizers.target
+        if len(example) > 1 and model.family != "decoder_lm":
+            raise ConfigError(f"example {number + 1} is a pair: write one text")
+        limit = model.max_length - tokenizer.special.added
+        ids = tokenizer.special.whole(encode_one(tokenizer, "".join(example), limit, f"text {number + 1}"))
+        if not model.prefix_lm:
+            return {"tokens": ids}
+        prompt = [*tokenizer.special.before, *tokenizer.encode(example[0])] if len(example) > 1 else []
+        return {"tokens": ids, "prefix": [min(len(prompt), len(ids))]}
 
 
 def _check_texts(texts: Sequence[str]) -> None:

@@ -224,6 +224,18 @@ def test_rollout_by_hand():
     assert_close(rollout(weights).sum(-1), np.ones((2, 3)), 1e-12)
 
 
+def test_a_prefix_lm_attends_to_its_prompt_as_in_generation():
+    run = run_of(Config(model=tiny("decoder_lm", prefix_lm=True), data=DATA["decoder_lm"]))
+    found, plain = run.watch([("abc", "ab"), "abcab"])
+    T = found.masks["decoder"].shape[-1]
+    causal, prompt = np.tri(T, dtype=bool), np.arange(T) < T - 2
+    np.testing.assert_array_equal(found.masks["decoder"][0], causal | prompt)
+    np.testing.assert_array_equal(plain.masks["decoder"][0], causal)
+    assert (found.weights["decoder"][0, :, 0, 1 : T - 2] > 0).all()
+    (logits,) = run.logits([("abc", "")])
+    assert run.generate(["abc"], max_new_tokens=1) == [run.tokenizers.target.decode([int(logits[-1].argmax())])]
+
+
 @pytest.mark.parametrize("family", rest_slow(DATA.keys(), 1))
 def test_a_row_has_no_padding_and_does_not_depend_on_the_batch(family):
     run = run_of(Config(model=tiny(family), data=DATA[family]))

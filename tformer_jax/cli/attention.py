@@ -27,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
         "attention.py",
         "Shows what a model attends to in a text, as one HTML file that needs no network: heat maps by layer and head, "
         "their mean and rollout, what the mask hides, norms of the residual stream, and predictions by layer (logit "
-        "lens). A translation model reads source<tab>target; without a target, it translates the source first.",
+        "lens). A translation model reads source<tab>target; without a target, it translates the source first. A "
+        "prefix LM reads prompt<tab>continuation; without a continuation, the text is the prompt.",
     )
     result.add_argument("text", nargs="?", help="the text")
     result.add_argument("--layer", type=integer(0), metavar="L", help="layer that is shown first (default: the last)")

@@ -49,8 +49,8 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
     except ConfigError as error:
         return str(error)
 
-    translates = run.config.model.family == "seq2seq"
-    return lambda text, output: watching.render(run, (text, output) if translates else text + output)
+    pairs = run.config.model.family in ("seq2seq", "decoder_lm")
+    return lambda text, output: watching.render(run, (text, output) if pairs else text + output)
 
 
 def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":

@@ -33,10 +33,15 @@ def show(options: argparse.Namespace, page: Path) -> None:
 
 
 def complete(run: tj.Run, texts: Sequence[str]) -> list[Any]:
-    """Returns examples for `run.watch`: texts, or pairs of source and target or translation."""
+    """Returns examples for `run.watch`: texts, or pairs of source and target or translation.
+
+    The texts of a prefix LM are prompts, or prompt<tab>continuation.
+    """
+    pairs = [text.split("\t", 1) for text in texts]
+    if run.config.model.prefix_lm:
+        return [(prompt, "".join(continuation)) for prompt, *continuation in pairs]
     if run.config.model.family != "seq2seq":
         return list(texts)
-    pairs = [text.split("\t", 1) for text in texts]
     sources = [source for source, *target in pairs if not target]
     translations = iter(run.translate(sources) if sources else [])
     return [(source, target[0] if target else next(translations)) for source, *target in pairs]
@@ -49,7 +54,7 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
         ConfigError: the text is empty, or the model has no such layer or head.
     """
     family = run.config.model.family
-    if not (example[0].strip() if family == "seq2seq" else example):
+    if not (example[0].strip() if family == "seq2seq" else "".join(example)):
         raise ConfigError(EMPTY)
     (found,) = run.watch([example])
     for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):
@@ -57,7 +62,8 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
         if wanted is not None and wanted >= count:
             raise ConfigError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
     tokens = read_tokens(run, found)
-    parts = {"source": example[0], "target": example[1]} if family == "seq2seq" else {"text": example}
+    names = ("source", "target") if family == "seq2seq" else ("prompt", "continuation")
+    parts = {"text": example} if isinstance(example, str) else dict(zip(names, example, strict=True))
 
     def label(number: int) -> str:
         if family == "classifier":
