@@ -104,7 +104,7 @@ def _open(file: Path) -> dict[str, Callable[[], Any]]:
     try:
         from safetensors import safe_open
     except ImportError as error:
-        raise ConfigError("reading checkpoints needs safetensors: pip install 'tformer_jax[interop]'") from error
+        raise ConfigError('reading checkpoints needs safetensors: pip install -e ".[interop]"') from error
     try:
         opened = safe_open(file, framework="flax")
         return {name: functools.partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118

@@ -25,7 +25,7 @@ def download(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ConfigError(
-            f"{name} does not exist here, and downloading it needs huggingface_hub: pip install 'tformer_jax[interop]'"
+            f'{name} does not exist here, and downloading it needs huggingface_hub: pip install -e ".[interop]"'
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)))

@@ -79,7 +79,7 @@ def test_a_program_that_does_not_fit():
 
 def test_missing_libtpu_is_reported(monkeypatch):
     monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--topology needs libtpu: pip install 'tformer_jax\[aot\]'"):
+    with pytest.raises(ConfigError, match=r'--topology needs libtpu: pip install -e "\.\[aot\]"'):
         topology.devices("v5e:4x4")
 
 

@@ -132,4 +132,4 @@ def import_library(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError:
-        raise ConfigError(f"this tokenizer needs {name}: pip install 'tformer_jax[tokenizers]'") from None
+        raise ConfigError(f'this tokenizer needs {name}: pip install -e ".[tokenizers]"') from None

@@ -91,9 +91,7 @@ def _library(step: str, name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ConfigError(
-            f'data.normalize={step!r} needs the package {name}: pip install "tformer_jax[tokenizers]"'
-        ) from None
+        raise ConfigError(f'data.normalize={step!r} needs the package {name}: pip install -e ".[tokenizers]"') from None
 
 
 STEPS: dict[str, Callable[[str], Step]] = {

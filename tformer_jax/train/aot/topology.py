@@ -33,7 +33,7 @@ def devices(name: str) -> Sequence[jax.Device]:
             f"--topology {name}: write a kind ({', '.join(ACCELERATORS)}) and the sides of the slice, such as v5e:4x4"
         )
     if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError("--topology needs libtpu: pip install 'tformer_jax[aot]'")
+        raise ConfigError('--topology needs libtpu: pip install -e ".[aot]"')
     accelerator, cores = ACCELERATORS[kind]
     chips = math.prod(map(int, sides.split("x")))
     os.environ |= {
