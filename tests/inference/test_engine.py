@@ -375,16 +375,6 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
     assert finish(served)[number, 0][0] == alone(trained, "abc", GREEDY)
 
 
-@pytest.mark.slow
-def test_kinds_of_decoding_share_a_limited_number_of_lanes(trained, monkeypatch):
-    monkeypatch.setattr(engines, "MAX_LANES", 1)
-    served = engine(trained)
-    kinds = [GREEDY, BEAM, SAMPLE]
-    numbers = [served.submit(Request("abc", decode)) for decode in kinds]
-    found = finish(served)
-    assert [found[number, 0][0] for number in numbers] == [alone(trained, "abc", decode) for decode in kinds]
-
-
 @pytest.mark.parametrize(
     ("request_of", "sentence"),
     [

@@ -6,6 +6,7 @@ import pytest
 
 from tests.inference.test_engine import BEAM, GREEDY, SAMPLE, TEXTS, alone, endless, engine, finish, models, plain
 from tformer_jax.inference.engine import Request, compiled
+from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.engine.scheduler import Vacancy
 
@@ -127,3 +128,15 @@ def test_compaction_does_not_change_beam_search(monkeypatch):
     found = finish(served, events)
     assert [found[number, 0][0] for number in numbers] == [alone(trained, text, decode) for text in TEXTS[:3]]
     assert len(used) > 1 and max(used) < 17 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["seq2seq", "decoder_lm"])
+def test_kinds_of_decoding_share_a_limited_number_of_lanes(family, monkeypatch):
+    monkeypatch.setattr(engines, "MAX_LANES", 1)
+    trained = plain(family)
+    served = engine(trained)
+    kinds = [GREEDY, BEAM, SAMPLE]
+    numbers = [served.submit(Request("abc", decode)) for decode in kinds]
+    found = finish(served)
+    assert [found[number, 0][0] for number in numbers] == [alone(trained, "abc", decode) for decode in kinds]
