@@ -32,7 +32,7 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
     metrics = result.get("test")
     if metrics is None:  # of sweep.py
         (group,) = result["groups"]
-        runs, metrics = result["runs"], group["mean"]
+        runs, metrics = [{**result.get("common", {}), **run} for run in result["runs"]], group["mean"]
         if len(runs) > 1:
             title, spread = f"{title}, {len(runs)} seeds", group["deviation"]
     tokens, seconds = (sum(run[name] for run in runs) / len(runs) for name in ("tokens", "seconds"))

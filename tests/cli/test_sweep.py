@@ -25,12 +25,19 @@ def corpus_folder(tmp_path):
 
 
 TRAINER = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 run = pathlib.Path(next(flag for flag in sys.argv if flag.startswith("--run=")).removeprefix("--run="))
 assert "--resume" in sys.argv
 run.mkdir()
 seed = int(run.name.rpartition("seed=")[2])
-(run / "result.json").write_text(json.dumps({"test": {"loss": 1.5 + seed, "bleu": 10.0 * seed}}))
+rate = float(run.name.partition("learning_rate=")[2].partition(",")[0] or 1)
+test = {"loss": 1.5 + seed, "bleu": 10.0 * seed}
+(run / "result.json").write_text(json.dumps({"parameters": 8, "seconds": 3 + seed, "test": test}))
+losses = 9.0, None if rate == 9 else (rate - 2) ** 2
+(run / "metrics.jsonl").write_text("".join(
+    json.dumps({"step": step, "group": "validation", "loss": loss}) + "\\n" for step, loss in enumerate(losses)
+))
+(run / "started.json").write_text(json.dumps([*sys.argv, os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE")]))
 """
 """A substitute for the training of a run."""
 
@@ -68,9 +75,7 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert output.count("training") == 2
     rows = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["seed=0", "1.5", "0"],
-        ["seed=1", "2.5", "10"],
-        ["2 seeds", "2 ± 0.71", "5 ± 7.1"],
+        ["", "2", "8", "4", "2 ± 6.4", "5 ± 64"],  # 12.706 / sqrt(2) standard deviations
     ]
     shutil.rmtree(folder / "seed=1")
     record = tmp_path / "record.json"
@@ -79,6 +84,7 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert group["settings"] == [] and group["seeds"] == 2
     assert group["mean"] == {"loss": 2.0, "bleu": 5.0}
     assert group["deviation"] == pytest.approx({"loss": 0.5**0.5, "bleu": 50**0.5})
+    assert group["interval"] == pytest.approx({"loss": 6.353, "bleu": 63.53}, rel=1e-4)
     output = capfd.readouterr().out
     assert output.count("training") == 1
     found = json.loads((folder / "results.json").read_text())
@@ -101,6 +107,34 @@ def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):
     ]
     found = json.loads((folder / "results.json").read_text())
     assert [result["settings"][0] for result in found] == ["data.train=a/b.tsv", "data.train=a%2Fb.tsv"]
+
+
+def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    path, folder, record = tmp_path / "small.py", tmp_path / "sweep", tmp_path / "record.json"
+    path.write_text(CONFIG.replace("get_config()", "get_config(variant='')"))
+    settings = "variant=x,y; optim.learning_rate=1.5,2.5,9,1; seed=0,1"
+    arguments = ["--config", f"{path}:z", "--data", str(corpus_folder), "--output", str(folder), "--jobs", "4"]
+    with pytest.raises(ConfigError, match="--choose seed: must be a setting of --sweep other than seed"):
+        sweep.main([*arguments, "--sweep", settings, "--choose", "seed"])
+    with pytest.raises(ConfigError, match="--jobs 0: must be at least 1"):
+        sweep.main([*arguments, "--sweep", settings, "--jobs", "0"])
+    sweep.main([*arguments, "--sweep", settings, "--choose", "optim.learning_rate", "--record", str(record)])
+    found = json.loads(record.read_text())
+    assert [(group["settings"], group["seeds"]) for group in found["groups"]] == [
+        (["variant=x", "optim.learning_rate=1.5"], 2),
+        (["variant=y", "optim.learning_rate=1.5"], 2),
+    ]
+    assert len(found["runs"]) == 2 * 4 + 2  # all values with the first seed
+    assert found["runs"][2]["settings"][1] == "optim.learning_rate=2.5" and found["runs"][2]["validation"] == {
+        "loss": 0.25
+    }
+    started = json.loads((folder / "variant=y,optim.learning_rate=1.5,seed=1" / "started.json").read_text())
+    assert f"--config={path}:z:y" in started and not any(
+        "variant" in flag for flag in started[:-1] if "--config." in flag
+    )
+    assert started[-1] == "false"
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):

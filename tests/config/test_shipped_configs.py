@@ -21,6 +21,8 @@ VARIANTS = {
     "pretrain_stdlib": ["", ":span_corruption", ":denoising", ":bert_base_mlm", ":t5_small", ":bart_base"],
     "lm_tiny_shakespeare": ["", ":cpu", ":gpu", ":modern", ":modern_gpu"],
     "tutorials": [":gpt", ":basic_attention", ":classifier", ":rmsnorm", ":transformer", ":pre_norm"],
+    "ladder": [":shakespeare:2017", ":shakespeare", ":multi30k"],
+    "transfer": [":standard:64", ":mup:256"],
     "finetune_rt_polarity": [],  # needs a run
 }
 FILES = {path: VARIANTS.get(path.stem, [""]) for path in sorted(FOLDER.glob("*.py"))}

@@ -7,10 +7,9 @@ import json
 import os
 import queue
 import shlex
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
-from tformer_jax.config import LOWER_IS_BETTER, Config, ConfigError, to_dict
+from tformer_jax.config import Config, ConfigError, to_dict
+from tformer_jax.report import sweep_plot, sweeps
+from tformer_jax.report.sweeps import Combination
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.run_folder import write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
-Combination = tuple[str, ...]
-"""`NAME=VALUE` for each setting of the sweep."""
+SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains the runs that are not finished, and prints a table of all runs.
+    """Trains the runs that are not finished, and prints a table of the results.
 
     Raises:
         ConfigError: the sweep or one of its configs is invalid; no run is started.
@@ -36,26 +37,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options, overrides = parser().parse_known_args(argv)
     combinations = expand(options.sweep)
-    if options.record:
-        check_writable(options.record)
-    configs = [read_config(options.config, [*overrides, *as_flags(found)]) for found in combinations]
-    folder = options.output or Path("runs") / f"{read_config(options.config, overrides).name}_sweep"
+    check_options(options, combinations)
+    configs = [read_config(location(options.config, found), [*overrides, *as_flags(found)]) for found in combinations]
+    name, metric = read_config(options.config, overrides).name, configs[0].train.metric
+    folder = options.output or Path("runs") / f"{name}_sweep"
     check_same_sweep(folder, configs, combinations)
-    slots: queue.Queue[str | None] = queue.Queue()
-    for device in options.devices.split(",") if options.devices else [None]:
-        slots.put(device)
-    with concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
-        jobs = [
-            pool.submit(train, options, overrides, found, folder / run_name(found), slots) for found in combinations
-        ]
-        failed = [problem for job in jobs if (problem := job.result())]
-    results = {found: result for found in combinations if (result := read_result(folder / run_name(found)))}
+    failed, best = [], None
+    if options.choose:
+        trials = of_first_seed(combinations)
+        failed = train_all(options, overrides, trials, folder)
+        best = sweeps.chosen(read_results(folder, trials), options.choose, metric)
+        combinations = [found for found in combinations if found in trials or sweeps.without(found, "seed") in best]
+    todo = [found for found in combinations if best is None or sweeps.without(found, "seed") in best]
+    failed += train_all(options, overrides, todo, folder)
+    results = read_results(folder, combinations)
     write_json(folder / "results.json", [{"settings": found, **result} for found, result in results.items()])
-    Console().print(table(results, configs[0]))
+    if results:
+        facts = {"name": name, "command": shlex.join(["python", *sys.argv]), "metric": metric, "chosen": options.choose}
+        write(options, facts | sweeps.record(results, of=best) | {"failed": failed})
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
-    if options.record:
-        write_json(options.record, summary(results, configs[0]))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,11 +68,23 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument(
-        "--sweep", required=True, metavar="SETTINGS", help='such as "optim.learning_rate=1e-3,3e-3; seed=0,1,2"'
+        "--sweep",
+        required=True,
+        metavar="SETTINGS",
+        help='such as "optim.learning_rate=1e-3,3e-3; seed=0,1,2"; the values of variant are appended to --config '
+        "after a colon",
+    )
+    result.add_argument(
+        "--choose",
+        metavar="SETTING",
+        help="keep only the value of this setting that is best on the validation split with the first seed, for each "
+        "combination of the others; the other seeds train only with it",
     )
     result.add_argument("--output", type=Path, metavar="DIR", help="folder of the runs (default: runs/NAME_sweep)")
-    result.add_argument("--devices", metavar="LIST", help="GPUs, such as 0,1, each of which trains one run at a time")
+    result.add_argument("--devices", metavar="LIST", help="GPUs to use, such as 0,1")
+    result.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time on each device (default: 1)")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write all results to this JSON file")
+    result.add_argument("--plot", type=Path, metavar="FILE", help="also plot the metric (.svg, .png or .pdf)")
     result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
     return result
 
@@ -94,6 +107,17 @@ def expand(text: str) -> list[Combination]:
     return list(itertools.product(*settings))
 
 
+def of_first_seed(combinations: Sequence[Combination]) -> list[Combination]:
+    """Returns the combinations with the seed of the first one; all, if the sweep has no seeds."""
+    seed = {part for part in combinations[0] if part.startswith("seed=")}
+    return [found for found in combinations if seed <= {*found}]
+
+
+def location(config: str, combination: Combination) -> str:
+    """Returns the config of a combination: `config`, and each `variant` of the combination after a colon."""
+    return ":".join([config, *(part.removeprefix("variant=") for part in combination if part.startswith("variant="))])
+
+
 def run_name(combination: Combination) -> str:
     """Returns the name of a combination's run folder: its settings, with "%" and "/" percent-encoded."""
     return ",".join(combination).replace("%", "%25").replace("/", "%2F")
@@ -101,7 +125,25 @@ def run_name(combination: Combination) -> str:
 
 def as_flags(combination: Combination) -> list[str]:
     """Returns the command-line flags of a combination."""
-    return [f"--config.{setting}" for setting in combination]
+    return [f"--config.{setting}" for setting in sweeps.without(combination, "variant")]
+
+
+def check_options(options: argparse.Namespace, combinations: Sequence[Combination]) -> None:
+    """Checks the flags before anything is trained.
+
+    Raises:
+        ConfigError: a file cannot be written, matplotlib is missing, or a number or a name is invalid.
+    """
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+    names = [part.partition("=")[0] for part in combinations[0]]
+    if options.choose is not None and (options.choose not in names or options.choose == "seed"):
+        raise ConfigError(f"--choose {options.choose}: must be a setting of --sweep other than seed")
+    if options.record:
+        check_writable(options.record)
+    if options.plot:
+        sweep_plot.check(options.plot)
+        check_writable(options.plot, "--plot")
 
 
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
@@ -123,22 +165,37 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
         raise ConfigError(f"{folder} cannot be written ({error.strerror}); name another with --output") from error
 
 
+def train_all(
+    options: argparse.Namespace, overrides: Sequence[str], combinations: Sequence[Combination], folder: Path
+) -> list[str]:
+    """Trains the combinations that are not finished, several at a time; returns the errors of those that failed."""
+    slots: queue.Queue[str | None] = queue.Queue()
+    for device in (options.devices.split(",") if options.devices else [None]) * options.jobs:
+        slots.put(device)
+    with concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
+        jobs = [
+            pool.submit(train, options, overrides, found, folder / run_name(found), slots) for found in combinations
+        ]
+        return [problem for job in jobs if (problem := job.result())]
+
+
 def train(
     options: argparse.Namespace, overrides: Sequence[str], found: Combination, run: Path, slots: queue.Queue
 ) -> str | None:
     """Trains one combination on a free device; returns the error, or None."""
-    if read_result(run):
+    if (run / "result.json").exists():
         return None
     device = slots.get()
     try:
         print(f"{run}: training" + (f" on device {device}" if device is not None else ""), flush=True)
-        command = [sys.executable, "-c", TRAIN, f"--config={options.config}", *overrides, *as_flags(found)]
+        config = location(options.config, found)
+        command = [sys.executable, "-c", TRAIN, f"--config={config}", *overrides, *as_flags(found)]
         command += [f"--run={run}", "--resume"]
-        data = {DATA_VARIABLE: str(options.data)} if options.data else {}
-        environment = {**os.environ, **data} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
         log = run.with_name(f"{run.name}.log")
         with log.open("a", encoding="utf-8") as output:
-            status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
+            status = subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment(options, device), check=False
+            )
         if status.returncode == 0:
             return None
         last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"])[-1]
@@ -148,64 +205,53 @@ def train(
         slots.put(device)
 
 
-def read_result(run: Path) -> dict[str, Any] | None:
-    """Returns the result of a finished run; None for other runs."""
-    path = run / "result.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def environment(options: argparse.Namespace, device: str | None) -> dict[str, str]:
+    """Returns the environment of a run on `device`."""
+    shared = SHARED_DEVICE if options.jobs > 1 else {}
+    data = {DATA_VARIABLE: str(options.data)} if options.data else {}
+    return {**shared, **os.environ, **data} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
 
 
-def table(results: dict[Combination, dict[str, Any]], cfg: Config) -> Table:
-    """Returns a table of the test metrics of each run, best first; with several seeds, also means and deviations."""
-    metric = cfg.train.metric
-    ordered = sorted(results.items(), key=lambda item: item[1]["test"][metric], reverse=metric not in LOWER_IS_BETTER)
-    names = list(ordered[0][1]["test"]) if ordered else []
-    view = Table(title=f"{len(ordered)} runs, best {metric} first")
-    for heading in ("settings", *names):
+def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Combination, dict[str, Any]]:
+    """Returns the results of the finished runs, each with its last validation metrics."""
+    found = {}
+    for combination in combinations:
+        run = folder / run_name(combination)
+        if (run / "result.json").exists():
+            result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+            found[combination] = result | {"validation": last_validation(run / "metrics.jsonl")}
+    return found
+
+
+def last_validation(path: Path) -> dict[str, float | None]:
+    """Returns the last validation metrics of a run's `metrics.jsonl`; None for values that were not finite."""
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    *_, last = (record for record in records if record["group"] == "validation")
+    return {name: value for name, value in last.items() if name not in ("step", "group")}
+
+
+def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
+    """Prints the table of a record, and writes the record and its plot where `options` say so."""
+    Console().print(table(record))
+    if options.record:
+        write_json(options.record, record)
+    if options.plot:
+        sweep_plot.draw(record, options.plot)
+
+
+def table(record: Mapping[str, Any]) -> Table:
+    """Returns a table of the test metrics in the order of the sweep, as means over seeds with 95 % intervals."""
+    groups, metric = record["groups"], record["metric"]
+    best = min(groups, key=lambda group: sweeps.badness(group["mean"][metric], metric))
+    view = Table(title=f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}")
+    names = list(groups[0]["mean"])
+    for heading in ("settings", "seeds", "parameters", "seconds", *names):
         view.add_column(heading)
-    for found, result in ordered:
-        view.add_row("  ".join(found), *(f"{result['test'][name]:.4g}" for name in names))
-    groups = by_seeds(results)
-    if len(groups) < len(ordered):
-        view.add_section()
-        for found, tests in groups.items():
-            cells = [f"{mean:.4g} ± {deviation:.2g}" for mean, deviation in map(spread, tests.values())]
-            view.add_row("  ".join([*found, f"{len(tests[names[0]])} seeds"]), *cells)
+    for group in groups:
+        facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['seconds']:.0f}"
+        cells = [sweeps.formatted(group["mean"][name], group["interval"][name]) for name in names]
+        view.add_row("  ".join(group["settings"]), *facts, *cells, style="bold" if group is best else None)
     return view
-
-
-def by_seeds(results: dict[Combination, dict[str, Any]]) -> dict[Combination, dict[str, list[float]]]:
-    """Returns the values of each test metric over the seeds, by the other settings."""
-    groups: dict[Combination, dict[str, list[float]]] = {}
-    for found, result in results.items():
-        group = groups.setdefault(tuple(part for part in found if not part.startswith("seed=")), {})
-        for name, value in result["test"].items():
-            group.setdefault(name, []).append(value)
-    return groups
-
-
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean and the standard deviation of the sample (0 of one value)."""
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def summary(results: dict[Combination, dict[str, Any]], cfg: Config) -> dict[str, Any]:
-    """Returns all results of a sweep, with the mean and the standard deviation of each metric over the seeds."""
-    groups = [
-        {
-            "settings": found,
-            "seeds": len(next(iter(tests.values()))),
-            **{
-                part: {name: spread(values)[index] for name, values in tests.items()}
-                for index, part in enumerate(("mean", "deviation"))
-            },
-        }
-        for found, tests in by_seeds(results).items()
-    ]
-    runs = [
-        {"settings": found, **{name: value for name, value in result.items() if name != "command"}}
-        for found, result in results.items()
-    ]
-    return {"name": cfg.name, "command": shlex.join(["python", *sys.argv]), "groups": groups, "runs": runs}
 
 
 def _split(values: str) -> list[str]:

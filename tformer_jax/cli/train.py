@@ -119,8 +119,8 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return [override for override in overrides if not override.endswith("=None")], unset
 
 
-def check_writable(path: Path) -> None:
-    """Checks, before training, that the result can be written to `path`; creates its folder.
+def check_writable(path: Path, flag: str = "--record") -> None:
+    """Checks, before training, that `path`, which `flag` names, can be written; creates its folder.
 
     Raises:
         ConfigError: the folder cannot be created or written to, or `path` is a folder.
@@ -128,9 +128,9 @@ def check_writable(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--record {path}: cannot create {path.parent} ({error.strerror})") from error
+        raise ConfigError(f"{flag} {path}: cannot create {path.parent} ({error.strerror})") from error
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--record {path}: cannot be written; name a file in a writable folder")
+        raise ConfigError(f"{flag} {path}: cannot be written; name a file in a writable folder")
 
 
 def _reason(error: BaseException) -> str:

@@ -24,9 +24,9 @@ SCRIPTS = {
 """Scripts of each page, in order."""
 
 
-def check_installed(what: str) -> None:
+def check_installed(what: str, packages: Sequence[str] = ("jinja2", "plotly")) -> None:
     """Raises `ConfigError`, which begins with `what`, if a package of the extra `report` is not installed."""
-    missing = [name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f'{what} needs {" and ".join(missing)}: pip install -e ".[report]"')
 

@@ -1,0 +1,130 @@
+"""From the layers of 2017 to those of 2025, one switch at a time.
+
+python scripts/train.py --config configs/ladder.py:shakespeare:rope --data DIR
+python scripts/sweep.py --config configs/ladder.py:shakespeare --data DIR --choose optim.learning_rate \
+  --sweep "variant=2017,pre_norm,rmsnorm,swiglu,rope,gqa,qk_norm,tied,no_bias,cosine,muon; \
+    optim.learning_rate=1e-3,3e-3,1e-2; seed=0,1,2"
+
+The variant is TASK:RUNG. A rung has the switches of all rungs before it; TASK alone is the last rung. `shakespeare` is
+a character language model of the size of lm_tiny_shakespeare.py:cpu; `multi30k` translates English to German and is
+scored by BLEU of greedy outputs. All rungs of a task have the same depth, width, steps and batches, thus the same
+tokens. The learning rate of each is the best of three on the validation split, with one seed. The seconds in the
+sweep's table are the cost of a rung.
+
+Tiny Shakespeare has one held-out part: learning rates are chosen on the data on which the results are measured.
+"""
+
+import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tformer_jax.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    to_config_dict,
+)
+
+LAYERS_OF_2017 = {
+    "norm_placement": "post",
+    "norm": "layernorm",
+    "position": "sinusoidal",
+    "ffn": "mlp",
+    "activation": "relu",
+    "tie_embeddings": "none",
+}
+SHAKESPEARE = Config(
+    model=ModelConfig(
+        family="decoder_lm",
+        decoder_layers=4,
+        num_heads=4,
+        dim=128,
+        ffn_dim=512,
+        max_length=64,
+        dropout=0.0,
+        **LAYERS_OF_2017,
+    ),
+    data=DataConfig(
+        source="text",
+        train="tiny_shakespeare/input.txt",
+        tokenizer="characters",
+        batching="windows",
+        batch_size=12,
+        window=64,
+    ),
+    optim=OptimConfig(schedule="inverse_sqrt", learning_rate=3e-3, warmup_steps=100, final_fraction=0.0),
+    train=TrainConfig(steps=2000, eval_every=2000, checkpoint_every=2000),
+    eval=EvalConfig(batch_size=128, examples=0, samples=0),
+)
+MULTI30K = Config(
+    model=ModelConfig(
+        family="seq2seq",
+        encoder_layers=3,
+        decoder_layers=3,
+        num_heads=4,
+        dim=192,
+        ffn_dim=768,
+        max_length=64,
+        dropout=0.2,
+        **LAYERS_OF_2017,
+    ),
+    data=DataConfig(
+        source="parallel_lines",
+        source_language="en",
+        target_language="de",
+        train="multi30k/train.{lang}.gz",
+        validation="multi30k/val.{lang}.gz",
+        test="multi30k/test_2016_flickr.{lang}.gz",
+        tokenizer="bpe",
+        vocab_size=6000,
+        bucket_lengths=(16, 24, 48),
+        batch_tokens=2048,
+    ),
+    optim=SHAKESPEARE.optim,
+    train=TrainConfig(steps=1000, label_smoothing=0.1, metric="bleu", eval_every=1000, checkpoint_every=1000),
+    eval=EvalConfig(batch_size=256, examples=0, samples=0),
+)
+TASKS = {"shakespeare": SHAKESPEARE, "multi30k": MULTI30K}
+
+Changes = dict[str, Any]
+"""New values by setting, such as `model.norm`."""
+
+
+def _rungs(start: ModelConfig) -> dict[str, Changes]:
+    """Returns what each rung changes, in order."""
+    return {
+        "2017": {},
+        "pre_norm": {"model.norm_placement": "pre"},
+        "rmsnorm": {"model.norm": "rmsnorm"},
+        # three matrices of two thirds of the width have the parameters of two
+        "swiglu": {"model.ffn": "gated", "model.activation": "silu", "model.ffn_dim": 2 * start.ffn_dim // 3},
+        "rope": {"model.position": "rotary"},
+        "gqa": {"model.num_kv_heads": start.num_heads // 2},
+        "qk_norm": {"model.qk_norm": True},
+        "tied": {"model.tie_embeddings": "all" if start.family == "seq2seq" else "output"},
+        "no_bias": {"model.attention_bias": (), "model.ffn_bias": False},
+        "cosine": {"optim.schedule": "cosine"},
+        "muon": {"optim.optimizer": "muon"},
+    }
+
+
+def get_config(variant: str = "shakespeare") -> ConfigDict:
+    """Returns the config of TASK:RUNG, or of the last rung of TASK."""
+    task, _, rung = variant.partition(":")
+    known = f"write TASK:RUNG with TASK one of {', '.join(TASKS)}"
+    if task not in TASKS:
+        raise ConfigError(f"variant {variant!r} of configs/ladder.py: {known}")
+    rungs = _rungs(TASKS[task].model)
+    names = list(rungs)
+    rung = rung or names[-1]
+    if rung not in names:
+        raise ConfigError(f"variant {variant!r} of configs/ladder.py: {known} and RUNG one of {', '.join(names)}")
+    result = to_config_dict(dataclasses.replace(TASKS[task], name=f"ladder_{variant.replace(':', '_')}"))
+    for name in names[: names.index(rung) + 1]:
+        result.update_from_flattened_dict(rungs[name])
+    return result

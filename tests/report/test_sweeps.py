@@ -1,0 +1,91 @@
+"""Statistics and plots of sweeps, from made-up results."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from tformer_jax.config import ConfigError
+from tformer_jax.report import sweep_plot, sweeps
+
+
+def result(loss, **facts):
+    return {"parameters": 10, "seconds": 2.0, "validation": {"loss": loss}, "test": {"loss": loss}, **facts}
+
+
+def texts(path):
+    return [element.text.strip() for element in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def plotted(results, tmp_path, chosen=None):
+    path = tmp_path / "plot.svg"
+    sweep_plot.draw({"metric": "loss", "chosen": chosen, **sweeps.record(results)}, path)
+    return texts(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "half"),
+    [
+        ([1.0, 2.0], 12.7062 * 0.5),  # deviation 1 / sqrt(2), over sqrt(2)
+        ([1.0, 2.0, 3.0], 4.30265 / 3**0.5),
+        ([2.0, 4.0, 4.0, 4.0, 6.0], 2.77645 * 2**0.5 / 5**0.5),
+        ([5.0, 5.0], 0.0),
+    ],
+)
+def test_intervals_have_the_quantiles_of_students_table(values, half):
+    assert sweeps.interval(values) == pytest.approx(half, rel=1e-5)
+    assert sweeps.interval(values[:1]) is None
+
+
+@pytest.mark.parametrize(("metric", "best"), [("loss", "b=1"), ("bleu", "b=2")])
+def test_the_best_on_validation_is_chosen(metric, best):
+    values = {"b=1": 1.0, "b=2": 3.0, "b=3": float("nan"), "b=4": None}
+    results = {("a=1", name, "seed=0"): {"validation": {metric: value}} for name, value in values.items()}
+    assert sweeps.chosen(results, "b", metric) == {("a=1", best)}
+
+
+def test_facts_of_all_runs_are_recorded_once():
+    results = {(f"seed={seed}",): result(1.0 + seed, command="x", seed=seed, python="3.12") for seed in range(3)}
+    found = sweeps.record(results)
+    assert found["common"] == {"parameters": 10, "seconds": 2.0, "python": "3.12"}
+    assert [{**found["common"], **run}["test"]["loss"] for run in found["runs"]] == [1.0, 2.0, 3.0]
+    (group,) = found["groups"]
+    assert (group["seeds"], group["parameters"], group["mean"]) == (3, 10, {"loss": 2.0})
+    limited = sweeps.record({("a=1",): result(1.0), ("a=2",): result(2.0)}, of={("a=2",)})
+    assert [group["settings"] for group in limited["groups"]] == [("a=2",)] and len(limited["runs"]) == 2
+
+
+def test_variants_are_drawn_one_below_another(tmp_path):
+    results = {
+        (f"variant={name}", f"optim.learning_rate={rate}", f"seed={seed}"): result(1.5 + seed)
+        for name, rate in (("2017", "1e-3"), ("rope", "3e-3"))
+        for seed in range(2)
+    }
+    found = plotted(results, tmp_path, chosen="optim.learning_rate")
+    assert found.index("2017") < found.index("rope") and "Loss (nats per label)" in found
+    assert not any("learning_rate" in text for text in found)
+
+
+def test_a_numeric_setting_is_the_axis_of_a_line_per_width_in_a_panel_per_parameterization(tmp_path):
+    results = {
+        (f"variant={kind}", f"variant={width}", f"optim.learning_rate={rate}"): result(float(rate) * width)
+        for kind in ("standard", "mup")
+        for width in (64, 128)
+        for rate in ("1e-3", "1e-2")
+    }
+    found = plotted(results, tmp_path)
+    for text, count in {"standard": 1, "mup": 1, "64": 2, "128": 2, "optim.learning_rate": 2}.items():
+        assert found.count(text) == count, text
+
+
+def test_values_of_other_settings_are_named(tmp_path):
+    results = {(f"model.dim={dim}", f"train.steps={steps}"): result(1.0) for dim in (8, 16) for steps in (1, 2)}
+    assert {"dim 8", "dim 16", "train.steps"} <= set(plotted(results, tmp_path))
+
+
+def test_plots_have_a_known_format(tmp_path, monkeypatch):
+    sweep_plot.check(tmp_path / "a.svg")
+    with pytest.raises(ConfigError, match=r"--plot a.txt: the name must end in .svg, .png or .pdf"):
+        sweep_plot.check(tmp_path.__class__("a.txt"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'--plot needs matplotlib: pip install -e "\.\[report\]"'):
+        sweep_plot.check(tmp_path / "a.svg")
