@@ -5,6 +5,7 @@ Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `eva
 (`python -m tests.equivalences`). A test compares the READMEs with them.
 """
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -48,9 +49,9 @@ def _metrics(values: dict[str, float], spread: dict[str, float] | None = None) -
     )
 
 
-def train_table() -> str:
-    """One row per case of `benchmark.py train`."""
-    record = _read(BENCHMARKS / "train.json")
+def train_table(name: str) -> str:
+    """One row per case of `benchmark.py train`, from the record `name`."""
+    record = _read(BENCHMARKS / name)
     rows = []
     for case in record["cases"]:
         faster = [_times(case, peer) for peer in ("torch.compile", "PyTorch, eager")]
@@ -59,8 +60,9 @@ def train_table() -> str:
         rows.append((f"`{case['case']}`", size, f"{ours[0]:.3g} ms", f"{100 * ours[1]:.0f} %", *faster))
     titles = ("case", "rows x tokens", "step", "of the product rate", "ratio to `torch.compile`", "to eager PyTorch")
     peaks = [_peaks(record, system) for system in ("tformer_jax", "torch.compile", "PyTorch, eager")]
-    memory = "Peak memory: {} GiB; with `torch.compile` {}, with eager PyTorch {}.".format(*peaks)
-    return f"{_table(titles, rows)}\n\n{_source('train.json', record)}\n{memory}"
+    memory = "Peak memory{}: {} GiB; with `torch.compile` {}, with eager PyTorch {}."
+    of = " of the GPU" if record["cases"][0]["systems"]["tformer_jax"].get("peak_of") == "device" else ""
+    return f"{_table(titles, rows)}\n\n{_source(name, record)}\n{memory.format(of, *peaks)}"
 
 
 def decode_table() -> str:
@@ -105,7 +107,11 @@ def equivalences_table() -> str:
 
 
 TABLES = {
-    "README.md": {"results": results_table, "train": train_table, "decode": decode_table},
+    "README.md": {
+        "results": results_table,
+        "train": functools.partial(train_table, "train.json"),
+        "decode": decode_table,
+    },
     "scripts/README.md": {"growth": growth_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
@@ -141,8 +147,10 @@ def _peaks(record: dict[str, Any], system: str) -> str:
 
 def _source(name: str, record: dict[str, Any], root: str = "") -> str:
     hardware = record["hardware"]
+    cpu = f"{hardware['cores']} cores of an {hardware['processor']}"
+    device = hardware["devices"].removeprefix("1 x ")
     return (
-        f"Recorded on {hardware['cores']} cores of an {hardware['processor']}: "
+        f"Recorded on {cpu if device == 'cpu' else f'one {device}'}: "
         f"[`{name}`]({root}configs/results/benchmarks/{name}), revision {record['git_revision'][:7]}."
     )
 

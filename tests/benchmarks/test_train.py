@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers import tiny
+from tests.helpers import on_platform, tiny
 from tformer_jax import config, presets
 from tformer_jax.benchmarks import growth, train, train_cases
 from tformer_jax.benchmarks.processes import Remote
@@ -77,13 +77,15 @@ def test_without_pytorch_only_this_library_is_measured(monkeypatch, tmp_path, ca
     (case,) = found["cases"]
     assert found["hardware"]["processor"]
     assert (case["case"], case["rows"], case["length"], case["dtype"]) == ("small", 2, 4, "bfloat16")
-    assert len(case["seconds"]["tformer_jax"]) == 6
+    assert len(case["seconds"]["tformer_jax"]) == 2
     assert case["tokens"] == 8
     assert case["times_as_fast"] == {}
     assert case["loss_difference"] == {}
     facts = case["systems"]["tformer_jax"]
     assert facts["compilations"] == facts["compilations_at_first_step"] > 0
     assert facts["peak_bytes"] > 2**20
+    assert facts["peak_of"] == "process"
+    assert facts["attention_backends"] == {"decoder": "reference"}
 
 
 def test_settings_that_pytorch_does_not_support(monkeypatch):
@@ -100,8 +102,33 @@ def test_settings_that_pytorch_does_not_support(monkeypatch):
         "optim.optimizer='muon'",
         "train.accumulate=3",
     ]
-    assert "model.ffn='moe'" in str(train.reason_to_skip(lm_case(ffn="moe"), "cpu"))
-    assert "JAX uses the gpu: set JAX_PLATFORMS=cpu" in str(train.reason_to_skip(lm_case(), "gpu"))
+    assert "model.ffn='moe'" in str(train.reason_to_skip(lm_case(ffn="moe"), "cpu", 1))
+    assert "JAX uses the tpu: set JAX_PLATFORMS=cpu" in str(train.reason_to_skip(lm_case(), "tpu", 1))
+    assert "JAX uses 2: set CUDA_VISIBLE_DEVICES=0" in str(train.reason_to_skip(lm_case(), "gpu", 2))
+    assert train.reason_to_skip(lm_case(), "gpu", 1) is None
+
+
+def test_factors_of_float32_products_are_rounded_on_a_gpu():
+    assert train.product_dtype("float32", "cpu") == "float32"
+    assert train.product_dtype("float32", "gpu") == "tensorfloat32"
+    assert train.product_dtype("bfloat16", "gpu") == "bfloat16"
+    assert train.TOLERANCES["tensorfloat32"] * 8 >= train.TOLERANCES["bfloat16"] > train.TOLERANCES["tensorfloat32"]
+
+
+@pytest.mark.parametrize("name", train_cases.PUBLISHED)
+def test_published_architectures_are_supported_by_pytorch(name):
+    case = train_cases.published(name)
+    assert train_cases.unsupported_settings(case.cfg) == []
+    assert case == train_cases.without_dropout(case)
+    (batch,) = case.batches(1)
+    assert set(batch) == {
+        *registry.FAMILIES[case.cfg.model.family].inputs,
+        registry.FAMILIES[case.cfg.model.family].labels,
+    }
+    assert all(array.shape == (case.rows, case.length) for array in batch.values())
+    with on_platform("gpu"):
+        backends = registry.attention_backends(train_cases.with_model(case, dtype="bfloat16").cfg.model, case.length)
+    assert set(backends.values()) == {"cudnn"}
 
 
 @pytest.mark.parametrize("name", train_cases.BUILT_IN)
@@ -149,13 +176,13 @@ def test_speeds_are_medians_and_the_peak_is_the_best_square_product():
 
 
 def test_different_losses_are_refused():
-    case, ours = lm_case(), np.linspace(5, 4, 20)
-    found = train.loss_differences(case, {"tformer_jax": ours, "a": ours * (1 + 5e-5), "b": ours})
+    ours = np.linspace(5, 4, 20)
+    found = train.loss_differences("small", {"tformer_jax": ours, "a": ours * (1 + 5e-5), "b": ours}, 1e-4)
     assert found == {"a": pytest.approx(5e-5, 1e-2), "b": 0}
     for wrong in (ours[7] * (1 + 3e-4), np.nan):
         theirs = np.where(np.arange(20) == 7, wrong, ours)
-        with pytest.raises(RunError, match="the loss of step 8 is 4.63158, that of a "):
-            train.loss_differences(case, {"tformer_jax": ours, "a": theirs, "b": ours})
+        with pytest.raises(RunError, match="small: the loss of step 8 is 4.63158, that of a "):
+            train.loss_differences("small", {"tformer_jax": ours, "a": theirs, "b": ours}, 1e-4)
 
 
 def test_systems_alternate(monkeypatch):
@@ -168,12 +195,12 @@ def test_systems_alternate(monkeypatch):
 
         def call(self, method, count):
             turns.append((self.name, method, count))
-            return [len(turns), *[0.5] * (count - 1)], []
+            return 0.5 * count, []
 
     seconds = train.alternate({name: Fake(name) for name in "ab"}, rounds=3, steps=2)
-    assert [name for name, _, _ in turns] == ["a", "b", "b", "a", "a", "b"]
-    assert {turn[1:] for turn in turns} == {("steps", 3)}
-    assert seconds == {"a": [0.5] * 6, "b": [0.5] * 6}
+    assert [name for name, _, _ in turns] == list("aabbbbaaaabb")
+    assert [turn[1:] for turn in turns] == [("steps", 1), ("steps", 2)] * 6
+    assert seconds == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
 @pytest.mark.parametrize("name", growth.GROWTHS)

@@ -22,16 +22,19 @@ OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
 PEERS = (COMPILED, EAGER)
 """Both, because neither is faster in all cases."""
 CHECKED_STEPS = 20
-TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
-"""Maximum difference of losses, relative to PyTorch's, by dtype."""
-SQUARES = (1024, 2048)
-"""Sizes of the square matrix products that measure the machine's peak FLOP/s."""
+TOLERANCES = {"float32": 1e-4, "tensorfloat32": 4e-3, "bfloat16": 3e-2}
+"""Maximum difference of losses, relative to PyTorch's, by the dtype of products.
+
+TensorFloat-32 has 3 bits more than bfloat16, which makes rounding errors 8 times smaller.
+"""
+SQUARES = {"cpu": (1024, 2048), "gpu": (4096, 8192), "tpu": (4096, 8192)}
+"""Sizes of the square matrix products that measure the machine's peak FLOP/s, by backend."""
 PAUSE = 0.3
 """Seconds before each measurement; idle threads of the previous system may spin this long."""
 WARM_UP_STEPS = 1
 """Steps at the start of each turn that are not measured."""
-PRODUCT_REPETITIONS = 10
-"""Repetitions of each product; the fastest counts."""
+PRODUCT_GROUPS, PRODUCTS = 5, 4
+"""Repetitions of each product: the number of groups, the fastest of which counts, and of products per group."""
 MIB = 2**20
 
 
@@ -58,20 +61,22 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
             losses = {name: [first[name][0], *remaining_losses(system)] for name, system in systems.items()}
         seconds = alternate(systems, rounds, steps)
         facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
-        work = systems[OURS].call("work")
-        shapes = [(size, size, size) for size in SQUARES] + [case.product]
-        rates = {name: system.call("product_rates", shapes, PRODUCT_REPETITIONS) for name, system in systems.items()}
+        work, backend = systems[OURS].call("work"), systems[OURS].call("hardware")["backend"]
+        shapes = [(size, size, size) for size in SQUARES[backend]] + [case.product]
+        counts = PRODUCT_GROUPS, PRODUCTS
+        rates = {name: system.call("product_rates", shapes, *counts) for name, system in systems.items()}
     if compared != case and len(facts) > 1:
         with start_systems(compared, (EAGER,)) as systems:
             losses = {name: system.call("steps", CHECKED_STEPS)[1] for name, system in systems.items()}
+    products = product_dtype(case.cfg.model.dtype, backend)
     return {
         "case": case.name,
         "rows": case.rows,
         "length": case.length,
         "dtype": case.cfg.model.dtype,
         **speeds(work, seconds, rates),
-        "products": {"shapes": shapes, "flops_per_second": rates},
-        "loss_difference": loss_differences(case, losses),
+        "products": {"shapes": shapes, "dtype": products, "flops_per_second": rates},
+        "loss_difference": loss_differences(case.name, losses, TOLERANCES[products]),
         "systems": facts,
         "seconds": seconds,
     }
@@ -84,14 +89,15 @@ def start_systems(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote
         ours = stack.enter_context(Remote("tformer_jax.benchmarks.train_systems:Ours", case))
         hardware = ours.call("hardware")
         systems = {OURS: ours}
-        if reason := reason_to_skip(case, hardware["backend"]):
+        if reason := reason_to_skip(case, hardware["backend"], hardware["device_count"]):
             print(f"{case.name}: skipping PyTorch: {reason}", flush=True)
             peers = ()
         else:
             ours.call("save", Path(scratch) / "start.npz")
         for name in peers:
-            arguments = (case.cfg, Path(scratch) / "start.npz", hardware["cores"], name == COMPILED)
-            systems[name] = stack.enter_context(Remote("tformer_jax.benchmarks.torch_systems:PyTorch", *arguments))
+            start = case.cfg, Path(scratch) / "start.npz"
+            how = hardware["cores"], name == COMPILED, hardware["backend"]
+            systems[name] = stack.enter_context(Remote("tformer_jax.benchmarks.torch_systems:PyTorch", *start, *how))
         yield systems
 
 
@@ -110,26 +116,40 @@ def remaining_losses(system: Remote) -> list[float]:
     return losses
 
 
-def reason_to_skip(case: Case, backend: str) -> str | None:
+def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:
     """Returns why PyTorch cannot be compared, or None."""
     if importlib.util.find_spec("torch") is None:
         return 'it is not installed: pip install -e ".[benchmark]"'
-    if backend != "cpu":
-        return f"the comparison runs on the CPU, but JAX uses the {backend}: set JAX_PLATFORMS=cpu"
+    if backend not in ("cpu", "gpu"):
+        return f"the comparison runs on a CPU or a GPU, but JAX uses the {backend}: set JAX_PLATFORMS=cpu"
+    if backend == "gpu" and devices > 1:
+        return f"the comparison runs on one GPU, but JAX uses {devices}: set CUDA_VISIBLE_DEVICES=0"
     if settings := train_cases.unsupported_settings(case.cfg):
         return f"its model does not support {', '.join(settings)}"
     return None
 
 
+def product_dtype(dtype: str, backend: str) -> str:
+    """Returns the dtype to which the factors of matrix products are rounded.
+
+    On GPUs that have TensorFloat-32, it is JAX's default for float32 (`jax.lax.Precision`).
+    """
+    return "tensorfloat32" if (dtype, backend) == ("float32", "gpu") else dtype
+
+
 def alternate(systems: Mapping[str, Remote], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Returns the seconds of each system's steps; the system that starts a round rotates."""
+    """Returns each system's mean seconds of a step by round; the system that starts a round rotates.
+
+    Steps are not synchronized within a round, so that a GPU need not wait for the host between them.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     names = list(systems)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             time.sleep(PAUSE)
-            seconds[name] += systems[name].call("steps", WARM_UP_STEPS + steps)[0][WARM_UP_STEPS:]
+            systems[name].call("steps", WARM_UP_STEPS)
+            seconds[name].append(systems[name].call("steps", steps)[0])
     return seconds
 
 
@@ -140,12 +160,12 @@ def speeds(
 
     Args:
         work: tokens and FLOPs of a step.
-        seconds: seconds of the steps of each system.
-        rates: FLOP/s of matrix products of each system, the square ones first. The fastest square product of any system
-            is the peak.
+        seconds: mean seconds of the steps of each round, by system.
+        rates: FLOP/s of matrix products of each system, that of the model last. The fastest of the others, of any
+            system, is the peak.
     """
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    peak = max(max(of_system[: len(SQUARES)]) for of_system in rates.values())
+    peak = max(max(of_system[:-1]) for of_system in rates.values())
     return {
         **work,
         "milliseconds": {name: 1000 * time for name, time in median.items()},
@@ -156,20 +176,20 @@ def speeds(
     }
 
 
-def loss_differences(case: Case, losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance: float) -> dict[str, float]:
     """Returns the largest difference of the losses of a step, relative to PyTorch's, for each peer.
 
     Raises:
-        RunError: a difference exceeds the tolerance of the dtype.
+        RunError: a difference exceeds `tolerance`.
     """
-    differences, tolerance = {}, TOLERANCES[case.cfg.model.dtype]
+    differences = {}
     for name in [name for name in losses if name != OURS]:
         ours, theirs = np.array(losses[OURS]), np.array(losses[name])
         difference = np.abs(ours - theirs) / np.abs(theirs)
         worst = int(np.argmax(difference))
         if not difference[worst] <= tolerance:
             raise RunError(
-                f"{case.name}: the loss of step {worst + 1} is {ours[worst]:.6g}, that of {name} {theirs[worst]:.6g}: "
+                f"{case}: the loss of step {worst + 1} is {ours[worst]:.6g}, that of {name} {theirs[worst]:.6g}: "
                 f"their relative difference exceeds {tolerance:g}, so their speeds cannot be compared"
             )
         differences[name] = float(difference[worst])

@@ -2,12 +2,14 @@
 
 import dataclasses
 import operator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer_jax.config import Config
+from tformer_jax import presets
+from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -31,7 +33,34 @@ BUILT_IN = {
     "lm_large": BuiltIn("lm_tiny_shakespeare.py:gpu", 8, 256, 65, dropout=False),
     "multi30k": BuiltIn("translate_multi30k.py:baseline", 128, 16, 6000),
     "cldr": BuiltIn("translate_cldr.py", 256, 12, 1000),
+    "shakespeare": BuiltIn("lm_tiny_shakespeare.py:gpu", 64, 256, 65, dropout=False),
 }
+CPU_CASES = ("lm_small", "lm_large", "multi30k", "cldr")
+"""The cases of `--case` by default: a step takes less than a second or two on a CPU. The others are sized for a GPU."""
+
+
+class Published(NamedTuple):
+    """A published architecture without dropout, with batches of a fixed size."""
+
+    settings: Mapping[str, Any]
+    rows: int
+    length: int
+
+
+GPT2 = presets.settings("gpt2")
+PUBLISHED = {
+    "gpt2": Published(GPT2, 16, 1024),
+    "qwen3": Published(
+        {name: GPT2[name] for name in ("family", "max_length", "dim", "decoder_layers", "num_heads")}
+        | {"vocab_size": 50_304, "num_kv_heads": 4, "ffn_dim": 2048, "scale_embeddings": False, "initializer": "normal"}
+        | presets.LAYERS_OF_QWEN3,
+        16,
+        1024,
+    ),
+    "transformer_base": Published(presets.settings("vaswani2017_base"), 128, 64),
+}
+"""GPT-2, a language model of its width and depth with the layers of Qwen3, and the 2017 Transformer."""
+NAMES = (*BUILT_IN, *PUBLISHED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +104,15 @@ def built_in(name: str, cfg: Config) -> Case:
     cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer="adamw"))
     case = Case(name, resolved(cfg, vocab_size), rows, length)
     return case if dropout else without_dropout(case)
+
+
+def published(name: str) -> Case:
+    """Builds the case `name` of `PUBLISHED`."""
+    settings, rows, length = PUBLISHED[name]
+    model = ModelConfig(**settings)
+    windows = DataConfig(source="stdlib_text", batching="windows", window=length)
+    cfg = Config(name=name, model=model, data=windows if model.family == "decoder_lm" else DataConfig())
+    return without_dropout(Case(name, resolved(cfg, model.known("vocab_size")), rows, length))
 
 
 def of_config(cfg: Config) -> Case:

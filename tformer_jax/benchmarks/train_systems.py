@@ -1,5 +1,6 @@
 """This library in `scripts/benchmark.py train`: the compiled training step, in a separate process."""
 
+import os
 import time
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ from tformer_jax.nn import conversions
 from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, provenance, state
+from tformer_jax.train.meter import Meter
 from tformer_jax.train.step import compiled, make_train_step
 
 BATCHES = 4
@@ -30,6 +32,7 @@ class Ours:
 
     def __init__(self, case: Case):
         self._compilations = 0
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the peers use the same GPU
         keep_memory()  # as every command does
         jax.config.update("jax_enable_compilation_cache", False)
         jax.monitoring.register_event_duration_secs_listener(self._count)
@@ -55,26 +58,29 @@ class Ours:
             arrays |= {f"batches/{number}/{key}": array for key, array in batch.items()}
         np.savez(path, **arrays)  # type: ignore[arg-type]
 
-    def steps(self, count: int) -> tuple[list[float], list[float]]:
-        """Runs `count` steps and returns the seconds and the loss of each."""
-        seconds, losses = [], []
+    def steps(self, count: int) -> tuple[float, list[float]]:
+        """Runs `count` steps as `train.loop` does; returns the mean seconds and the loss of each."""
+        meter, metrics = Meter(), []
+        start = time.perf_counter()
         for _ in range(count):
-            start = time.perf_counter()
-            self.state, metrics = self.step(self.state, self.batch())
-            jax.block_until_ready((self.state, metrics))
-            seconds.append(time.perf_counter() - start)
-            losses.append(float(metrics["loss"]))
+            self.state, computing = self.step(self.state, self.batch())
+            metrics += meter.add(computing, waited=0.0)
             self._done += 1
-        return seconds, losses
+        metrics += meter.fetch_all()
+        jax.block_until_ready(self.state)
+        return (time.perf_counter() - start) / count, [step["loss"] for step in metrics]
 
     def hardware(self) -> dict[str, Any]:
-        """Returns the hardware of this process and JAX's backend."""
-        return provenance.hardware() | {"backend": jax.default_backend()}
+        """Returns the hardware of this process, JAX's backend and the number of its devices."""
+        return provenance.hardware() | {"backend": jax.default_backend(), "device_count": jax.device_count()}
 
     def facts(self) -> dict[str, Any]:
-        """Returns the peak memory, the number of compilations and the versions of packages."""
+        """Returns the peak memory, of the device or on a CPU of the process, compilations, attention and versions."""
+        of_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         return {
-            "peak_bytes": peak_bytes(),
+            "peak_bytes": of_device or peak_bytes(),
+            "peak_of": "device" if of_device else "process",
+            "attention_backends": registry.attention_backends(self._case.cfg.model, self._case.length),
             "compilations": self._compilations,
             "versions": {name: metadata.version(name) for name in ("jax", "jaxlib")},
         }
@@ -85,19 +91,22 @@ class Ours:
         flops = 3 * cost.forward_flops(model, batch)
         return {"tokens": registry.count_tokens(model, batch), "flops": flops}
 
-    def product_rates(self, shapes: list[tuple[int, int, int]], repetitions: int) -> list[float]:
-        """Returns the best FLOP/s of products [rows, inner] @ [inner, columns] in the case's dtype."""
-        multiply = jax.jit(jnp.matmul)
+    def product_rates(self, shapes: list[tuple[int, int, int]], groups: int, size: int) -> list[float]:
+        """Returns the FLOP/s of products [rows, inner] @ [inner, columns] in the case's dtype.
+
+        Products run in groups of `size`, with one synchronization each; the fastest of `groups` groups counts.
+        """
+        multiply, dtype = jax.jit(jnp.matmul), self._case.cfg.model.dtype
         rates = []
         for rows, inner, columns in shapes:
-            dtype = self._case.cfg.model.dtype
-            left, right = jnp.ones((rows, inner), dtype), jnp.ones((inner, columns), dtype)
+            left = jax.random.normal(jax.random.key(0), (rows, inner), dtype)
+            right = jax.random.normal(jax.random.key(1), (inner, columns), dtype)
             multiply(left, right).block_until_ready()
             seconds = []
-            for _ in range(repetitions):
+            for _ in range(groups):
                 start = time.perf_counter()
-                multiply(left, right).block_until_ready()
-                seconds.append(time.perf_counter() - start)
+                jax.block_until_ready([multiply(left, right) for _ in range(size)])
+                seconds.append((time.perf_counter() - start) / size)
             rates.append(2 * rows * inner * columns / min(seconds))
         return rates
 

@@ -56,9 +56,15 @@ def training_cases(options: argparse.Namespace, overrides: Sequence[str]) -> lis
     if options.config:
         cases = [train_cases.of_config(read_config(options.config, overrides))]
     else:
-        located = {name: train_cases.CONFIGS / train_cases.BUILT_IN[name].config for name in options.case}
-        cases = [train_cases.built_in(name, read_config(str(place))) for name, place in located.items()]
+        cases = [named_case(name) for name in options.case]
     return [train_cases.with_model(case, dtype=options.dtype or case.cfg.model.dtype) for case in cases]
+
+
+def named_case(name: str) -> Case:
+    """Returns the case `name` of `--case`."""
+    if name in train_cases.PUBLISHED:
+        return train_cases.published(name)
+    return train_cases.built_in(name, read_config(str(train_cases.CONFIGS / train_cases.BUILT_IN[name].config)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,7 +79,10 @@ def parser() -> argparse.ArgumentParser:
         "--length", type=integer(1), nargs="+", default=[16_384], metavar="T", help="sequence length (default: 16384)"
     )
     attention.add_argument("--batch", type=integer(1), default=1, metavar="B", help="batch size (default: 1)")
-    attention.add_argument("--repeat", type=integer(1), default=1, metavar="R", help="runs; the median is shown")
+    attention.add_argument(
+        "--repeat", type=integer(1), default=1, metavar="R", help="runs after one warm-up run; the median is shown"
+    )
+    attention.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of inputs (default: float32)")
     attention.add_argument("--heads", type=integer(1), default=4, metavar="N")
     attention.add_argument("--forward", action="store_true", help="omit the backward pass")
     attention.add_argument("--head-dim", type=integer(1), default=64, metavar="H")
@@ -93,9 +102,13 @@ def parser() -> argparse.ArgumentParser:
         )
     train = commands.add_parser("train", help="training speed, compared with PyTorch")
     what = train.add_mutually_exclusive_group()
-    names = list(train_cases.BUILT_IN)
     what.add_argument(
-        "--case", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}"
+        "--case",
+        nargs="+",
+        choices=train_cases.NAMES,
+        default=train_cases.CPU_CASES,
+        metavar="NAME",
+        help=f"some of {', '.join(train_cases.NAMES)} (default: {', '.join(train_cases.CPU_CASES)})",
     )
     what.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, with random tokens")
     train.add_argument("--dtype", choices=DTYPES, help="compute dtype (default: the config's)")
