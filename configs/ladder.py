@@ -8,8 +8,8 @@ python scripts/sweep.py --config configs/ladder.py:shakespeare --data DIR --choo
 The variant is TASK:RUNG. A rung has the switches of all rungs before it; TASK alone is the last rung. `shakespeare` is
 a character language model of the size of lm_tiny_shakespeare.py:cpu; `multi30k` translates English to German and is
 scored by BLEU of greedy outputs. All rungs of a task have the same depth, width, steps and batches, thus the same
-tokens. The learning rate of each is the best of three on the validation split, with one seed. The seconds in the
-sweep's table are the cost of a rung.
+tokens. The learning rate of each is the best of three on the validation split, with one seed. The tokens per
+second in the sweep's table are the cost of a rung; comparable only with `--jobs 1`.
 
 Tiny Shakespeare has one held-out part: learning rates are chosen on the data on which the results are measured.
 """
@@ -23,6 +23,7 @@ from tformer_jax.config import (
     Config,
     ConfigError,
     DataConfig,
+    DecodeConfig,
     EvalConfig,
     ModelConfig,
     OptimConfig,
@@ -87,6 +88,7 @@ MULTI30K = Config(
     ),
     optim=SHAKESPEARE.optim,
     train=TrainConfig(steps=1000, label_smoothing=0.1, metric="bleu", eval_every=1000, checkpoint_every=1000),
+    decode=DecodeConfig(max_new_tokens=64),
     eval=EvalConfig(batch_size=256, examples=0, samples=0),
 )
 TASKS = {"shakespeare": SHAKESPEARE, "multi30k": MULTI30K}

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.report.sweeps import formatted
+
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "configs" / "results" / "benchmarks"
+SWEEPS = ROOT / "configs" / "results" / "sweeps"
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
 STRATEGIES = {1: "greedy", 4: "beam 4"}
 
@@ -94,6 +97,22 @@ def growth_table() -> str:
     ]
     titles = ("size", "rows x tokens", "step", "per layer", "tokens/s", "memory of the process")
     return f"{_table(titles, rows)}\n\n{_source('growth.json', record, '../')}"
+
+
+def ladder_table() -> str:
+    """One row per rung of `configs/ladder.py`, with the metric of each task as `sweep.py` recorded it."""
+    records = [_read(SWEEPS / f"ladder_{task}.json") for task in ("shakespeare", "multi30k")]
+    titles, columns = ["rung"], []
+    for record in records:
+        metric, name = record["metric"], record["name"].removeprefix("ladder_")
+        titles += [f"{name}: {METRICS[metric]}", "learning rate", "parameters"]
+        settings = [dict(part.split("=") for part in group["settings"]) for group in record["groups"]]
+        rates = [found["optim.learning_rate"] for found in settings]
+        if not columns:
+            columns.append([f"`{found['variant']}`" for found in settings])
+        metrics = [formatted(group["mean"][metric], group["interval"][metric]) for group in record["groups"]]
+        columns += [metrics, rates, [f"{group['parameters']:,}" for group in record["groups"]]]
+    return _table(titles, list(zip(*columns, strict=True)))
 
 
 def equivalences_table() -> str:

@@ -32,10 +32,11 @@ run.mkdir()
 seed = int(run.name.rpartition("seed=")[2])
 rate = float(run.name.partition("learning_rate=")[2].partition(",")[0] or 1)
 test = {"loss": 1.5 + seed, "bleu": 10.0 * seed}
-(run / "result.json").write_text(json.dumps({"parameters": 8, "seconds": 3 + seed, "test": test}))
+(run / "result.json").write_text(json.dumps({"parameters": 8, "test": test}))
 losses = 9.0, None if rate == 9 else (rate - 2) ** 2
 (run / "metrics.jsonl").write_text("".join(
-    json.dumps({"step": step, "group": "validation", "loss": loss}) + "\\n" for step, loss in enumerate(losses)
+    json.dumps({"step": step, "group": "train", "tokens_per_second": 10.0 ** (seed + step)}) + "\\n"
+    + json.dumps({"step": step, "group": "validation", "loss": loss}) + "\\n" for step, loss in enumerate(losses)
 ))
 (run / "started.json").write_text(json.dumps([*sys.argv, os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE")]))
 """
@@ -75,7 +76,7 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert output.count("training") == 2
     rows = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["", "2", "8", "4", "2 ± 6.4", "5 ± 64"],  # 12.706 / sqrt(2) standard deviations
+        ["", "2", "8", "30", "2 ± 6.4", "5 ± 64"],  # 12.706 / sqrt(2) standard deviations
     ]
     shutil.rmtree(folder / "seed=1")
     record = tmp_path / "record.json"

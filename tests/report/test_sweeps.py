@@ -9,7 +9,7 @@ from tformer_jax.report import sweep_plot, sweeps
 
 
 def result(loss, **facts):
-    return {"parameters": 10, "seconds": 2.0, "validation": {"loss": loss}, "test": {"loss": loss}, **facts}
+    return {"parameters": 10, "tokens_per_second": 2.0, "validation": {"loss": loss}, "test": {"loss": loss}, **facts}
 
 
 def texts(path):
@@ -46,7 +46,7 @@ def test_the_best_on_validation_is_chosen(metric, best):
 def test_facts_of_all_runs_are_recorded_once():
     results = {(f"seed={seed}",): result(1.0 + seed, command="x", seed=seed, python="3.12") for seed in range(3)}
     found = sweeps.record(results)
-    assert found["common"] == {"parameters": 10, "seconds": 2.0, "python": "3.12"}
+    assert found["common"] == {"parameters": 10, "tokens_per_second": 2.0, "python": "3.12"}
     assert [{**found["common"], **run}["test"]["loss"] for run in found["runs"]] == [1.0, 2.0, 3.0]
     (group,) = found["groups"]
     assert (group["seeds"], group["parameters"], group["mean"]) == (3, 10, {"loss": 2.0})

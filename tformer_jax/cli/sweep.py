@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         trials = of_first_seed(combinations)
         failed = train_all(options, overrides, trials, folder)
         best = sweeps.chosen(read_results(folder, trials), options.choose, metric)
-        combinations = [found for found in combinations if found in trials or sweeps.without(found, "seed") in best]
     todo = [found for found in combinations if best is None or sweeps.without(found, "seed") in best]
     failed += train_all(options, overrides, todo, folder)
     results = read_results(folder, combinations)
@@ -213,21 +213,23 @@ def environment(options: argparse.Namespace, device: str | None) -> dict[str, st
 
 
 def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Combination, dict[str, Any]]:
-    """Returns the results of the finished runs, each with its last validation metrics."""
+    """Returns the results of the finished runs, each with the facts of `measured`."""
     found = {}
     for combination in combinations:
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-            found[combination] = result | {"validation": last_validation(run / "metrics.jsonl")}
+            found[combination] = result | measured(run / "metrics.jsonl")
     return found
 
 
-def last_validation(path: Path) -> dict[str, float | None]:
-    """Returns the last validation metrics of a run's `metrics.jsonl`; None for values that were not finite."""
-    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+def measured(path: Path) -> dict[str, Any]:
+    """Returns a run's last validation metrics (None for non-finite ones) and its median training speed in tokens/s."""
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    speeds = [record["tokens_per_second"] for record in records if record["group"] == "train"]
     *_, last = (record for record in records if record["group"] == "validation")
-    return {name: value for name, value in last.items() if name not in ("step", "group")}
+    validation = {name: value for name, value in last.items() if name not in ("step", "group")}
+    return {"validation": validation, "tokens_per_second": statistics.median(speeds)}
 
 
 def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
@@ -245,10 +247,10 @@ def table(record: Mapping[str, Any]) -> Table:
     best = min(groups, key=lambda group: sweeps.badness(group["mean"][metric], metric))
     view = Table(title=f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}")
     names = list(groups[0]["mean"])
-    for heading in ("settings", "seeds", "parameters", "seconds", *names):
-        view.add_column(heading)
+    for heading in ("settings", "seeds", "parameters", "tokens/s", *names):
+        view.add_column(heading, overflow="fold")
     for group in groups:
-        facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['seconds']:.0f}"
+        facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
         cells = [sweeps.formatted(group["mean"][name], group["interval"][name]) for name in names]
         view.add_row("  ".join(group["settings"]), *facts, *cells, style="bold" if group is best else None)
     return view

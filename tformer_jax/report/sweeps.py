@@ -14,7 +14,7 @@ from tformer_jax.config import LOWER_IS_BETTER
 
 Combination = tuple[str, ...]
 Results = Mapping[Combination, Mapping[str, Any]]
-"""The contents of `result.json` of each run, and its last validation metrics as `validation`."""
+"""The contents of `result.json` of each run, its last validation metrics as `validation`, and `tokens_per_second`."""
 CONFIDENCE = 0.95
 
 
@@ -70,7 +70,7 @@ def record(results: Results, *, of: Collection[Combination] | None = None) -> di
 
     Returns:
         `groups`, with the means of the test metrics over seeds, their standard deviations and intervals, and the mean
-        of the training time in seconds; `common`, the facts in which all runs agree; `runs`, the others.
+        of the training speeds; `common`, the facts in which all runs agree; `runs`, the others.
     """
     members: dict[Combination, list[Mapping[str, Any]]] = {}
     for found, result in results.items():
@@ -92,7 +92,7 @@ def _group(settings: Combination, results: Sequence[Mapping[str, Any]]) -> dict[
         "settings": settings,
         "seeds": len(results),
         "parameters": results[0]["parameters"],
-        "seconds": statistics.mean(result["seconds"] for result in results),
+        "tokens_per_second": statistics.mean(result["tokens_per_second"] for result in results),
         "mean": {name: statistics.mean(of) for name, of in values.items()},
         "deviation": {name: statistics.stdev(of) if several else 0.0 for name, of in values.items()},
         "interval": {name: interval(of) for name, of in values.items()},
