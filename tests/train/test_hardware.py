@@ -55,3 +55,8 @@ def test_the_processor_has_a_name(monkeypatch):
         assert provenance._processor() == "aarch64"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor : 0\nmodel name : Some CPU: fast\n")
     assert provenance._processor() == "Some CPU: fast"
+
+
+def test_versions_are_those_of_installed_packages(monkeypatch):
+    monkeypatch.setattr(provenance, "PACKAGES", ("jax", "a-package-that-is-absent"))
+    assert provenance.collect()["packages"] == {"jax": jax.__version__}

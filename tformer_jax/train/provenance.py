@@ -24,14 +24,22 @@ PACKAGES = (
 
 
 def collect() -> dict[str, Any]:
-    """Returns package versions, the git revision, the command as typed, and the hardware of this process."""
+    """Returns the versions of packages, the git revision, the command as typed, and the hardware of this process."""
     return {
         "command": shlex.join(["python", *sys.argv]),
         "git_revision": _git_revision(),
         "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "hardware": hardware(),
     }
+
+
+def _version(package: str) -> str | None:
+    """Returns the version of a package; None if it is not installed, as this one may not be."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def hardware() -> dict[str, Any]:
