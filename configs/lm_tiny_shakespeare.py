@@ -22,11 +22,11 @@ from tformer_jax.config import (
 )
 
 SIZES = {
-    # layers, heads, width, context, batch size, steps, dropout: nanoGPT's two published settings
-    "cpu": (4, 4, 128, 64, 12, 2000, 0.0),
-    "gpu": (6, 6, 384, 256, 64, 5000, 0.2),
-    "modern": (4, 4, 128, 64, 12, 2000, 0.0),
-    "modern_gpu": (6, 6, 384, 256, 64, 2500, 0.3),
+    # layers, heads, width, context, batch size, steps, dropout, weight decay; the first six of `cpu` are nanoGPT's
+    "cpu": (4, 4, 128, 64, 12, 2000, 0.0, 0.1),
+    "gpu": (6, 6, 384, 256, 64, 2000, 0.3, 0.1),
+    "modern": (4, 4, 128, 64, 12, 2000, 0.0, 0.1),
+    "modern_gpu": (6, 6, 384, 256, 64, 2000, 0.4, 0.5),
 }
 GPT2 = {
     "position": "learned",
@@ -44,7 +44,7 @@ def get_config(variant: str = "cpu") -> ConfigDict:
     """Returns the config of a GPT-2-style decoder of size `variant`, or of a modern one with Muon."""
     if variant not in SIZES:
         raise ConfigError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(SIZES)}")
-    layers, heads, dim, context, batch_size, steps, dropout = SIZES[variant]
+    layers, heads, dim, context, batch_size, steps, dropout, weight_decay = SIZES[variant]
     modern = variant.startswith("modern")
     return to_config_dict(
         Config(
@@ -77,7 +77,7 @@ def get_config(variant: str = "cpu") -> ConfigDict:
                 warmup_steps=100,
                 beta2=0.99,
                 eps=1e-8,
-                weight_decay=0.1,
+                weight_decay=weight_decay,
             ),
             train=TrainConfig(steps=steps, eval_every=500, checkpoint_every=500),
             eval=EvalConfig(batch_size=128),

@@ -24,13 +24,14 @@ STRATEGIES = {1: "greedy", 4: "beam 4"}
 def results_table() -> str:
     """One row per recorded result: of a run, of a sweep over seeds, or of an evaluation of a run."""
     rows = [_result_row(_read(path)) for path in sorted((ROOT / "configs" / "results").glob("*.json"))]
-    return _table(("command", "steps", "tokens", "time", "held-out result"), rows)
+    return _table(("command", "hardware", "steps", "tokens", "time", "held-out result"), rows)
 
 
 def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
     if "split" in result:  # of evaluate.py
         flags = result["command"].partition("evaluate.py ")[2].partition(" --record")[0]
-        return f"`evaluate.py {flags}`", "", "", f"{result['seconds'] / 60:.1f} min", _metrics(result["metrics"])
+        minutes = f"{result['seconds'] / 60:.1f} min"
+        return f"`evaluate.py {flags}`", _hardware(result), "", "", minutes, _metrics(result["metrics"])
     config = re.search(r"--config configs/(\S+)", result["command"])[1]
     runs, spread, title = [result], {}, f"`{config}`"
     metrics = result.get("test")
@@ -41,7 +42,13 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
             title, spread = f"{title}, {len(runs)} seeds", group["deviation"]
     tokens, seconds = (sum(run[name] for run in runs) / len(runs) for name in ("tokens", "seconds"))
     cells = f"{runs[0]['steps']:,}", f"{tokens / 1e6:.1f} M", f"{seconds / 60:.1f} min"
-    return title, *cells, _metrics(metrics, spread)
+    return title, _hardware(runs[0]), *cells, _metrics(metrics, spread)
+
+
+def _hardware(result: dict[str, Any]) -> str:
+    """Returns the number of CPU cores, or the number and kind of the GPUs or TPUs."""
+    devices: str = result["hardware"]["devices"]
+    return f"{result['hardware']['cores']} cores" if devices.endswith(" cpu") else devices
 
 
 def _metrics(values: dict[str, float], spread: dict[str, float] | None = None) -> str:

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tformer_jax import allocator
+
 FAULTS = """
 import resource, sys
 import numpy as np
@@ -29,3 +31,15 @@ def test_reallocated_arrays_touch_no_new_memory_pages():
     plain, kept = map(int, found.stdout.split())
     assert plain > 10 * 2**26 // 2**21  # even on huge pages, each of ten arrays of 64 MiB was mapped anew
     assert kept < plain / 100
+
+
+def test_nothing_changes_beside_an_accelerator_unless_jax_is_restricted_to_the_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(allocator, "ACCELERATORS", (str(tmp_path),))
+    monkeypatch.setattr(allocator.sys, "platform", "linux")
+    reached = []
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: reached.append(name) or object())  # without mallopt
+    for platforms, changed in (("cpu", True), ("cuda,cpu", False), ("", False)):
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        reached.clear()
+        assert allocator.keep_memory() is False
+        assert bool(reached) is changed

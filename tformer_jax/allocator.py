@@ -9,6 +9,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 MADV_HUGEPAGE = 14
 HUGE_PAGE = 2**21
 NEVER = 2**31 - 1
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
+"""Device files of NVIDIA's and AMD's drivers and of TPUs."""
 
 
 def keep_memory(share: float = 0.5) -> bool:
@@ -18,7 +20,8 @@ def keep_memory(share: float = 0.5) -> bool:
     them when they are freed, so that each step page-faults on all its memory: a seventh to a third of the time of a
     training step on a CPU, measured on two AMD EPYC cores. Only address space is reserved in advance.
 
-    Must be called before JAX starts its threads.
+    Must be called before JAX starts its threads. On a machine with a GPU or TPU, whose own memory holds the arrays,
+    nothing is changed: the one arena that all threads share would slow down compilation by many threads.
 
     Args:
         share: fraction of the machine's memory to reserve on huge pages.
@@ -26,7 +29,7 @@ def keep_memory(share: float = 0.5) -> bool:
     Returns:
         Whether the settings took effect; always False on systems without glibc.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or (not cpu_only() and any(map(os.path.exists, ACCELERATORS))):
         return False
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -43,3 +46,8 @@ def keep_memory(share: float = 0.5) -> bool:
     libc.madvise(first, size - HUGE_PAGE, MADV_HUGEPAGE)
     libc.free(heap)
     return True
+
+
+def cpu_only() -> bool:
+    """Returns whether the environment restricts JAX to the CPU."""
+    return os.environ.get("JAX_PLATFORMS", "").lower() == "cpu"

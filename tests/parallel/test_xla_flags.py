@@ -1,5 +1,6 @@
 """The XLA flags are known to the installed jaxlib, which aborts at an unknown flag."""
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -26,7 +27,15 @@ def test_jaxlib_knows_the_flags_of_gpus_and_has_other_defaults(tmp_path):
     assert done.returncode == 0, done.stderr
     (written,) = tmp_path.glob("*.debug_options")
     changed = dict(re.findall(r"(\w+): (\S+)", written.read_text()))
-    assert {flag.name: flag.value for flag in flags}.items() <= changed.items()
+    expected = {flag.name: flag.value for flag in flags if flag.name not in default_flags()}
+    assert expected.items() <= changed.items()
+
+
+def default_flags() -> set[str]:
+    """Returns the flags that the installed jaxlib sets by default, unlike jaxlib 0.10."""
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        return set()
+    return {"xla_gpu_enable_pipelined_all_gather", "xla_gpu_enable_pipelined_all_reduce"}
 
 
 def test_only_the_flags_of_a_mesh_are_chosen(capsys):
