@@ -3,15 +3,16 @@
 python scripts/train.py --config configs/ladder.py:shakespeare:rope --data DIR
 python scripts/sweep.py --config configs/ladder.py:shakespeare --data DIR --choose optim.learning_rate \
   --sweep "variant=2017,pre_norm,rmsnorm,swiglu,rope,gqa,qk_norm,tied,no_bias,cosine,muon; \
-    optim.learning_rate=1e-3,3e-3,1e-2; seed=0,1,2"
+    optim.learning_rate=3e-3,1e-2; seed=0,1,2"
 
 The variant is TASK:RUNG. A rung has the switches of all rungs before it; TASK alone is the last rung. `shakespeare` is
 a character language model of the size of lm_tiny_shakespeare.py:cpu; `multi30k` translates English to German and is
 scored by BLEU of greedy outputs. All rungs of a task have the same depth, width, steps and batches, thus the same
-tokens. The learning rate of each is the best of three on the validation split, with one seed. The tokens per
+tokens. The learning rate of each is the better of two on the validation split, with one seed. The tokens per
 second in the sweep's table are the cost of a rung; comparable only with `--jobs 1`.
 
-Tiny Shakespeare has one held-out part: learning rates are chosen on the data on which the results are measured.
+Tiny Shakespeare has one held-out part: learning rates are chosen on the data on which the results are measured. In
+trials of 2,000 steps, 1e-3 was worse than 3e-3 on every rung up to `no_bias`.
 """
 
 import dataclasses
@@ -59,7 +60,7 @@ SHAKESPEARE = Config(
         window=64,
     ),
     optim=OptimConfig(schedule="inverse_sqrt", learning_rate=3e-3, warmup_steps=100, final_fraction=0.0),
-    train=TrainConfig(steps=2000, eval_every=2000, checkpoint_every=2000),
+    train=TrainConfig(steps=1000, eval_every=1000, checkpoint_every=1000),
     eval=EvalConfig(batch_size=128, examples=0, samples=0),
 )
 MULTI30K = Config(
