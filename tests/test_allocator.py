@@ -7,39 +7,47 @@ import pytest
 
 from tformer_jax import allocator
 
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is the C library of Linux")
+
 FAULTS = """
-import resource, sys
-import numpy as np
-from tformer_jax.allocator import keep_memory
+import resource
+from tformer_jax.allocator import keep_memory, run_in_calling_thread
+
+KEPT and (keep_memory(), run_in_calling_thread())
+import jax
+
+@jax.jit
+def total(x):
+    return jax.lax.optimization_barrier(x[::-1] * 2).sum()
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
-        np.ones(2**23)
+        total(x).block_until_ready()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-plain = faults()
-assert keep_memory()
+x = jax.numpy.ones(2**24)
 faults()
-print(plain, faults())
+print(faults())
 """
+"""Prints the page faults of ten runs of a program with a temporary array of 64 MiB."""
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is the C library of Linux")
-def test_reallocated_arrays_touch_no_new_memory_pages():
-    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    plain, kept = map(int, found.stdout.split())
-    assert plain > 10 * 2**26 // 2**21  # even on huge pages, each of ten arrays of 64 MiB was mapped anew
-    assert kept < plain / 100
+def faults(*, kept: bool) -> int:
+    program = FAULTS.replace("KEPT", str(kept))
+    return int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
 
 
-def test_nothing_changes_beside_an_accelerator_unless_jax_is_restricted_to_the_cpu(monkeypatch, tmp_path):
+def test_temporary_arrays_touch_no_new_memory_pages():
+    plain = faults(kept=False)
+    assert plain > 10 * 2**26 // 2**21  # even on huge pages, each of the ten arrays is mapped anew
+    assert faults(kept=True) < plain / 100
+
+
+@pytest.mark.parametrize(("platforms", "applies"), [("cpu", True), ("cuda,cpu", False), ("", False)])
+def test_it_applies_beside_an_accelerator_only_if_jax_is_restricted_to_the_cpu(
+    platforms, applies, monkeypatch, tmp_path
+):
     monkeypatch.setattr(allocator, "ACCELERATORS", (str(tmp_path),))
-    monkeypatch.setattr(allocator.sys, "platform", "linux")
-    reached = []
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: reached.append(name) or object())  # without mallopt
-    for platforms, changed in (("cpu", True), ("cuda,cpu", False), ("", False)):
-        monkeypatch.setenv("JAX_PLATFORMS", platforms)
-        reached.clear()
-        assert allocator.keep_memory() is False
-        assert bool(reached) is changed
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    assert allocator.applies() is applies

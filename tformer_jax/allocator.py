@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`."""
 MADV_HUGEPAGE = 14
 HUGE_PAGE = 2**21
@@ -20,24 +20,23 @@ def keep_memory(share: float = 0.5) -> bool:
     them when they are freed, so that each step page-faults on all its memory: a seventh to a third of the time of a
     training step on a CPU, measured on two AMD EPYC cores. Only address space is reserved in advance.
 
-    Must be called before JAX starts its threads. On a machine with a GPU or TPU, whose own memory holds the arrays,
-    nothing is changed: the one arena that all threads share would slow down compilation by many threads.
+    Only the heap of the main thread can hold blocks of any size; `run_in_calling_thread` lets XLA allocate there. (One
+    heap for all threads would keep their blocks too, but threads that compile wait for it: starts took a fifth longer
+    on two cores, and five times as long on 16 cores beside a GPU.)
 
     Args:
         share: fraction of the machine's memory to reserve on huge pages.
 
     Returns:
-        Whether the settings took effect; always False on systems without glibc.
+        Whether the settings took effect; always False where `applies` is.
     """
-    if not sys.platform.startswith("linux") or (not cpu_only() and any(map(os.path.exists, ACCELERATORS))):
+    if not applies():
         return False
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    kept = [libc.mallopt(M_MMAP_MAX, 0), libc.mallopt(M_TRIM_THRESHOLD, NEVER), libc.mallopt(M_ARENA_MAX, 1)]
+    kept = [libc.mallopt(M_MMAP_MAX, 0), libc.mallopt(M_TRIM_THRESHOLD, NEVER)]
     size = int(share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     heap = libc.malloc(size)
     if heap is None or not all(kept):
@@ -48,6 +47,20 @@ def keep_memory(share: float = 0.5) -> bool:
     return True
 
 
-def cpu_only() -> bool:
-    """Returns whether the environment restricts JAX to the CPU."""
-    return os.environ.get("JAX_PLATFORMS", "").lower() == "cpu"
+def run_in_calling_thread() -> None:
+    """Makes JAX run programs on the CPU in the thread that calls them instead of its own, where `keep_memory` applies.
+
+    On two AMD EPYC cores, training steps are 5 to 15 % faster than with one heap for all threads, and the memory of the
+    process is 40 to 85 % of it. Must be called before JAX runs its first program.
+    """
+    import jax  # imported here, because commands that compute nothing do not import it
+
+    if applies():
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def applies() -> bool:
+    """Returns whether glibc allocates JAX's arrays: not beside a GPU or TPU, unless JAX is restricted to the CPU."""
+    if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"):
+        return False
+    return os.environ.get("JAX_PLATFORMS", "").lower() == "cpu" or not any(map(os.path.exists, ACCELERATORS))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.allocator import run_in_calling_thread
 from tformer_jax.benchmarks import paged, train_cases
 from tformer_jax.benchmarks.attention import attention_cases
 from tformer_jax.benchmarks.data import data_cases
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"unexpected argument {overrides[0]!r}")
     if options.record:
         check_writable(options.record)
+    run_in_calling_thread()
     found = measured(options, overrides)
     if options.record:
         run_folder.write_json(options.record, provenance.collect() | found)

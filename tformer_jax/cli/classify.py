@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tformer_jax as tj
 from tformer_jax.cli import lines
+from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.inference.encoding import LongTexts
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.add_field(parser)
     options = parser.parse_args(argv)
     source = lines.opened(options, options.text)
-    run = tj.load(options.run, mesh=options.mesh)
+    run = load_run(options.run, options.mesh)
     classifier, long_texts = run.classifier(), LongTexts(options.on_long_line)
 
     def results(found: Iterator[Line], skip: int) -> Iterator[Found]:

@@ -10,13 +10,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from tformer_jax.allocator import keep_memory
+from tformer_jax.allocator import keep_memory, run_in_calling_thread
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.config.paths import as_path
 from tformer_jax.train.errors import RunError
+
+if TYPE_CHECKING:
+    from tformer_jax.api import Run
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -59,6 +62,14 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(FAILED)
     sys.exit(0)
+
+
+def load_run(path: Path, mesh: str | None = None) -> "Run":
+    """Loads a run folder as `tformer_jax.load` does; JAX then runs its programs in the calling thread."""
+    import tformer_jax
+
+    run_in_calling_thread()
+    return tformer_jax.load(path, mesh=mesh)
 
 
 def discard_output() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-import tformer_jax as tj
 from tformer_jax.cli import lines
+from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import ConfigError
 from tformer_jax.config.kinds import POOLINGS
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{options.output} is written at once, with a row per line: leave out --resume and --on-long-line skip"
         )
     source = lines.opened(options, options.text)
-    run = tj.load(options.run, mesh=options.mesh)
+    run = load_run(options.run, options.mesh)
     embedder = run.embedder(pooling=options.pooling, normalize=options.normalize)
     long_texts = LongTexts(options.on_long_line)
 

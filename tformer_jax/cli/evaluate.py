@@ -13,7 +13,7 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import run_path
+from tformer_jax.cli.common import load_run, run_path
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable
 from tformer_jax.config import Config, ConfigError, to_dict
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     if options.record:
         check_writable(options.record)
-    run = tj.load(options.run)
+    run = load_run(options.run)
     result = evaluate(run, with_decoding(run, decoding.given(options)), options.split, options.data)
     Console(highlight=False).print(table(result))
     if options.record:

@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import tformer_jax as tj
 from tformer_jax.cli import report
+from tformer_jax.cli.common import load_run
 from tformer_jax.report import html
 
 NAME = "explain.html"
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         example = Example.of(text, TARGET if options.target is None and text == TEXT else options.target)
         trained = None
     else:
-        run = tj.load(options.run)
+        run = load_run(options.run)
         text = default_text(run, TEXT) if options.text is None else options.text
         example, trained = explained(run, text, options.target)
         arguments, name = [*arguments, "--run", str(options.run)], trained.name

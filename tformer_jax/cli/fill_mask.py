@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tformer_jax as tj
 from tformer_jax.cli import lines
-from tformer_jax.cli.common import integer
+from tformer_jax.cli.common import integer, load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.inference.encoding import LongTexts
 
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--top", type=integer(1), default=5, metavar="N", help="number of fills (default: 5)")
     options = parser.parse_args(argv)
     source = lines.opened(options, options.text)
-    run = tj.load(options.run, mesh=options.mesh)
+    run = load_run(options.run, options.mesh)
     filler, long_texts = run.mask_filler(top=options.top), LongTexts(options.on_long_line)
 
     def results(found: Iterator[Line], skip: int) -> Iterator[list["Fill"]]:

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import tformer_jax as tj
 from tformer_jax.cli import decoding, interactive, interrupt, lines
+from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.encoding import LongTexts
@@ -73,7 +73,7 @@ def load(options: argparse.Namespace, command: str, family: str) -> Generation:
     Raises:
         ConfigError: the folder is not a run folder, its model is of another family, or a setting is invalid.
     """
-    run = tj.load(options.run, mesh=options.mesh)
+    run = load_run(options.run, options.mesh)
     run.require(command, family)
     decode = run.decoding(decoding.given(options), options.outputs, decoding.flag)
     return Generation(options, run.params, decode, run.generator(decode), LongTexts(options.on_long_line))

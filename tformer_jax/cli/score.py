@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tformer_jax as tj
 from tformer_jax.cli import lines
+from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Fields, Line
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 from tformer_jax.inference.encoding import LongTexts
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints log-probability, number of scored tokens and text, tab-separated, per text; the perplexity to stderr."""
     options = parser().parse_args(argv)
     source = lines.opened(options, options.text)
-    run = tj.load(options.run, mesh=options.mesh)
+    run = load_run(options.run, options.mesh)
     scorer, long_texts, totals = run.scorer(), LongTexts(options.on_long_line), Totals()
 
     def results(found: Iterator[Line], skip: int) -> "Iterator[Scored]":

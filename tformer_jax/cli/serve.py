@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
 from tformer_jax.cli import common
+from tformer_jax.cli.common import load_run
 from tformer_jax.config import ConfigError
 from tformer_jax.report import html
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.serving.served import Served
 
     with server.listen(options.host, options.port) as bound:
-        run = tj.load(options.run, mesh=options.mesh)
+        run = load_run(options.run, options.mesh)
         engine = None if run.config.model.family in ("classifier", "masked_lm") else engine_of(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
         told: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": about(run)}

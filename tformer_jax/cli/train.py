@@ -11,6 +11,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tformer_jax import config
+from tformer_jax.allocator import run_in_calling_thread
 from tformer_jax.cli.common import INTERRUPTED, run_path
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.paths import is_remote
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Trains a config, copies the result to `--record` and writes the report; exits with 130 if interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
+    run_in_calling_thread()
     from tformer_jax.parallel import multihost
     from tformer_jax.train import experiment, loop, run_folder
 

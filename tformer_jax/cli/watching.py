@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import tformer_jax as tj
+from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import token_texts
@@ -23,7 +24,7 @@ def show(options: argparse.Namespace, page: Path) -> None:
     """Writes arrays to `--npz`, if it is given, and without `--batch` the page of the text."""
     source = Source([] if options.text is None else [options.text], options.batch)
     texts = [line.texts[0] for line in source.lines({"--field": options.field})]
-    run = tj.load(options.run, mesh=options.mesh)
+    run = load_run(options.run, options.mesh)
     examples = complete(run, texts)
     if options.npz:
         write(options.npz, lambda path: write_arrays(path, run, run.watch(examples)))
