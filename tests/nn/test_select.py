@@ -161,16 +161,6 @@ def test_xla_equals_reference_for_every_rule(mask):
         assert_close(found, expected, 1e-6, proves=("attention_backend=xla", "reference backend"))
 
 
-def test_language_models_do_not_mask_padding(monkeypatch):
-    """It is at the end of each row, so that the causal mask hides it; cuDNN is slower with an array as mask."""
-    told = {}
-    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: told.update(options) or q)
-    model = registry.build(tiny("decoder_lm", attention_backend="xla"))
-    batch = registry.example_batch(model.cfg)
-    jax.eval_shape(lambda params: registry.forward(model, params, batch).logits, registry.shapes(model))
-    assert (told["is_causal"], told["mask"]) == (True, None)
-
-
 @pytest.mark.parametrize(
     ("rule", "causal", "window", "dense"),
     [

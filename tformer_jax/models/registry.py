@@ -88,7 +88,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
     lookahead = {"explicit"} if cfg.lookahead is not None else set()
     rules = {
         "encoder": {"padding_mask"} | windows | lookahead,
-        "decoder": {"causal"} | windows | prefix,
+        "decoder": {"padding_mask", "causal"} | windows | prefix,
         "cross": {"padding_mask", "cross"},
     }
     attentions = {"seq2seq": ("encoder", "decoder", "cross"), "decoder_lm": ("decoder",)}

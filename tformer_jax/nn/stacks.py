@@ -155,8 +155,6 @@ class Decoder(Stack):
 
         Args:
             padding_mask, memory_padding_mask: bool [B, T] and [B, S], True for tokens that are not padding; None: all.
-                Padding of x must be at the end of each row, where the causal mask hides it from the other tokens; its
-                own results are unspecified.
             prefix: int [B], number of leading tokens that all tokens of the row may attend to.
             segments, memory_segments: int [B, T] and [B, S], segment ids of documents packed into a row; self- and
                 cross-attention stay within a document.
@@ -173,7 +171,9 @@ class Decoder(Stack):
         cross_mask = Mask(padding_mask=memory_padding_mask, segments=pairs)
         own = None if segments is None else (segments, segments)
         ctx = LayerContext(
-            masks=self.masks(Mask(causal=True, prefix=prefix, segments=own, self_attention=True)),
+            masks=self.masks(
+                Mask(padding_mask=padding_mask, causal=True, prefix=prefix, segments=own, self_attention=True)
+            ),
             padding_mask=padding_mask,
             segments=segments,
             positions=self.positions(token_positions(x.shape[1], segments)),
