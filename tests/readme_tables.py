@@ -107,8 +107,8 @@ def growth_table() -> str:
 
 
 def ladder_table() -> str:
-    """One row per rung of `configs/ladder.py`, with the metric of each task as `sweep.py` recorded it."""
-    records = [_read(SWEEPS / f"ladder_{task}.json") for task in ("shakespeare", "multi30k")]
+    """One row per rung of `configs/ladder.py`, with the metric of each recorded task."""
+    records = [_read(path) for path in sorted(SWEEPS.glob("ladder_*.json"))]
     titles, columns = ["rung"], []
     for record in records:
         metric, name = record["metric"], record["name"].removeprefix("ladder_")

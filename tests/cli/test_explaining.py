@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import numpy as np
 import pytest
@@ -73,7 +72,7 @@ def test_topics_without_a_part_of_the_run_are_unchanged(computed):
 
 
 def test_the_command_names_the_run(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(explain, "tj", types.SimpleNamespace(load=lambda path: run))
+    monkeypatch.setattr("tformer_jax.load", lambda path, mesh=None: run)
     path = tmp_path / "page.html"
     explain.main(["encoder-decoder", "--run", "runs/x", "--text", "abc", "--target", "bca", "--output", str(path)])
     text = path.read_text(encoding="utf-8")
