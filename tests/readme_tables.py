@@ -138,6 +138,7 @@ TABLES = {
         "train": functools.partial(train_table, "train.json"),
         "decode": decode_table,
     },
+    "configs/README.md": {"ladder": ladder_table},
     "scripts/README.md": {"growth": growth_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
