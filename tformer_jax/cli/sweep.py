@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tformer_jax.cli.common import integer
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
 from tformer_jax.config import Config, ConfigError, to_dict
 from tformer_jax.report import sweep_plot, sweeps
@@ -82,7 +83,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--output", type=Path, metavar="DIR", help="folder of the runs (default: runs/NAME_sweep)")
     result.add_argument("--devices", metavar="LIST", help="GPUs to use, such as 0,1")
-    result.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time on each device (default: 1)")
+    result.add_argument(
+        "--jobs", type=integer(1), default=1, metavar="N", help="runs at a time on each device (default: 1)"
+    )
     result.add_argument("--record", type=Path, metavar="FILE", help="also write all results to this JSON file")
     result.add_argument("--plot", type=Path, metavar="FILE", help="also plot the metric (.svg, .png or .pdf)")
     result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
@@ -132,10 +135,8 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
     """Checks the flags before anything is trained.
 
     Raises:
-        ConfigError: a file cannot be written, matplotlib is missing, or a number or a name is invalid.
+        ConfigError: a file cannot be written, matplotlib is missing, or a name is invalid.
     """
-    if options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
     names = [part.partition("=")[0] for part in combinations[0]]
     if options.choose is not None and (options.choose not in names or options.choose == "seed"):
         raise ConfigError(f"--choose {options.choose}: must be a setting of --sweep other than seed")
