@@ -1,8 +1,8 @@
 """Fills the tables of the READMEs from recorded JSON: `python -m tests.readme_tables`.
 
 Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
-`configs/results/benchmarks/{train,decode,growth}.json` (`scripts/benchmark.py --record`) and `tests/equivalences.json`
-(`python -m tests.equivalences`). A test compares the READMEs with them.
+`configs/results/benchmarks/{train,train_intel,decode,growth}.json` (`scripts/benchmark.py --record`) and
+`tests/equivalences.json` (`python -m tests.equivalences`). A test compares the READMEs with them.
 """
 
 import functools
@@ -67,7 +67,7 @@ def train_table(name: str) -> str:
         faster = [_times(case, peer) for peer in ("torch.compile", "PyTorch, eager")]
         ours = case["milliseconds"]["tformer_jax"], case["share_of_product_rate"]["tformer_jax"]
         size = f"{case['rows']} x {case['length']}"
-        rows.append((f"`{case['case']}`", size, f"{ours[0]:.3g} ms", f"{100 * ours[1]:.0f} %", *faster))
+        rows.append((f"`{case['case']}`", size, f"{ours[0]:,.{ours[0] < 100:d}f} ms", f"{100 * ours[1]:.0f} %", *faster))
     titles = ("case", "rows x tokens", "step", "of the product rate", "ratio to `torch.compile`", "to eager PyTorch")
     peaks = [_peaks(record, system) for system in ("tformer_jax", "torch.compile", "PyTorch, eager")]
     memory = "Peak memory{}: {} GiB; with `torch.compile` {}, with eager PyTorch {}."
@@ -136,6 +136,7 @@ TABLES = {
     "README.md": {
         "results": results_table,
         "train": functools.partial(train_table, "train.json"),
+        "train_intel": functools.partial(train_table, "train_intel.json"),
         "decode": decode_table,
     },
     "configs/README.md": {"ladder": ladder_table},
