@@ -65,9 +65,10 @@ def train_table(name: str) -> str:
     rows = []
     for case in record["cases"]:
         faster = [_times(case, peer) for peer in ("torch.compile", "PyTorch, eager")]
-        ours = case["milliseconds"]["tformer_jax"], case["share_of_product_rate"]["tformer_jax"]
+        milliseconds, share = (case[key]["tformer_jax"] for key in ("milliseconds", "share_of_product_rate"))
+        step = f"{milliseconds:,.{milliseconds < 100:d}f} ms"
         size = f"{case['rows']} x {case['length']}"
-        rows.append((f"`{case['case']}`", size, f"{ours[0]:,.{ours[0] < 100:d}f} ms", f"{100 * ours[1]:.0f} %", *faster))
+        rows.append((f"`{case['case']}`", size, step, f"{100 * share:.0f} %", *faster))
     titles = ("case", "rows x tokens", "step", "of the product rate", "ratio to `torch.compile`", "to eager PyTorch")
     peaks = [_peaks(record, system) for system in ("tformer_jax", "torch.compile", "PyTorch, eager")]
     memory = "Peak memory{}: {} GiB; with `torch.compile` {}, with eager PyTorch {}."
