@@ -1,7 +1,7 @@
 """Fills the tables of the READMEs from recorded JSON: `python -m tests.readme_tables`.
 
 Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
-`configs/results/benchmarks/{train,train_intel,decode,growth}.json` (`scripts/benchmark.py --record`) and
+`configs/results/benchmarks/{train,train_intel,decode,decode_intel,growth}.json` (`scripts/benchmark.py --record`) and
 `tests/equivalences.json` (`python -m tests.equivalences`). A test compares the READMEs with them.
 """
 
@@ -76,16 +76,16 @@ def train_table(name: str) -> str:
     return f"{_table(titles, rows)}\n\n{_source(name, record)}\n{memory.format(of, *peaks)}"
 
 
-def decode_table() -> str:
-    """One row per case of `benchmark.py decode`."""
-    record = _read(BENCHMARKS / "decode.json")
+def decode_table(name: str) -> str:
+    """One row per case of `benchmark.py decode`, from the record `name`."""
+    record = _read(BENCHMARKS / name)
     rows = []
     for case in record["cases"]:
         ratios = (_times(case, peer) for peer in ("CTranslate2", "Hugging Face", "its jitted loop"))
         speed = f"{case['tokens_per_second']['tformer_jax']:,.0f}"
         rows.append((case["work"], STRATEGIES[case["beams"]], speed, *ratios))
     titles = ("work", "strategy", "tokens/s", "ratio to CTranslate2", "to Hugging Face", "to a jitted loop")
-    return f"{_table(titles, rows)}\n\n{_source('decode.json', record)}"
+    return f"{_table(titles, rows)}\n\n{_source(name, record)}"
 
 
 def growth_table() -> str:
@@ -138,7 +138,8 @@ TABLES = {
         "results": results_table,
         "train": functools.partial(train_table, "train.json"),
         "train_intel": functools.partial(train_table, "train_intel.json"),
-        "decode": decode_table,
+        "decode": functools.partial(decode_table, "decode.json"),
+        "decode_intel": functools.partial(decode_table, "decode_intel.json"),
     },
     "configs/README.md": {"ladder": ladder_table},
     "scripts/README.md": {"growth": growth_table},
