@@ -68,8 +68,19 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
     wanted = np.where(ended | (wanted == PAD_TOKEN), PAD, wanted)  # theirs repeats EOS, then has PAD_TOKEN
     lengths = (wanted != PAD).sum(axis=-1)
     assert alpha > 1 or len(np.unique(lengths)) > 1  # a strong penalty makes all outputs as long as possible
-    np.testing.assert_array_equal(found.tokens[..., : wanted.shape[-1]], wanted)
     assert (found.tokens[..., wanted.shape[-1] :] == PAD).all()
+    places = same_hypotheses(wanted, found.tokens[..., : wanted.shape[-1]])
+    assert (np.diff(found.scores, axis=-1) <= 0).all()
     scores = expected.sequences_scores.numpy().reshape(len(SOURCE), beams)
     proves = (f"decode.strategy=beam, early_stopping={early}", f"transformers {name}.generate")
-    assert_close(found.scores, scores, 1e-5, proves=proves)
+    assert_close(np.take_along_axis(found.scores, places, axis=-1), scores, 1e-5, proves=proves)
+
+
+def same_hypotheses(wanted, found):
+    """Returns the place in `found` of each hypothesis of `wanted`: int [B, N, T] each -> [B, N].
+
+    Rounding orders hypotheses with almost equal scores: on some CPUs two differ by less than 1e-6.
+    """
+    equal = (wanted[:, :, None] == found[:, None]).all(axis=-1)
+    assert (equal.sum(axis=-1) == 1).all() and (equal.sum(axis=-2) == 1).all()
+    return equal.argmax(axis=-1)
