@@ -3,8 +3,8 @@
 python scripts/train.py --config configs/translate_cldr.py
 python scripts/train.py --config configs/translate_cldr.py:en-zh     (any two CLDR locales)
 
-Expect 98 % exact matches on the held-out phrases after a little more than two minutes on two CPU cores. The learning
-rate, the batch size and the number of steps were compared by the validation split.
+Expect about 98 % exact matches on the held-out phrases after a little more than two minutes on two CPU cores. The
+learning rate, the batch size and the number of steps were compared by the validation split of en-de.
 """
 
 from ml_collections import ConfigDict
