@@ -3,7 +3,7 @@
 python scripts/train.py --config configs/translate_cldr.py
 python scripts/train.py --config configs/translate_cldr.py:en-zh     (any two CLDR locales)
 
-Expect about 98 % exact matches on the held-out phrases after a little more than two minutes on two CPU cores. The
+Expect about 98 % exact matches on the held-out phrases after two to three minutes on two CPU cores. The
 learning rate, the batch size and the number of steps were compared by the validation split of en-de.
 """
 
