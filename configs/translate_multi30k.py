@@ -9,9 +9,11 @@ python scripts/train.py --config configs/translate_multi30k.py:t5_v1_1_small --d
 On raw text expect a cased BLEU of 37.7 on test_2016_flickr after 20 minutes on two CPU cores.
 
 `published` is the setting of Transformer-Tiny in "Good for Misconceived Reasons: An Empirical Revisiting on the Need
-for Visual Context in Multimodal Machine Translation" (2021): lower-cased, normalized and tokenized text, four layers of
-width 128 on each side, averaged checkpoints, beam width 5, BLEU on tokens. It needs `pip install -e ".[tokenizers]"`.
-Expect a BLEU of 39.9 on test_2016_flickr after 4,000 steps, 72 minutes on two busy CPU cores; the paper has 41.0.
+for Visual Context in Multimodal Machine Translation" (2021): lower-cased, normalized and tokenized text, joint BPE, four
+layers of width 128 on each side, dropout of 0.3, averaged checkpoints, beam width 5, BLEU on tokens. It needs
+`pip install -e ".[tokenizers]"`. Muon, pre-norm, a label smoothing of 0.2 (the paper's is 0.1) and 6,000 tokens (10,000)
+were chosen on the validation split: of runs stopped after 2,400 to 2,700 of 6,500 steps, that with the paper's values
+and Muon had a BLEU of 38.8, AdamW 38.8, pre-norm 39.4, 6,000 tokens 39.4, and a smoothing of 0.2 39.9.
 """
 
 import dataclasses
@@ -82,18 +84,26 @@ BASELINE = dataclasses.replace(
 PUBLISHED = dataclasses.replace(
     BASELINE,
     name="translate_multi30k_published",
-    model=dataclasses.replace(BASELINE.model, dim=128, encoder_layers=4, decoder_layers=4, ffn_dim=256, dropout=0.3),
+    model=dataclasses.replace(
+        BASELINE.model,
+        dim=128,
+        encoder_layers=4,
+        decoder_layers=4,
+        ffn_dim=256,
+        norm_placement="pre",
+        dropout=0.3,
+    ),
     data=dataclasses.replace(
         DATA,
         normalize=("punctuation", "lowercase", "moses"),
-        vocab_size=10_000,
         bucket_lengths=(12, 15, 18, 23, 30, 48),
         batch_tokens=4096,
     ),
     optim=dataclasses.replace(SMALL.optim, warmup_steps=500),
     train=dataclasses.replace(
         SMALL.train,
-        steps=4000,
+        steps=6000,
+        label_smoothing=0.2,
         checkpoint_every=100,
         keep_checkpoints=8,
         weights="average_last",
