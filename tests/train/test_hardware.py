@@ -5,11 +5,13 @@ import platform
 import resource
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 
 import jax
 import pytest
 
+import tformer_jax
 from tformer_jax.train import hardware, provenance
 from tformer_jax.train.chips import CHIPS
 
@@ -57,6 +59,15 @@ def test_the_processor_has_a_name(monkeypatch):
     assert provenance._processor() == "Some CPU: fast"
 
 
-def test_versions_are_those_of_installed_packages(monkeypatch):
-    monkeypatch.setattr(provenance, "PACKAGES", ("jax", "a-package-that-is-absent"))
-    assert provenance.collect()["packages"] == {"jax": jax.__version__}
+def test_versions_do_not_need_an_installation(monkeypatch):
+    """A source tree runs where only its dependencies are installed."""
+    installed = metadata.version
+
+    def version(name):
+        if name == "tformer_jax":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    packages = provenance.collect()["packages"]
+    assert packages["tformer_jax"] == tformer_jax.__version__ and packages["jax"] == jax.__version__

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ CONTROL_FLOW = {"while", "call", "conditional"}
 PRODUCTS = {"dot", "convolution", "ragged-dot"}
 LOOPS = {"while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
 """Components that loops and rematerialization add to the paths of operations."""
+WITHOUT_GRAPHS = "--xla_gpu_enable_command_buffer="
+"""Flag without which XLA runs most operations of a GPU program as CUDA graphs, whose parts have no names in a trace."""
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = .*?\s(?P<opcode>[a-z][a-z0-9-]*)\(")
 
 
@@ -72,6 +75,7 @@ class Traced(Ours):
 
 def measure_operations(cases: Sequence[Case], steps: int) -> dict[str, Any]:
     """Traces each case in a separate process, prints a table, and returns the record for `--record`."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {WITHOUT_GRAPHS}"
     results = []
     for case in cases:
         with Remote("tformer_jax.benchmarks.operations:Traced", case) as traced:
@@ -82,12 +86,16 @@ def measure_operations(cases: Sequence[Case], steps: int) -> dict[str, Any]:
 
 
 def iterate_events(path: Path) -> Iterator[tuple[str, float]]:
-    """Yields name and milliseconds of each operation in a trace, of all threads and devices."""
+    """Yields name and milliseconds of each operation in a trace, of all threads and devices.
+
+    On GPUs an event itself has the name of its kernel, which several operations may share.
+    """
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
         for line in plane.lines:
             for event in line.events:
-                if event.duration_ns and any(key == "hlo_op" for key, _ in event.stats):
-                    yield event.name, event.duration_ns / 1e6
+                name = next((value for key, value in event.stats if key == "hlo_op"), None)
+                if event.duration_ns and name is not None:
+                    yield name, event.duration_ns / 1e6
 
 
 def table_rows(known: Mapping[str, Operation], events: Iterable[tuple[str, float]], steps: int) -> list[dict[str, Any]]:

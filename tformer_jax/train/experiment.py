@@ -4,7 +4,6 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,8 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
-from tformer_jax.train import metrics, optimizers, run_folder
+from tformer_jax.train import metrics, optimizers, provenance, run_folder
 from tformer_jax.train.guards import FolderLock
-from tformer_jax.train.provenance import PACKAGES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +79,7 @@ def build(
         ConfigError: the settings, the data, the devices or the folder are invalid or do not fit each other.
     """
     flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
-    versions = {f"the version of {name}": metadata.version(name) for name in PACKAGES}
+    versions = {f"the version of {name}": version for name, version in provenance.versions().items()}
     group.check_equal(config.flat(cfg) | flags | versions)
     exists = bool(group.run(lambda: group.first and run_folder.holds_run(folder)))
     exists = group.broadcast(lambda: "yes" if exists else "") == "yes"

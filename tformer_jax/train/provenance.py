@@ -9,18 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "tformer_jax",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "grain",
-    "tokenizers",
-    "babel",
-    "sacrebleu",
-)
+import tformer_jax
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "babel", "sacrebleu")
 
 
 def collect() -> dict[str, Any]:
@@ -29,17 +20,14 @@ def collect() -> dict[str, Any]:
         "command": shlex.join(["python", *sys.argv]),
         "git_revision": _git_revision(),
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": versions(),
         "hardware": hardware(),
     }
 
 
-def _version(package: str) -> str | None:
-    """Returns the version of a package; None if it is not installed, as this one may not be."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def versions() -> dict[str, str]:
+    """Returns the versions of this package, which runs without being installed, and of those that results depend on."""
+    return {"tformer_jax": tformer_jax.__version__} | {name: metadata.version(name) for name in PACKAGES}
 
 
 def hardware() -> dict[str, Any]:
