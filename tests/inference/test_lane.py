@@ -101,6 +101,17 @@ def test_arrays_of_translations_start_as_long_as_the_source(text, limit, length)
     assert lane._size.output == length
 
 
+def test_shared_pages_outlive_long_outputs(monkeypatch):
+    """After a long output and a short one, the arrays of outputs could be smaller; the pages must stay."""
+    monkeypatch.setattr(lanes, "SHRINK_FACTOR", 2)
+    trained, _ = endless("decoder_lm")
+    served, prefix = engine(trained), "gfedcba" * 3
+    for text, length in ((f"{prefix}a", 17), ("abc", 2), (f"{prefix}b", 7)):
+        decode = dataclasses.replace(GREEDY, max_new_tokens=length)
+        number = served.submit(Request(text, decode))
+        assert finish(served)[number, 0][0] == alone(trained, text, decode)
+
+
 @pytest.mark.slow
 def test_compaction_does_not_change_beam_search(monkeypatch):
     """With requests that start at different steps, in half of the slots of all beams and positions."""

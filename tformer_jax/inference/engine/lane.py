@@ -244,8 +244,13 @@ class Lane:
         self._ended[row] = True
 
     def _shrink(self) -> None:
-        """Reallocates arrays that are much longer than the last requests needed; only without running rows."""
-        if any(length >= SHRINK_FACTOR * needed for length, needed in zip(self._size, self._needed, strict=True)):
+        """Reallocates arrays that are much longer than the last requests needed; only without running rows.
+
+        Pages, whose number is fixed, stay: later requests may share them.
+        """
+        if not self.plan.paged and any(
+            length >= SHRINK_FACTOR * needed for length, needed in zip(self._size, self._needed, strict=True)
+        ):
             self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
         self._needed = self._smallest
 
