@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers import tiny
+from tests.helpers import tiny, with_own_stacks
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.config.model import PROJECTIONS
 from tformer_jax.models import registry
@@ -93,12 +93,12 @@ def _ffn(rng) -> dict[str, Any]:
 
 def _rest(rng, family: str) -> dict[str, Any]:
     ties = ("none", "output", "inputs", "all") if family == "seq2seq" else ("none", "output")
-    return {
-        "encoder_layers": int(pick(rng, 1, 2, 3)),
-        "decoder_layers": int(pick(rng, 1, 2, 3)),
-        "norm": pick(rng, "layernorm", "rmsnorm"),
+    norm = pick(rng, "layernorm", "rmsnorm")
+    depths = {"encoder_layers": int(pick(rng, 1, 2, 3)), "decoder_layers": int(pick(rng, 1, 2, 3))}
+    return with_own_stacks(family, depths) | {
+        "norm": norm,
         "norm_placement": pick(rng, "pre", "post", "both"),
-        "norm_bias": pick(rng, True, False),
+        "norm_bias": pick(rng, True, False) or norm == "rmsnorm",
         "norm_unit_offset": pick(rng, False, False, True),
         "final_norm": pick(rng, None, True, False),
         "embedding_norm": pick(rng, False, True),

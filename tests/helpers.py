@@ -29,7 +29,13 @@ TINY: dict[str, Any] = {
 def tiny(family: str, **changes: Any) -> ModelConfig:
     """Returns the config of a model with a few hundred parameters."""
     sizes = {"seq2seq": {"source_vocab_size": 11}, "classifier": {"num_classes": 3}}.get(family, {})
-    return ModelConfig(**{**TINY, "family": family, **sizes, **changes})
+    return ModelConfig(**with_own_stacks(family, {**TINY, "family": family, **sizes, **changes}))
+
+
+def with_own_stacks(family: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings without the depths of stacks that a family does not have."""
+    missing = {"seq2seq": (), "decoder_lm": ("encoder_layers",)}.get(family, ("decoder_layers",))
+    return {name: value for name, value in settings.items() if name not in missing}
 
 
 def randomized(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.helpers import with_own_stacks
 from tformer_jax.config import (
     Config,
     DataConfig,
@@ -19,7 +20,7 @@ SMALL = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ff
 
 def train(family: str, folder: Path, data: DataConfig) -> Path:
     cfg = Config(
-        model=ModelConfig(family=family, dropout=0.0, **SMALL),
+        model=ModelConfig(family=family, dropout=0.0, **with_own_stacks(family, SMALL)),
         data=data,
         optim=OptimConfig(learning_rate=1e-2, warmup_steps=1),
         train=TrainConfig(steps=1),

@@ -103,6 +103,23 @@ def test_unset_settings_accept_values_of_their_type():
             {"model": {"tie_embeddings": "all"}, "data": {"shared_vocab": False}},
             "data.shared_vocab=False: must be True for model.tie_embeddings='all'",
         ),
+        ({"data": {"tokenizer_file": "a.json"}}, "data.tokenizer_file='a.json': is used only by data.tokenizer='file'"),
+        ({"data": {"tokenizer": "words", "split_digits": True}}, "data.split_digits=True: needs data.tokenizer='bpe'"),
+        ({"data": {"dataset": "imdb_reviews"}}, "data.dataset='imdb_reviews': is used only by data.source='tfds'"),
+        ({"optim": {"beta2": 1}}, "optim.beta2=1.0: must be below 1"),
+        ({"optim": {"eps": 0}}, "optim.eps=0.0: must be larger than 0"),
+        ({"train": {"lora_rank": 2}}, "train.lora_rank=2: updates the weights of a trained run"),
+        (
+            {"train": {"weights": "average_last", "average": 2, "steps": 9, "checkpoint_every": 9}},
+            "train.average=2: 1 checkpoints are made in train.steps=9: decrease it or train.checkpoint_every",
+        ),
+        (
+            {
+                "optim": {"optimizer": "schedule_free_adamw", "schedule": "constant", "learning_rate": 1e-3},
+                "train": {"weights": "ema", "ema_decay": 0.9},
+            },
+            "train.weights='ema': must not be 'ema' for an optimizer that evaluates its own average",
+        ),
     ],
 )
 def test_invalid_settings_are_explained_in_one_sentence(values, sentence):
@@ -130,6 +147,9 @@ WITHOUT_EFFECT = {
     "model.moe.num_experts=4: is used only by model.ffn='moe', not 'mlp'": {"moe": {"num_experts": 4}},
     "model.rotary.base=5.0: is used only by model.position='rotary'": {"rotary": {"base": 5}},
     "model.relative.buckets=8: is used only by model.position='relative'": ROTARY | {"relative": {"buckets": 8}},
+    "model.encoder_layers=2: is used only by model.family='seq2seq' or": {"family": "decoder_lm", "encoder_layers": 2},
+    "model.decoder_layers=2: is used only by model.family='seq2seq' or": {"family": "classifier", "decoder_layers": 2},
+    "model.norm_bias=False: is used only by model.norm='layernorm'": {"norm": "rmsnorm", "norm_bias": False},
     "model.position_offset=2: is used only by model.position='learned'": {"position_offset": 2},
     "model.rotary.factor=2.0: needs model.rotary.scaling": ROTARY | {"rotary": {"factor": 2}},
     "model.rotary.factor=1.0: must exceed 1.0": ROTARY | {"rotary": {"scaling": "linear"}},

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from tests.helpers import with_own_stacks
 from tformer_jax import config
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import ConfigError, ModelConfig
@@ -37,7 +38,7 @@ def parameters(task: str, rung: str) -> int:
         "vocab_size": 300,
         "source_vocab_size": 300 if cfg.family == "seq2seq" else None,
     }
-    model = registry.build(ModelConfig(**{**vars(cfg), **sizes}))
+    model = registry.build(ModelConfig(**(vars(cfg) | with_own_stacks(cfg.family, sizes))))
     return parameter_count(jax.eval_shape(lambda: registry.init(model, jax.random.key(0))))
 
 

@@ -38,6 +38,11 @@ def flat(tree) -> dict:
     return flatten_dict(nn.unbox(tree), sep="/")
 
 
+def low_rank(optim: dict | None = None, **train) -> Config:
+    """Returns a config that trains factors alone, without weight decay, whose default globs are those of kernels."""
+    return settings(train={"lora_rank": RANK, **train}, optim={"weight_decay": 0.0, **(optim or {})})
+
+
 def adapted(cfg: ModelConfig, seed: int = 1, **train) -> lora.Adapted:
     """Returns random parameters with random factors."""
     train = TrainConfig(**{"lora_rank": RANK, "lora_alpha": ALPHA, **train})
@@ -105,7 +110,7 @@ def test_the_model_is_unchanged_at_first(dtype):
 def test_a_step_of_adamw_in_numpy():
     """Gradients by the chain rule from those of the kernels; the first update is -rate * g / (|g| + eps)."""
     optim = {"clip_norm": 0.0, "eps": 1e-3, "schedule": "constant", "learning_rate": 0.01, "warmup_steps": 1}
-    cfg = settings(train={"lora_rank": RANK, "lora_alpha": ALPHA, "label_smoothing": 0.0}, optim=optim)
+    cfg = low_rank(optim, lora_alpha=ALPHA, label_smoothing=0.0)
     model, data = registry.build(cfg.model), batch()
     optimizer = optimizers.build(cfg, registry.shapes(model))
     params = adapted(cfg.model)
@@ -133,7 +138,7 @@ def test_a_step_of_adamw_in_numpy():
 
 
 def test_factors_and_their_moments_are_sharded_like_their_kernels():
-    cfg = settings(train={"lora_rank": RANK})
+    cfg = low_rank()
     cfg = dataclasses.replace(cfg, parallel=ParallelConfig(data=1, fsdp=4, tensor=2))
     model = registry.build(cfg.model)
     optimizer = optimizers.build(cfg, registry.shapes(model))
@@ -153,7 +158,7 @@ def test_factors_and_their_moments_are_sharded_like_their_kernels():
 
 
 def test_checkpoints_hold_the_base_and_the_factors(tmp_path):
-    cfg = settings(train={"lora_rank": RANK, "lora_alpha": ALPHA})
+    cfg = low_rank(lora_alpha=ALPHA)
     model, mesh = registry.build(cfg.model), make_mesh(ParallelConfig(data=1))
     optimizer = optimizers.build(cfg, registry.shapes(model))
     params = adapted(cfg.model)
@@ -228,7 +233,7 @@ def test_killed_and_resumed(corpus_folder, finished, tmp_path):
 def test_a_sharded_step_equals_that_of_one_device():
     found = []
     for parallel in (ParallelConfig(data=1), ParallelConfig(data=2, fsdp=2, tensor=2)):
-        cfg = dataclasses.replace(settings(train={"lora_rank": RANK}), parallel=parallel)
+        cfg = dataclasses.replace(low_rank(), parallel=parallel)
         model = registry.build(cfg.model)
         optimizer = optimizers.build(cfg, registry.shapes(model))
         mesh = make_mesh(parallel)
@@ -253,6 +258,22 @@ def test_a_sharded_step_equals_that_of_one_device():
 def test_settings_that_do_not_fit(train, sentence):
     with pytest.raises(ConfigError, match=sentence):
         lora.trained_shapes(TrainConfig(**train), registry.shapes(registry.build(tiny("decoder_lm"))))
+
+
+def test_weight_decay_names_the_factors():
+    """The default globs match kernels, of which none is trained."""
+    decayed = {"weight_decay": 0.1, "decayed": ("*/kernel/[ab]",)}
+    for optim, sentence in (
+        ({"weight_decay": 0.1}, r"optim.weight_decay=0.1: optim.decayed=.* matches no trained parameter, such as 'dec"),
+        (decayed | {"decayed": ("*/kernel/c",)}, r"'\*/kernel/c' matches none of the trained parameters, such as 'dec"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            build_optimizer(low_rank(optim))
+    build_optimizer(low_rank(decayed))
+
+
+def build_optimizer(cfg: Config):
+    return optimizers.build(cfg, registry.shapes(registry.build(cfg.model)))
 
 
 def test_maximal_update_parametrization_is_refused():

@@ -30,7 +30,7 @@ def settings(family: str = "decoder_lm", *, train: dict | None = None, optim: di
         optim=OptimConfig(
             **{"schedule": "constant", "learning_rate": 1e-2, "warmup_steps": 1, "weight_decay": 0.1, **(optim or {})}
         ),
-        train=TrainConfig(**{"label_smoothing": 0.1, **(train or {})}),
+        train=TrainConfig(**{"label_smoothing": 0.1, "start_from": "not/read", **(train or {})}),
     )
 
 

@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     configs = [read_config(location(options.config, found), [*overrides, *as_flags(found)]) for found in combinations]
     name, metric = read_config(options.config, overrides).name, configs[0].train.metric
     folder = options.output or Path("runs") / f"{name}_sweep"
+    check_comparable(configs, combinations)
     check_same_sweep(folder, configs, combinations)
     failed, best = [], None
     if options.choose:
@@ -147,6 +148,18 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
         check_writable(options.plot, "--plot")
 
 
+def check_comparable(configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
+    """Raises `ConfigError` if the results of two configs have different metrics."""
+    kinds: dict[tuple[Any, ...], Combination] = {}
+    for cfg, found in zip(configs, combinations, strict=True):
+        kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), found)
+    if len(kinds) > 1:
+        one, other = (" ".join(found) for found in list(kinds.values())[:2])
+        raise ConfigError(
+            f"--sweep: {one} and {other} are not comparable: their model.family, data.objective or train.metric differ"
+        )
+
+
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
     """Creates the folder of a sweep, or checks that its runs have the same configs.
 
@@ -220,17 +233,21 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-            found[combination] = result | measured(run / "metrics.jsonl")
+            found[combination] = {"tokens_per_second": result["tokens"] / result["seconds"], **result}
+            found[combination] |= measured(run / "metrics.jsonl")
     return found
 
 
 def measured(path: Path) -> dict[str, Any]:
-    """Returns a run's last validation metrics (None for non-finite ones) and its median training speed in tokens/s."""
+    """Returns a run's last validation metrics (None for non-finite ones) and its median training speed in tokens/s.
+
+    The speed is missing if the run ended before its first record.
+    """
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     speeds = [record["tokens_per_second"] for record in records if record["group"] == "train"]
     *_, last = (record for record in records if record["group"] == "validation")
     validation = {name: value for name, value in last.items() if name not in ("step", "group")}
-    return {"validation": validation, "tokens_per_second": statistics.median(speeds)}
+    return {"validation": validation} | ({"tokens_per_second": statistics.median(speeds)} if speeds else {})
 
 
 def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:

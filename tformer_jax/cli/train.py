@@ -1,6 +1,7 @@
 """`scripts/train.py`: trains the experiment that a config file describes."""
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -44,11 +45,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = loop.run(built, profile=options.profile)
     finally:
         if cfg.train.report and group.first:
-            report.write([folder], folder / report.NAME)
+            write_report(folder)
     if result is not None and options.record and group.first:
         run_folder.write_json(options.record, result)
     if result is None:
         sys.exit(INTERRUPTED)
+
+
+def write_report(folder: Path) -> None:
+    """Writes the report of a run that has ended; warns if that fails, because the run may have an error of its own."""
+    from tformer_jax.cli import report
+
+    try:
+        report.write([folder], folder / report.NAME)
+    except ConfigError as error:
+        logging.warning("%s", error)
 
 
 def parser() -> argparse.ArgumentParser:

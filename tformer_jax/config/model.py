@@ -73,10 +73,13 @@ USED_BY = {
     "pooling": ("family", "classifier"),
     "pooler": ("family", "classifier"),
     "head_transform": ("family", "masked_lm"),
+    "encoder_layers": ("family", "seq2seq", "classifier", "masked_lm"),
+    "decoder_layers": ("family", "seq2seq", "decoder_lm"),
+    "norm_bias": ("norm", "layernorm"),
 }
 """Settings, and sections of them, that only some values of another setting use."""
 FAMILIES = ("seq2seq", "decoder_lm", "classifier", "masked_lm")
-BUILT_IN = {*FAMILIES, *kinds.ATTENTIONS, *kinds.POSITIONS, *kinds.FFNS}
+BUILT_IN = {*FAMILIES, *kinds.ATTENTIONS, *kinds.POSITIONS, *kinds.FFNS, *kinds.NORMS}
 """Kinds of this package; those that other code adds may use any setting."""
 
 

@@ -1,4 +1,4 @@
-"""The settings of an experiment, declared only here and in `model.py`, `parallel.py` and `training.py`."""
+"""The settings of an experiment; those of its larger sections are declared in the other modules of this package."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -72,8 +72,8 @@ class DataConfig(Section):
         "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
         "'train[:90%]'; prepared: folders",
     )
-    validation: tuple[str, ...] = setting((), "as train; (): the last part of train")
-    test: tuple[str, ...] = setting((), "as train; (): the validation examples")
+    validation: tuple[str, ...] = setting((), "as train, not used by prepared; (): the last part of train")
+    test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples")
     weights: tuple[float, ...] = setting((), "mixture weights of the entries of train; (): concatenate them", low=0)
     fields: tuple[str, ...] = setting(
         (),
@@ -144,6 +144,8 @@ class DataConfig(Section):
     def _check_source(self) -> None:
         if self.source == "tfds" and self.dataset is None:
             raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
+        if self.source not in ("tfds", "prepared") and self.dataset is not None:
+            raise self.error("dataset", f"is used only by data.source='tfds', not {self.source!r}; write None")
         if self.source not in MADE and not self.train:
             raise self.error(
                 "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"
@@ -178,6 +180,10 @@ class DataConfig(Section):
         kinds = self.tokenizer_kinds
         if "file" in kinds and self.tokenizer_file is None:
             raise self.error("tokenizer_file", "must name the file for data.tokenizer='file'")
+        if "file" not in kinds and self.tokenizer_file is not None:
+            raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {kinds[0]!r}; write None")
+        if self.split_digits and not {"bpe", "unigram", "characters", "bytes"} & {*kinds}:
+            raise self.error("split_digits", f"needs data.tokenizer='bpe' or 'unigram', not {kinds[0]!r}; write False")
         if self.bpe_dropout and "bpe" not in kinds:
             raise self.error("bpe_dropout", f"needs data.tokenizer='bpe', not {kinds[0]!r}; write 0.0")
         if self.shared_vocab and len(set(kinds)) > 1:
@@ -359,6 +365,10 @@ class Config(Section):
             raise self.optim.error("optimizer", "must be adamw, lion or muon for model.parameterization='mup'")
         if self.model.parameterization == "mup" and self.train.lora_rank:
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
+        if self.train.lora_rank and self.train.start_from is None:
+            raise self.train.error("lora_rank", "updates the weights of a trained run: name it in train.start_from")
+        if self.train.weights == "ema" and self.optim.optimizer == "schedule_free_adamw":
+            raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:

@@ -69,6 +69,11 @@ class OptimConfig(Section):
             glob, _, factor = entry.rpartition("=")
             if not glob or not _is_factor(factor):
                 raise self.error("learning_rates", f"{entry!r} must read GLOB=FACTOR, such as '*embedding=0.1'")
+        for name in ("beta1", "beta2", "muon_beta"):
+            if getattr(self, name) == 1.0:
+                raise self.error(name, "must be below 1: with 1, a moment would stay 0")
+        if not self.eps:
+            raise self.error("eps", "must be larger than 0, which divides 0 by 0 where gradients are 0")
         if self.optimizer == "schedule_free_adamw":
             if self.schedule != "constant":
                 raise self.error("schedule", "must be 'constant' for optim.optimizer='schedule_free_adamw'")
@@ -145,6 +150,11 @@ class TrainConfig(Section):
         needed = {"best": 1, "average_best": self.average}.get(self.weights, 0)
         if self.keep_best < needed:
             raise self.error("keep_best", f"must be at least {needed} for train.weights={self.weights!r}")
+        every = {"average_last": "checkpoint_every", "average_best": "eval_every"}.get(self.weights)
+        if every and (made := -(-self.steps // getattr(self, every))) < self.average:
+            raise self.error(
+                "average", f"{made} checkpoints are made in train.steps={self.steps}: decrease it or train.{every}"
+            )
 
 
 def _is_factor(text: str) -> bool:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.config.paths import as_path, is_remote
+from tformer_jax.config.paths import as_path, is_remote, resolved
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.prefetch import Prefetched
@@ -96,7 +96,8 @@ def build(
         group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
     cfg = resolve(cfg, tokenizers, corpus.labels)
-    group.check_equal(config.flat(cfg) | _facts(corpus))
+    facts = _facts(corpus)
+    group.check_equal(config.flat(cfg) | facts)
     shards = Shards(data_parallelism(mesh), own_shards(mesh))
     batches = train_batches(cfg, corpus, tokenizers, shards=shards)
     model = registry.build(cfg.model, train=True)
@@ -108,15 +109,19 @@ def build(
     def prepare_folder() -> FolderLock | None:
         if start_from is not None:
             run_folder.require_run(start_from)
+            if not resume and resolved(start_from) == resolved(folder):
+                raise cfg.train.error(
+                    "start_from", "is the run folder, which this run would replace: name another --run"
+                )
         metrics.check_installed(cfg)
         evaluators.check_installed(cfg)
         if not group.first:
             return None
         lock = None if is_remote(folder) else FolderLock(folder)
         if resume:
-            run_folder.resume(folder, cfg)
+            run_folder.resume(folder, cfg, facts)
         else:
-            run_folder.create(folder, cfg, tokenizers, corpus.labels)
+            run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
         return lock
 
     lock = group.run(prepare_folder)

@@ -44,11 +44,12 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        ConfigError: a glob of `cfg.optim.learning_rates` matches no parameter, or as `lora.trained_shapes`.
+        ConfigError: a glob of `cfg.optim.learning_rates` or `decayed` matches no parameter, weight decay is set but no
+            trained parameter decays, or as `lora.trained_shapes`.
     """
     optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trained_shapes(cfg.train, shapes)
     names = parameter_names(shapes)
-    mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
+    mask = decay_mask(optim, names)
     core = functools.partial(_core, optim, schedule)
     split = split_shapes(cfg)
     parts = []
@@ -67,6 +68,21 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     if cfg.model.width_factor != 1:
         parts.append(_scaled(width_factors(cfg, shapes)))
     return _in_float32(optax.chain(*parts))
+
+
+def decay_mask(optim: OptimConfig, names: Any) -> Any:
+    """Returns a bool tree that is True for the parameters with weight decay."""
+    leaves = jax.tree.leaves(names)
+    for glob in optim.decayed if "decayed" in optim.changed_settings() else ():
+        if not fnmatch.filter(leaves, glob):
+            raise optim.error("decayed", f"{glob!r} matches none of the trained parameters, such as {leaves[0]!r}")
+    mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
+    if optim.weight_decay and not any(jax.tree.leaves(mask)):
+        raise optim.error(
+            "weight_decay",
+            f"optim.decayed={optim.decayed} matches no trained parameter, such as {leaves[0]!r}; write 0",
+        )
+    return mask
 
 
 def parameter_names(shapes: Any) -> Any:

@@ -28,7 +28,6 @@ CHANGEABLE = (
     "steps",
     "weights",
     "average",
-    "metric",
     "patience",
     "log_every",
     "eval_every",
@@ -39,11 +38,12 @@ CHANGEABLE = (
     "keep_best",
     "most_skipped",
     "hang_seconds",
-    "layer_norms",
     "report",
     "wandb",
 )
 """Settings of train that may change when a run is resumed, in addition to all of eval, decode and parallel."""
+CORPUS = "corpus.json"
+"""File that identifies the corpus of a run; those of older versions lack it."""
 
 
 def checkpoints(run: Path) -> Path:
@@ -80,8 +80,13 @@ def require_run(run: Path) -> None:
         raise ConfigError(f"train.start_from={str(run)!r}: is not the folder of a trained run")
 
 
-def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> None:
+def create(
+    run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None, corpus: dict[str, Any]
+) -> None:
     """Writes a new run folder, replacing an earlier run: atomically, or in a bucket with `config.json` last.
+
+    Args:
+        corpus: facts that identify the corpus, ready for JSON.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -94,6 +99,7 @@ def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str]
         tokenizers.save(partial / "tokenizers")
         if labels is not None:
             write_json(partial / "labels.json", list(labels))
+        write_json(partial / CORPUS, corpus)
         config.save(cfg, partial / "config.json")
         if partial != run:
             epath.Path(run).rmtree(missing_ok=True)
@@ -102,12 +108,20 @@ def create(run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str]
         raise ConfigError(f"{run} cannot be written ({error.strerror or error}); name another --run") from error
 
 
-def resume(run: Path, cfg: Config) -> None:
+def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     """Makes `cfg` the config of a resumed run; removes its result if a setting changed.
 
     Raises:
-        ConfigError: a setting changed that a resumed run may not change.
+        ConfigError: the corpus changed, or a setting that a resumed run may not change.
     """
+    if (run / CORPUS).exists():
+        before = json.loads((run / CORPUS).read_text(encoding="utf-8"))
+        for name, value in corpus.items():
+            if before.get(name) != value:
+                raise ConfigError(
+                    f"the data of {run} changed ({name} is {value} and was {before.get(name)}); restore the data, or "
+                    "name another --run"
+                )
     differences = config.differences(config.load(run / "config.json"), cfg)
     changed = [
         difference
