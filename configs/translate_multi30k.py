@@ -11,10 +11,10 @@ On raw text expect a cased BLEU of 37.7 on test_2016_flickr after 20 minutes on 
 `published` is the setting of Transformer-Tiny in "Good for Misconceived Reasons: An Empirical Revisiting on the Need
 for Visual Context in Multimodal Machine Translation" (2021): lower-cased, normalized and tokenized text, joint BPE,
 four layers of width 128 on each side, dropout of 0.3, averaged checkpoints, beam width 5, BLEU on tokens. It needs
-`pip install -e ".[tokenizers]"`. Pre-norm, Muon, a label smoothing of 0.2 (the paper's is 0.1) and a vocabulary of 6,000
-(10,000) differ from the paper. The last two were chosen on the validation split: of runs that were stopped after 2,400
-to 2,700 of 6,500 steps, the two with the paper's values had a BLEU of 38.8 and 39.4, that with a vocabulary of 6,000
-39.4, and that with a smoothing of 0.2 39.9; AdamW had 38.8.
+`pip install -e ".[tokenizers]"`. Pre-norm, Muon, a label smoothing of 0.2 (the paper's is 0.1) and a vocabulary of
+6,000 (10,000) differ from the paper. The last two were chosen on the validation split: of runs that were stopped after
+2,400 to 2,700 of 6,500 steps, the two with the paper's values had a BLEU of 38.8 and 39.4, that with a vocabulary of
+6,000 39.4, and that with a smoothing of 0.2 39.9; AdamW had 38.8.
 """
 
 import dataclasses

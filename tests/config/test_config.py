@@ -108,6 +108,10 @@ def test_unset_settings_accept_values_of_their_type():
         ({"data": {"dataset": "imdb_reviews"}}, "data.dataset='imdb_reviews': is used only by data.source='tfds'"),
         ({"optim": {"beta2": 1}}, "optim.beta2=1.0: must be below 1"),
         ({"optim": {"eps": 0}}, "optim.eps=0.0: must be larger than 0"),
+        (
+            {"train": {"lora_rank": 2, "start_from": "run"}, "optim": {"optimizer": "muon"}},
+            "optim.optimizer='muon': must not be 'muon' with train.lora_rank",
+        ),
         ({"train": {"lora_rank": 2}}, "train.lora_rank=2: updates the weights of a trained run"),
         (
             {"train": {"weights": "average_last", "average": 2, "steps": 9, "checkpoint_every": 9}},

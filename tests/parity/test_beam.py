@@ -9,6 +9,7 @@ from tests.helpers import assert_close
 from tests.parity.test_huggingface import MODELS, V, their_model
 from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.constraints import Rules
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
@@ -74,6 +75,38 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
     scores = expected.sequences_scores.numpy().reshape(len(SOURCE), beams)
     proves = (f"decode.strategy=beam, early_stopping={early}", f"transformers {name}.generate")
     assert_close(np.take_along_axis(found.scores, places, axis=-1), scores, 1e-5, proves=proves)
+
+
+def test_rules_see_the_prompt(tmp_path):
+    """Prompts of a language model contain the n-grams that must not repeat, and the tokens that are penalized."""
+    theirs = their_model("gpt2")
+    theirs.save_pretrained(tmp_path)
+    cfg, params = hf.load(tmp_path)
+    prompts, beams = np.random.default_rng(1).integers(3, V, (8, 7)).astype(np.int32), 3
+    expected = theirs.generate(
+        input_ids=torch.tensor(prompts, dtype=torch.long),
+        attention_mask=torch.ones(prompts.shape, dtype=torch.long),
+        pad_token_id=PAD_TOKEN,
+        eos_token_id=EOS,
+        bad_words_ids=[[PAD_TOKEN], [BOS]],
+        num_beams=beams,
+        num_return_sequences=beams,
+        no_repeat_ngram_size=2,
+        repetition_penalty=1.3,
+        max_new_tokens=LENGTH,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    decode = DecodeConfig(strategy="beam", beams=beams, repetition_penalty=1.3)
+    rules = Rules(repetition=True, no_repeat_ngram=2)
+    model = registry.build(cfg)
+    found = jitted_loop.best_continuations(model, params, prompts, length=LENGTH, cfg=decode, rules=rules)
+    wanted = expected.sequences.numpy()[:, prompts.shape[1] :].reshape(len(prompts), beams, -1)
+    wanted = np.where(np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0, PAD, wanted)
+    places = same_hypotheses(wanted, np.asarray(found.tokens)[..., : wanted.shape[-1]])
+    scores = expected.sequences_scores.numpy().reshape(len(prompts), beams)
+    assert_close(np.take_along_axis(np.asarray(found.scores), places, axis=-1), scores, 1e-5)
 
 
 def same_hypotheses(wanted, found):

@@ -138,7 +138,7 @@ def _decode(start: _Start, keys: jax.Array, length: int, cfg: DecodeConfig, rule
     if cfg.strategy == "beam":
         return _search(start, length, cfg, rules).tokens[:, 0]
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
-    history = jnp.pad(jax.vmap(jnp.roll)(start.prompt, counts), ((0, 0), (0, length)), constant_values=PAD)
+    history = _left_aligned(start.prompt, counts, length)
     settings = RowSettings.of(cfg, keys.shape[0])
     rows = Chains.start(start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, rules, history=history)
     rows = _finish(start.step, start.cache, rows)
@@ -149,8 +149,15 @@ def _decode(start: _Start, keys: jax.Array, length: int, cfg: DecodeConfig, rule
 def _search(start: _Start, length: int, cfg: DecodeConfig, rules: Rules) -> Hypotheses:
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     settings = RowSettings.of(cfg, start.max_new_tokens.shape[0])
-    rows = Beams.start(start.prompt[:, -1], counts, start.max_new_tokens, settings, rules, length=length, cfg=cfg)
+    history = _left_aligned(start.prompt, counts, length) if rules.need_history else None
+    sizes: Any = {"length": length, "cfg": cfg}
+    rows = Beams.start(start.prompt[:, -1], counts, start.max_new_tokens, settings, rules, **sizes, history=history)
     return _finish(start.step, start.cache, rows).finished
+
+
+def _left_aligned(prompt: jax.Array, counts: jax.Array, length: int) -> jax.Array:
+    """Moves the PAD of prompts, [B, T], to the right and adds `length` columns of it."""
+    return jnp.pad(jax.vmap(jnp.roll)(prompt, counts), ((0, 0), (0, length)), constant_values=PAD)
 
 
 def _finish(step: Step, cache: DecoderCache, rows: AnyRows) -> AnyRows:

@@ -24,7 +24,10 @@ def _size(meaning: str) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig(Section):
-    """How the model and its batches are sharded over devices. Results do not depend on it."""
+    """How the model and its batches are sharded over devices.
+
+    Results do not depend on it, but for rounding and, with `sequence`, for the draws of attention dropout.
+    """
 
     path: ClassVar[str] = "parallel"
 

@@ -367,6 +367,10 @@ class Config(Section):
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.train.lora_rank and self.train.start_from is None:
             raise self.train.error("lora_rank", "updates the weights of a trained run: name it in train.start_from")
+        if self.train.lora_rank and self.optim.optimizer == "muon":
+            raise self.optim.error(
+                "optimizer", "must not be 'muon' with train.lora_rank; adamw would train its factors"
+            )
         if self.train.weights == "ema" and self.optim.optimizer == "schedule_free_adamw":
             raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
         if self.eval.references == "normalized" and not self.data.normalize:

@@ -49,6 +49,8 @@ class Beams:
 
     prompt_end: jax.Array
     """int32 [B]: the last token of the prompt."""
+    history: jax.Array
+    """int32 [B, L]: the prompt, then PAD; L is 0 unless `rules.need_history`."""
     generated: jax.Array
     """int32 [B]: number of tokens generated so far."""
     max_new_tokens: jax.Array
@@ -77,11 +79,12 @@ class Beams:
         *,
         length: int,
         cfg: DecodeConfig,
+        history: jax.Array | None = None,
     ) -> "Beams":
         """Returns the initial state.
 
         Args:
-            last, counts, max_new_tokens: as in `Chains.start`.
+            last, counts, max_new_tokens, history: as in `Chains.start`; None: L is 0.
             length: size of the token arrays, at least the maximum of `max_new_tokens`.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
@@ -90,6 +93,7 @@ class Beams:
         no_tokens = jnp.full((B, k, length), PAD, jnp.int32)
         return cls(
             prompt_end=last,
+            history=jnp.zeros((B, 0), jnp.int32) if history is None else history,
             generated=jnp.zeros((B,), jnp.int32),
             max_new_tokens=max_new_tokens,
             done=max_new_tokens <= 0,
@@ -183,10 +187,17 @@ class Beams:
             return logits
         B, k, V = logits.shape
         generated = jnp.repeat(self.generated, k)
+        counts = jnp.repeat(self.lineage.start, k) + generated
         settings = jax.tree.map(lambda leaf: jnp.repeat(leaf, k, axis=0), self.settings)
         log_p = (logits - total).reshape(B * k, V)
-        history = self.running.reshape(B * k, -1)
-        return constrain(log_p, history, generated, generated, settings, self.rules).reshape(B, k, V) + total
+        tokens = self._read_and_generated().reshape(B * k, -1)
+        return constrain(log_p, tokens, counts, generated, settings, self.rules).reshape(B, k, V) + total
+
+    def _read_and_generated(self) -> jax.Array:
+        """Returns the prompt and the running hypothesis of each beam, then PAD, int32 [B, k, L]."""
+        columns = jnp.arange(self.history.shape[1]) - self.lineage.start[:, None, None]
+        own = jnp.take_along_axis(self.running, jnp.clip(columns, 0, self.length - 1), axis=2)
+        return jnp.where(columns < 0, self.history[:, None], own)
 
     def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, generated: jax.Array) -> Hypotheses:
         """Returns the finished hypotheses, with those of the k best candidates that end in this step."""

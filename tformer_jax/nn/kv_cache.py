@@ -218,7 +218,12 @@ class DecoderCache:
         """Removes the last `counts` (int32 [B]) tokens of each row.
 
         Caches whose rows share slots (`empty_cache`) remove at most one token per row, in the last column of a call.
+
+        Raises:
+            ValueError: a layer is recurrent: its state does not keep single tokens.
         """
+        if any(isinstance(layer.self_attention, RowState) for layer in self.layers):
+            raise ValueError("tokens cannot be removed from the states of recurrent layers")
         slots = {kind: slots.remove_newest(counts) for kind, slots in self.slots.items()}
         return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - counts, 0))
 

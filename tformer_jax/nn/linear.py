@@ -35,8 +35,8 @@ def residual_factor(cfg: ModelConfig, path: tuple[str, ...]) -> float:
     """
     if not cfg.scale_residual_init:
         return 1.0
-    encoder = cfg.family == "classifier" or "encoder" in path
-    sublayers = 2 * cfg.encoder_layers if encoder else (3 if cfg.family == "seq2seq" else 2) * cfg.decoder_layers
+    of_decoder = 3 if cfg.family == "seq2seq" else 2
+    sublayers = 2 * cfg.encoder_layers if "encoder" in path else of_decoder * cfg.decoder_layers
     return 1 / math.sqrt(sublayers)
 
 

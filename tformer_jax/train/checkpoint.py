@@ -19,6 +19,8 @@ from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.state import TrainState
 
+NOT_FINITE = -1e300
+"""Score of a checkpoint whose metric is not finite; JSON has no infinity."""
 DAMAGED = "damaged"
 """Name of the folder, beside the checkpoints, that damaged ones are moved to."""
 
@@ -88,9 +90,9 @@ class Checkpointer:
         return bool(self._seconds) and self._manager.should_save(step)
 
     def best_steps(self) -> list[int]:
-        """Returns the steps of scored checkpoints, best first; among equal scores, newest first."""
+        """Returns the steps of checkpoints with a finite score, best first; among equal scores, newest first."""
         scored = [(info.metrics["score"], step) for step in self.steps() if (info := self._info(step)).metrics]
-        return [step for _, step in sorted(scored, reverse=True)]
+        return [step for score, step in sorted(scored, reverse=True) if score > NOT_FINITE]
 
     def save(self, step: int, state: TrainState, host: dict[str, Any], *, score: float | None = None) -> None:
         """Starts saving asynchronously; does nothing if `step` is already saved.
@@ -104,7 +106,7 @@ class Checkpointer:
         if step == self._manager.latest_step():
             return
         sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": _checksums(state)}
-        metrics = None if score is None else {"score": score if math.isfinite(score) else -1e300}
+        metrics = None if score is None else {"score": score if math.isfinite(score) else NOT_FINITE}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(sealed))
         try:
             self._manager.save(step, args=args, metrics=metrics, force=True)

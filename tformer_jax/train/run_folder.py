@@ -43,7 +43,7 @@ CHANGEABLE = (
 )
 """Settings of train that may change when a run is resumed, in addition to all of eval, decode and parallel."""
 CORPUS = "corpus.json"
-"""File that identifies the corpus of a run; those of older versions lack it."""
+"""File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
 
 
 def checkpoints(run: Path) -> Path:
@@ -81,12 +81,16 @@ def require_run(run: Path) -> None:
 
 
 def create(
-    run: Path, cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None, corpus: dict[str, Any]
+    run: Path,
+    cfg: Config,
+    tokenizers: Tokenizers,
+    labels: Sequence[str] | None,
+    corpus: dict[str, Any] | None = None,
 ) -> None:
     """Writes a new run folder, replacing an earlier run: atomically, or in a bucket with `config.json` last.
 
     Args:
-        corpus: facts that identify the corpus, ready for JSON.
+        corpus: facts that identify the corpus, ready for JSON; None: there is none.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -99,7 +103,8 @@ def create(
         tokenizers.save(partial / "tokenizers")
         if labels is not None:
             write_json(partial / "labels.json", list(labels))
-        write_json(partial / CORPUS, corpus)
+        if corpus is not None:
+            write_json(partial / CORPUS, corpus)
         config.save(cfg, partial / "config.json")
         if partial != run:
             epath.Path(run).rmtree(missing_ok=True)

@@ -39,7 +39,7 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
     """Returns the final weights that `train.weights` selects, and the steps that they come from.
 
     Raises:
-        ConfigError: one of their checkpoints is damaged.
+        ConfigError: one of their checkpoints is damaged, or no checkpoint has a finite score.
     """
     train = cfg.train
     if train.weights in ("last", "ema"):
@@ -50,6 +50,8 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
         steps = [step for step in checkpointer.steps() if step == last or step % train.checkpoint_every == 0]
     else:
         steps = checkpointer.best_steps()
+        if not steps:
+            raise train.error("weights", f"no evaluation of this run had a finite {train.metric}; write 'last'")
     steps = steps[: 1 if train.weights == "best" else train.average]
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     return mean(restored(cfg, checkpointer, abstract, step) for step in steps), steps

@@ -199,6 +199,9 @@ class Engine:
             limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._slots} rows"
             raise ConfigError(f"{request.samples} outputs are more than {limit}")
         if not isinstance(request.text, str):
+            most = max_length if cfg.family == "seq2seq" else max_length - 1
+            if not 0 < len(request.text) <= most:
+                raise ConfigError(f"{len(request.text)} tokens are given, and the model reads 1 to {most}")
             return list(request.text)
         if cfg.family == "seq2seq":
             tokenizer = self._tokenizers.source

@@ -45,7 +45,7 @@ class Plan:
     @property
     def history(self) -> int:
         """Number of tokens per row that are kept for the rules."""
-        return self.length if self.decode.strategy != "beam" and self.rules.need_history else 0
+        return self.length if self.rules.need_history else 0
 
     @property
     def pages_per_row(self) -> int:
@@ -133,8 +133,9 @@ def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
 def initial_rows(plan: Plan, new: NewRows, length: int) -> Rows:
     """Returns the initial state of rows; `length` is the maximum output length of beam search."""
     if plan.decode.strategy == "beam":
+        sizes: Any = {"length": length, "cfg": plan.decode}
         return Beams.start(
-            new.last, new.counts, new.max_new_tokens, new.settings, plan.rules, length=length, cfg=plan.decode
+            new.last, new.counts, new.max_new_tokens, new.settings, plan.rules, **sizes, history=new.history
         )
     options: Any = {"history": new.history, "scored": new.scored}
     return Chains.start(
