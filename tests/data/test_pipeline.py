@@ -279,6 +279,20 @@ def test_documents_are_joined_by_eos():
     np.testing.assert_array_equal(batch["targets"][0, :4], [one, EOS, *tokenizers.target.encode("b"), IGNORED])
 
 
+def test_evaluation_has_the_prefixes_of_training():
+    """Full windows are those of training at the same offsets; each row predicts its last token."""
+    stream = np.arange(3, 41)
+    first, last = covering_windows(stream, 5, 4, prefix_lm=True)
+    expected = Windows(stream, 5, prefix_lm=True).batch([0, 5, 10, 15])
+    assert first.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(first[key], array)
+    assert (first["prefix"] > 1).any()
+    sizes = (last["tokens"] != PAD).sum(axis=1)
+    assert sizes.tolist() == [5, 5, 5, 2]
+    assert (last["targets"][np.arange(4), sizes - 1] == last["tokens"][np.arange(4), sizes - 1] + 1).all()
+
+
 @pytest.mark.parametrize("length", [2, 20, 21, 22, 41, 60])
 def test_covering_windows_predict_each_token_but_the_first_once(length):
     stream = np.arange(100, 100 + length, dtype=np.int32)

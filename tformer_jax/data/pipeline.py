@@ -87,7 +87,8 @@ def _evaluation_batches(
         yield from covering_corrupted(token_stream(reader, end), objective, rows, shards)
         return
     if cfg.data.batching == "windows":
-        yield from covering_windows(token_stream(reader, end), cfg.data.window, rows, shards)
+        stream, prefix_lm = token_stream(reader, end), cfg.model.prefix_lm
+        yield from covering_windows(stream, cfg.data.window, rows, shards, prefix_lm=prefix_lm)
         return
     frame = dataclasses.replace(framer(cfg, tokenizers), carry=True)
     read = RowReader(reader, frame, shards)

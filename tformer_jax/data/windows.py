@@ -1,7 +1,7 @@
 """One long stream of tokens, cut into windows of equal length."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,19 +48,26 @@ class Windows:
         indices = np.asarray(offsets)[:, None] + np.arange(self._length + 1)
         windows = self._stream[indices].astype(np.int32)
         tokens, targets = windows[:, :-1], windows[:, 1:]
-        if not self._prefix_lm:
-            return {"tokens": tokens, "targets": targets}
-        prefix = np.array([random.Random(int(offset)).randint(1, self._length) for offset in offsets], np.int32)
-        predicted = np.arange(self._length) >= prefix[:, None] - 1
-        return {"tokens": tokens, "targets": np.where(predicted, targets, IGNORED), "prefix": prefix}
+        batch = {"tokens": tokens, "targets": targets}
+        return with_prefixes(batch, offsets) if self._prefix_lm else batch
+
+
+def with_prefixes(batch: dict[str, np.ndarray], offsets: Iterable[int]) -> dict[str, np.ndarray]:
+    """Adds the `prefix` of each window, a function of its offset, and ignores the labels within it."""
+    targets = batch["targets"]
+    sizes = np.maximum((targets != IGNORED).sum(axis=1), 1)
+    drawn = [random.Random(int(offset)).randint(1, int(size)) for offset, size in zip(offsets, sizes, strict=True)]
+    prefix = np.array(drawn, np.int32)
+    predicted = np.arange(targets.shape[1]) >= prefix[:, None] - 1
+    return {**batch, "targets": np.where(predicted, targets, IGNORED), "prefix": prefix}
 
 
 def covering_windows(
-    stream: np.ndarray, length: int, rows: int, shards: Shards = WHOLE_BATCH
+    stream: np.ndarray, length: int, rows: int, shards: Shards = WHOLE_BATCH, *, prefix_lm: bool = False
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the own rows of batches [rows, length] that predict every token but the first once.
 
-    The remainder is padding.
+    The remainder is padding. With `prefix_lm`, the tokens of prefixes are not predicted, as in `Windows`.
     """
     own = shards.select(range(rows))
     for start in range(0, len(stream) - 1, rows * length):
@@ -70,4 +77,5 @@ def covering_windows(
             part = stream[start + window * length :][: length + 1]
             size = max(len(part) - 1, 0)
             tokens[row, :size], targets[row, :size] = part[:-1], part[1:]
-        yield {"tokens": tokens, "targets": targets}
+        batch = {"tokens": tokens, "targets": targets}
+        yield with_prefixes(batch, [start + window * length for window in own]) if prefix_lm else batch
