@@ -2,7 +2,7 @@
 
 python scripts/train.py --config configs/transfer.py:mup:256 --data DIR
 python scripts/sweep.py --config configs/transfer.py --data DIR --plot transfer.svg --sweep \
-  "variant=standard,mup; variant=64,128,256,512; optim.learning_rate=5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2"
+  "variant=standard,mup; variant=64,128,256,512; optim.learning_rate=1e-3,4e-3,1.6e-2"
 
 The variant is PARAMETERIZATION:WIDTH. The model is a character language model of Tiny Shakespeare with four layers like
 GPT-2's; the number of heads and the FFN width are proportional to the width. At width 64 both parameterizations are the

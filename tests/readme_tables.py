@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.cli.train import read_config
+from tformer_jax.config import flat
 from tformer_jax.report.sweeps import formatted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +35,7 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
         minutes = f"{result['seconds'] / 60:.1f} min"
         return f"`evaluate.py {flags}`", _hardware(result), "", "", minutes, _metrics(result["metrics"])
     config = re.search(r"--config configs/(\S+)", result["command"])[1]
-    runs, spread, title = [result], {}, f"`{config}`"
+    runs, spread, title = [result], {}, f"`{' '.join([config, *_overrides(result['command'], config)])}`"
     metrics = result.get("test")
     if metrics is None:  # of sweep.py
         (group,) = result["groups"]
@@ -43,6 +45,13 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
     tokens, seconds = (sum(run[name] for run in runs) / len(runs) for name in ("tokens", "seconds"))
     cells = f"{runs[0]['steps']:,}", f"{tokens / 1e6:.1f} M", f"{seconds / 60:.1f} min"
     return title, _hardware(runs[0]), *cells, _metrics(metrics, spread)
+
+
+def _overrides(command: str, config: str) -> list[str]:
+    """Returns the settings of a command that differ from those of its config."""
+    given = re.findall(r"--config\.([\w.]+)=(\S+)", command)
+    of_config = {name: str(value) for name, value in flat(read_config(f"configs/{config}")).items()} if given else {}
+    return [f"--config.{name}={value}" for name, value in given if of_config[name] != value]
 
 
 def _hardware(result: dict[str, Any]) -> str:

@@ -57,8 +57,8 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
     except (AssertionError, NotImplementedError) as error:
         product = " * ".join(f"parallel.{name}={size}" for name, size in sizes.items() if size > 1)
         raise ConfigError(
-            f"{product} does not fit how these {len(devices)} {devices[0].device_kind} devices are wired; use all of "
-            "them, with sizes that divide the sides of the slice"
+            f"{product} does not fit the interconnect of these {len(devices)} {devices[0].device_kind} devices; use "
+            "all of them, with sizes that divide the sides of the slice"
         ) from error
 
 
