@@ -80,6 +80,17 @@ def test_scores_follow_from_the_logits(runs):
         assert_close(np.array(scored.log_probabilities), expected, 1e-5)
 
 
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_the_score_of_a_continuation_follows_from_the_logits(prefix_lm):
+    """Rows of texts and of pairs are in one batch."""
+    run = run_of(Config(model=tiny("decoder_lm", prefix_lm=prefix_lm), data=DATA["decoder_lm"]))
+    examples = ["abcab", ("abc", "ab"), ("ab", "cabc"), ("abc", "")]
+    for scored, logits, given in zip(run.score(examples), run.logits(examples), (1, 3, 2, 3), strict=True):
+        rows = log_softmax(logits)[given - 1 :][: len(scored.tokens)]
+        assert_close(scored.log_probabilities, rows[np.arange(len(rows)), scored.tokens], 1e-5)
+    assert [LETTERS.decode(scored.tokens) for scored in run.score(examples)] == ["bcab", "ab", "cabc", ""]
+
+
 def test_logits_do_not_depend_on_the_batch(runs):
     run, texts = runs["decoder_lm"], ["abca", "b", "cabbac"]
     for text, together in zip(texts, run.logits(texts), strict=True):
@@ -95,8 +106,13 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("seq2seq", lambda run: run.translate(["a"], beam=2), "unknown setting 'decode.beam'; .* 'decode.beams'"),
         ("seq2seq", lambda run: run.translate(["a"], beams=2, top_k=1), "top_k is for sampling and beams for beam"),
         ("seq2seq", lambda run: run.outputs(["a"], 3, beams=2), "3 outputs need beams of at least 3"),
-        ("seq2seq", lambda run: run.logits(["a"]), r"example 1 is not a pair: write \(source, target\)"),
-        ("classifier", lambda run: run.logits([("a", "b")]), "example 1 is a pair: write one text"),
+        ("seq2seq", lambda run: run.logits(["a"]), r"example 1 must be a pair \(source, target\)"),
+        ("seq2seq", lambda run: run.score([("a", "b"), "a"]), r"example 2 must be a pair \(source, target\)"),
+        ("classifier", lambda run: run.logits([("a", "b")]), "example 1 must be one text"),
+        ("decoder_lm", lambda run: run.score([("a", "b", "c")]), r"example 1 must be one text or a pair \(prompt, c"),
+        ("decoder_lm", lambda run: run.score("abc"), "'abc' is a single text: write a list of texts"),
+        ("decoder_lm", lambda run: run.logits("abc"), "'abc' is a single text: write a list of texts"),
+        ("decoder_lm", lambda run: run.watch("abc"), "'abc' is a single text: write a list of texts"),
         ("decoder_lm", lambda run: run.logits(["a" * 17]), "text 1 has 17 tokens, but the model takes at most 16"),
     ],
 )  # fmt: skip

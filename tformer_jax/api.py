@@ -21,9 +21,9 @@ from tformer_jax.config import Config, ConfigError, DecodeConfig, read_mesh
 from tformer_jax.config.paths import as_path
 from tformer_jax.data.corpora.corpus import KEYS
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs
 from tformer_jax.inference.embed import Embedder
-from tformer_jax.inference.encoding import encode_one
+from tformer_jax.inference.encoding import check_example, encode_one, prompt_length
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.score import Scored, Scorer
@@ -112,7 +112,11 @@ class Run:
         return list(self.mask_filler(top=top).stream(self.params, texts))
 
     def score(self, examples: Sequence[Any]) -> list[Scored]:
-        """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair."""
+        """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair.
+
+        An example of a language model may be a pair (prompt, continuation), whose continuation is scored.
+        """
+        _check_texts(examples)
         return list(self.scorer().stream(self.params, map(_parts, examples)))
 
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
@@ -125,6 +129,7 @@ class Run:
             float32 [T, V] per example: row t predicts token t + 1 of a text (token t for a masked_lm), or token t of a
             target and its end; [classes] for a classifier.
         """
+        _check_texts(examples)
         rows = [self._inputs(number, _parts(example)) for number, example in enumerate(examples)]
         key = registry.FAMILIES[self.config.model.family].inputs[-1]
         found = self._in_batches(_apply, rows)
@@ -141,6 +146,7 @@ class Run:
                 lengths = {key: len(ids) for key, ids in row.items()}
                 yield without_padding(found, self.config.model.family, lengths)
 
+        _check_texts(examples)
         size = WINDOW * self.config.eval.batch_size
         return in_chunks(map(_parts, examples), self._inputs, run, size=size)
 
@@ -214,9 +220,7 @@ class Run:
 
         def run(lengths: np.ndarray, indices: np.ndarray) -> Iterator[Any]:
             chosen = [rows[index] for index in indices]
-            batch = {name: pad_rows([row[name] for row in chosen], *lengths.shape) for name in chosen[0]}
-            if "prefix" in batch:
-                batch["prefix"] = batch["prefix"][:, 0]
+            batch = pad_inputs(chosen, *lengths.shape)
             with everywhere(mesh):
                 found = jax.device_get(function(self.model, self.params, shard_batch(mesh, batch)))
             return (jax.tree.map(operator.itemgetter(number), found) for number in range(len(chosen)))
@@ -226,11 +230,10 @@ class Run:
 
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         family, max_length = self.config.model.family, self.config.model.max_length
+        check_example(family, number, example)
         if family != "seq2seq":
             return self._text_inputs(number, example)
         names = [f"{key} {number + 1}" for key in KEYS[family]]
-        if len(example) != len(names):
-            raise ConfigError(f"example {number + 1} is not a pair: write (source, target)")
         source, target = (
             tokenizer.special.side(encode_one(tokenizer, text, max_length - tokenizer.special.added_to_side, name))
             for tokenizer, text, name in zip(
@@ -245,17 +248,14 @@ class Run:
         All rows of a prefix LM have `prefix`; that of a text is 0.
         """
         model, tokenizer = self.config.model, self.tokenizers.target
-        if len(example) > 1 and model.family != "decoder_lm":
-            raise ConfigError(f"example {number + 1} is a pair: write one text")
         limit = model.max_length - tokenizer.special.added
         ids = tokenizer.special.whole(encode_one(tokenizer, "".join(example), limit, f"text {number + 1}"))
         if not model.prefix_lm:
             return {"tokens": ids}
-        prompt = [*tokenizer.special.before, *tokenizer.encode(example[0])] if len(example) > 1 else []
-        return {"tokens": ids, "prefix": [min(len(prompt), len(ids))]}
+        return {"tokens": ids, "prefix": [min(prompt_length(tokenizer, example), len(ids))]}
 
 
-def _check_texts(texts: Sequence[str]) -> None:
+def _check_texts(texts: Iterable[Any]) -> None:
     if isinstance(texts, str):
         raise ConfigError(f"{texts!r} is a single text: write a list of texts")
 

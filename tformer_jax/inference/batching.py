@@ -2,7 +2,7 @@
 
 import collections
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -113,6 +113,14 @@ def pad_rows(rows: Sequence[Sequence[int]], count: int, length: int, pad_left: b
         start = length - len(row) if pad_left else 0
         padded[number, start : start + len(row)] = row
     return padded
+
+
+def pad_inputs(rows: Sequence[Mapping[str, Sequence[int]]], count: int, length: int) -> dict[str, np.ndarray]:
+    """Stacks the inputs of rows by batch key, as `pad_rows` does; `prefix`, one number per row, has shape [count]."""
+    batch = {key: pad_rows([row[key] for row in rows], count, length) for key in rows[0]}
+    if "prefix" in batch:
+        batch["prefix"] = batch["prefix"][:, 0]
+    return batch
 
 
 def power_of_two(number: int) -> int:

@@ -1,10 +1,17 @@
 """Encodes texts as token ids that fit the model's maximum length."""
 
+from collections.abc import Sequence
+
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer
 
 ON_LONG = ("stop", "cut", "skip")
 """What can be done with a text that is too long for the model."""
+EXAMPLES = {
+    "seq2seq": ((2,), "a pair (source, target)"),
+    "decoder_lm": ((1, 2), "one text or a pair (prompt, continuation)"),
+}
+"""Numbers of texts of an example of families that read pairs, and what they are."""
 
 
 class TextError(ConfigError):
@@ -73,6 +80,18 @@ def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[i
     if len(ids) > limit:
         raise ConfigError(too_long(name, len(ids), limit))
     return ids
+
+
+def check_example(family: str, index: int, example: Sequence[str]) -> None:
+    """Raises `ConfigError` if example `index` does not consist of the texts that a model of this family reads."""
+    counts, texts = EXAMPLES.get(family, ((1,), "one text"))
+    if len(example) not in counts:
+        raise ConfigError(f"example {index + 1} must be {texts}")
+
+
+def prompt_length(tokenizer: Tokenizer, example: Sequence[str]) -> int:
+    """Returns the number of tokens of a prompt, with those before it, of (prompt, continuation); 0 for a text."""
+    return len(tokenizer.special.before) + len(tokenizer.encode(example[0])) if len(example) > 1 else 0
 
 
 def too_long(name: str, tokens: int, limit: int) -> str:

@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
-from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs, pad_rows
+from tformer_jax.inference.encoding import LongTexts, check_example, prompt_length
 from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
@@ -52,8 +52,9 @@ class Scorer:
     """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
 
     All tokens of a target are scored, and its end. Of a text, all tokens that have a token before them are scored:
-    all except the first, unless the tokenizer begins texts with a special token. The end that may follow a text is not
-    scored, since a text may be part of a document.
+    all except the first, unless the tokenizer begins texts with a special token. Of a (prompt, continuation) pair of a
+    `DecoderLM`, the tokens after those of the prompt are scored. The end that may follow a text is not scored, since a
+    text may be part of a document.
     """
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
@@ -67,13 +68,14 @@ class Scorer:
         skip: int = 0,
         long_texts: LongTexts | None = None,
     ) -> Iterator[Scored]:
-        """Yields the scores of (source, target) or (text,) examples, in order.
+        """Yields the scores of (source, target), (text,) or (prompt, continuation) examples, in order.
 
         Args:
             skip, long_texts: as in `Translator.stream`; an example that is left out has no scored tokens.
 
         Raises:
-            TextError: a text is too long for the model; the scores of all earlier examples are yielded first.
+            ConfigError: a text is too long for the model, or an example does not have the texts that the model scores;
+                the scores of all earlier examples are yielded first.
         """
 
         def run(rows: list[Row], _: int) -> Iterator[Scored]:
@@ -84,11 +86,9 @@ class Scorer:
 
     def _encode(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         family, max_length = self.cfg.model.family, self.cfg.model.max_length
+        check_example(family, index, example)
         if family == "decoder_lm":
-            before = self.tokenizers.target.special.before
-            text = self.tokenizers.target.encode(example[0])
-            ids = long_texts.fit(index, text, max_length + 1 - len(before), "text")
-            return text_row([*before, *ids] if ids else [], max(len(before), 1))
+            return self._encode_text(long_texts, index, example)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         limits = [max_length - side.added_to_side for side in sides]
         source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), limits[0], "source")
@@ -98,6 +98,15 @@ class Scorer:
             return pair_row(sides[0].side([]), [])
         read = sides[1].side(target) if len(target) == len(ids) else [*sides[1].before, *target]
         return pair_row(sides[0].side(source), read, sides[1].start)
+
+    def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
+        model, tokenizer = self.cfg.model, self.tokenizers.target
+        before = tokenizer.special.before
+        text = long_texts.fit(index, tokenizer.encode("".join(example)), model.max_length + 1 - len(before), "text")
+        ids = [*before, *text] if text else []
+        prompt = min(prompt_length(tokenizer, example), len(ids))
+        row = text_row(ids, max(prompt, len(before), 1))
+        return row._replace(inputs=row.inputs | {"prefix": [prompt]}) if model.prefix_lm else row
 
 
 def pair_row(source: list[int], target: list[int], start: int = BOS) -> Row:
@@ -123,7 +132,7 @@ def score_rows(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: i
         chosen = [rows[index] for index in indices]
         labels = pad_rows([row.labels for row in chosen], B, T)
         labels = np.where(labels == PAD, IGNORED, labels)
-        batch = {key: pad_rows([row.inputs[key] for row in chosen], B, T) for key in chosen[0].inputs}
+        batch = pad_inputs([row.inputs for row in chosen], B, T)
         batch[registry.FAMILIES[model.cfg.family].labels] = labels
         with everywhere(mesh):
             found = jax.device_get(_of_labels(model, params, shard_batch(mesh, batch), top))
