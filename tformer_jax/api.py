@@ -28,7 +28,7 @@ from tformer_jax.inference.fill_mask import Fill, MaskFiller
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.score import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
-from tformer_jax.inference.watch import Watched, watch, without_padding
+from tformer_jax.inference.watch import Watched, watch, weight_shapes, without_padding
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
@@ -149,6 +149,11 @@ class Run:
         _check_texts(examples)
         size = WINDOW * self.config.eval.batch_size
         return in_chunks(map(_parts, examples), self._inputs, run, size=size)
+
+    def weight_shapes(self, example: Any) -> dict[str, tuple[int, int, int, int]]:
+        """Returns the shapes of the attention weights that `watch` yields for an example, without computing them."""
+        lengths = {key: len(ids) for key, ids in self._inputs(0, _parts(example)).items()}
+        return weight_shapes(self.config.model, lengths)
 
     def decoding(self, settings: Mapping[str, Any], outputs: int = 1, name: Callable[[str], str] = str) -> DecodeConfig:
         """Returns the run's settings of generation with changes, for a number of outputs per text.

@@ -79,6 +79,7 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
     with pytest.raises(ConfigError, match="--head 2: the page of 4 tokens has only means of heads"):
         attention.main([*arguments, "--head", "2"])
     monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 2 - 1)
+    monkeypatch.setattr(tj.Run, "watch", lambda *_: pytest.fail("the weights are computed before they are counted"))
     with pytest.raises(ConfigError, match="the text has 4 tokens, too many for a page: shorten it, or write arrays"):
         attention.main(arguments)
 

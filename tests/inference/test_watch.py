@@ -244,6 +244,7 @@ def test_a_row_has_no_padding_and_does_not_depend_on_the_batch(family):
     for example, found in zip(examples, together, strict=True):
         (alone,) = run.watch([example])
         jax.tree.map(assert_close, found, alone)
+        assert run.weight_shapes(example) == {name: weights.shape for name, weights in alone.weights.items()}
     first, lengths = together[0], {key: len(ids) for key, ids in together[0].tokens.items()}
     for name, (queries, keys) in ATTENTIONS[family].items():
         assert first.weights[name].shape == (1, 4, lengths[queries], lengths[keys])

@@ -106,7 +106,7 @@ def attention_page() -> str:
     predictions = rng.integers(0, 6, (3, 6, 5))
     found = Watched({}, weights, masks, norms, added, predictions, rng.dirichlet(np.ones(5), (3, 6)))
     tokens = {"encoder": source, "decoder": target}
-    return attention.render("translator", {"source": "A red house"}, found, tokens, target.__getitem__)
+    return attention.render("translator", {"source": "A red house"}, found, tokens, target.__getitem__, with_heads=True)
 
 
 def opened(path: Path, browser: Any, size: tuple[int, int], scheme: str) -> tuple[Any, list[str], tuple[float, float]]:

@@ -52,16 +52,18 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
     """Returns the page of one example, which shows this layer and head first; see `report.attention.render`.
 
     Raises:
-        ConfigError: the text is empty, or the model has no such layer or head.
+        ConfigError: the text is empty or too long for a page, or the model has no such layer or head.
     """
     family = run.config.model.family
     if not (example[0].strip() if family == "seq2seq" else "".join(example)):
         raise ConfigError(EMPTY)
-    (found,) = run.watch([example])
+    shapes = run.weight_shapes(example).values()
     for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):
-        count = max((weights.shape[axis] for weights in found.weights.values()), default=0)
+        count = max((shape[axis] for shape in shapes), default=0)
         if wanted is not None and wanted >= count:
             raise ConfigError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
+    with_heads = attention.has_heads(shapes, head)
+    (found,) = run.watch([example])
     tokens = read_tokens(run, found)
     names = ("source", "target") if family == "seq2seq" else ("prompt", "continuation")
     parts = {"text": example} if isinstance(example, str) else dict(zip(names, example, strict=True))
@@ -71,7 +73,8 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
             return run.labels[number] if run.labels else str(number)
         return token_texts(run.tokenizers.target, [number])[0]
 
-    return attention.render(run.path.name, parts, found, tokens, label, layer=layer, head=head)
+    shown = run.path.name, parts, found, tokens, label
+    return attention.render(*shown, layer=layer, head=head, with_heads=with_heads)
 
 
 def read_tokens(run: tj.Run, found: Watched) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Attention weights, norms of the residual stream, and predictions by layer of a trained model."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import ConfigError, kinds
+from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.conversions import convert_layers
@@ -132,6 +133,17 @@ def rollout(weights: np.ndarray) -> np.ndarray:
     for step in steps[1:]:
         products.append(step @ products[-1])
     return np.stack(products) if products else steps
+
+
+def weight_shapes(cfg: ModelConfig, lengths: Mapping[str, int]) -> dict[str, tuple[int, int, int, int]]:
+    """Returns the shapes [L, N, T, S] of the attention weights of one row; `lengths` are as for `without_padding`."""
+    depths = {"encoder": cfg.encoder_layers, "decoder": cfg.decoder_layers, "cross": cfg.decoder_layers}
+    sides = ATTENTIONS[cfg.family].items()
+    return {
+        name: (depths[name], cfg.num_heads, lengths[queries], lengths[keys])
+        for name, (queries, keys) in sides
+        if depths[name]
+    }
 
 
 def without_padding(found: Watched, family: str, lengths: dict[str, int]) -> Watched:

@@ -1,6 +1,6 @@
 """Renders what a model attends to in one text, its residual stream and its predictions by layer, as one HTML file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ def render(
     *,
     layer: int | None = None,
     head: int | None = None,
+    with_heads: bool,
 ) -> str:
     """Returns the page.
 
@@ -38,11 +39,8 @@ def render(
         tokens: texts of the tokens of "encoder" and "decoder", as far as the model has them.
         label: returns the text of a token or class that the model predicts.
         layer, head: what the page shows first; None: the last layer, the mean of its heads.
-
-    Raises:
-        ConfigError: the page of a text of this length would have more than `MOST_WEIGHTS` weights, or no head `head`.
+        with_heads: whether to store the weights of all heads; see `has_heads`.
     """
-    with_heads = _has_heads(found, head)
     shown = {stack: [visible(text) for text in pieces] for stack, pieces in tokens.items()}
     kinds = [kind for kind in SIDES if kind in found.weights]
     attentions = [_attention(kind, np.asarray(found.weights[kind]), shown, layer, head, with_heads) for kind in kinds]
@@ -68,9 +66,16 @@ def visible(text: str) -> str:
     return text.replace(" ", "▁").replace("\n", "⏎").replace("\t", "⇥") or "∅"
 
 
-def _has_heads(found: Watched, head: int | None) -> bool:
-    """Returns whether the weights of all heads fit the page; see `render` for what is raised."""
-    shapes = [weights.shape for weights in found.weights.values()]
+def has_heads(shapes: Collection[tuple[int, int, int, int]], head: int | None) -> bool:
+    """Returns whether the weights of all heads fit the page.
+
+    Args:
+        shapes: shapes [L, N, T, S] of the weights of each attention.
+        head: the head that the page shows first, as for `render`.
+
+    Raises:
+        ConfigError: the page would have more than `MOST_WEIGHTS` weights, or no head `head`.
+    """
     tokens = max((max(T, S) for _, _, T, S in shapes), default=0)
     if sum(2 * L * T * S for L, _, T, S in shapes) > MOST_WEIGHTS:
         raise ConfigError(
