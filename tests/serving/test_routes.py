@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.serving.fake_engine import FakeEngine, expected
+from tests.serving.fake_engine import FakeEngine, expected, served
 from tests.serving.live import around, live
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
@@ -202,6 +202,24 @@ def test_metrics_count_requests():
         kinds = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
         names = {line.split("{")[0].split()[0] for line in text.splitlines() if not line.startswith("#")}
         assert all(any(name.startswith(kind) for kind in kinds) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("route", "name"), [("/v1/embeddings", "embed"), ("/classify", "classify"), ("/attention", "attention")]
+)
+def test_the_time_of_a_request_includes_its_computation(route, name):
+    engine = FakeEngine()
+    model = served(engine, "classifier")
+    found = getattr(model, name)
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        return found(*arguments)
+
+    with around(engine, dataclasses.replace(model, **{name: slow})) as one:
+        assert one.post(route, **{"text" if name == "attention" else "input": "a"}).status_code == 200
+        assert one.metric("tformer_request_seconds_count") == 1
+        assert one.metric("tformer_request_seconds_sum") >= 0.1
 
 
 def test_a_histogram_by_hand():

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import resource
 import signal
 import socket
@@ -15,10 +16,11 @@ import httpx
 import pytest
 
 from tests.helpers import rest_slow
-from tests.serving.live import events, live, until
+from tests.serving.fake_engine import FakeEngine, served
+from tests.serving.live import around, events, live, until
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPLETE = "/v1/completions"
+COMPLETE, ATTENTION = "/v1/completions", "/attention"
 LONG = {"prompt": "a" * 2000, "max_tokens": 2000}
 
 
@@ -104,6 +106,45 @@ def test_a_full_queue_refuses_and_later_accepts():
 def test_a_burst_fills_the_slots_before_it_fills_the_queue():
     with live(slots=8, queue=1) as one:
         assert [answer.status_code for answer in at_once(one, 8, "a" * 30)] == [200] * 8
+
+
+@contextlib.contextmanager
+def slow_attention(**limits):
+    """Runs a server whose pages of attention are the thread that computes them, once the second result is set."""
+    engine, started, gate = FakeEngine(), threading.Event(), threading.Event()
+
+    def render(*_: str) -> str:
+        started.set()
+        assert gate.wait(20)
+        return threading.current_thread().name
+
+    with around(engine, dataclasses.replace(served(engine, "decoder_lm"), attention=render), **limits) as one:
+        try:
+            yield one, started, gate
+        finally:
+            gate.set()
+
+
+def test_attention_has_the_thread_and_the_queue_of_other_requests():
+    with slow_attention(queue=1) as (one, started, gate):
+        thread, found = one.background(ATTENTION, text="a")
+        assert started.wait(10)
+        refused = one.post(ATTENTION, text="a")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        one.server.stop()
+        until(lambda: one.thread.stopping)
+        refused = one.post(ATTENTION, text="a")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+        gate.set()
+        thread.join()
+        assert (found[0].status_code, found[0].text) == (200, "engine")
+
+
+def test_attention_has_the_timeout_of_other_requests():
+    with slow_attention(timeout=0.2) as (one, _, gate):
+        assert one.post(ATTENTION, text="a").status_code == 504
+        gate.set()
+        assert one.post(ATTENTION, text="a").status_code == 200
 
 
 def test_an_engine_failure_is_reported_to_all_requests():

@@ -1,14 +1,13 @@
 """ASGI application: the routes of the server."""
 
-import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -35,6 +34,7 @@ from tformer_jax.serving.page import page
 from tformer_jax.serving.reading import read_object
 from tformer_jax.serving.refusal import Refusal
 from tformer_jax.serving.replies import (
+    AttentionReply,
     ClassificationReply,
     CompletionReply,
     EmbeddingReply,
@@ -48,7 +48,6 @@ from tformer_jax.serving.worker import Empty, Worker, stopping
 BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
-ATTENTION_HEADERS = {"Content-Security-Policy": "sandbox allow-scripts", "Cache-Control": "no-store"}
 ROUTES = {
     "seq2seq": "/translate",
     "decoder_lm": "/v1/completions",
@@ -80,7 +79,6 @@ class Handlers:
     def __init__(self, thread: Worker, served: Served, limits: Limits) -> None:
         self.thread, self.served, self.limits = thread, served, limits
         self.metrics = Metrics()
-        self._rendering = asyncio.Lock()
         self._created = int(time.time())
         self._page = page()
 
@@ -147,12 +145,12 @@ class Handlers:
         return self._generate(requests, TranslationReply(scores), "text", body.stream)
 
     async def attention(self, request: HttpRequest) -> Response:
-        """Returns a page with what the model attends to in a text and its output; one request at a time computes it."""
+        """Returns a page with what the model attends to in a text and its output."""
         if isinstance(render := self.served.attention, str):
             raise Refusal(f"this server shows no attention: {render}", 404)
         body = await self._read(request, Attention)
-        async with self._rendering:
-            return HTMLResponse(await run_in_threadpool(render, body.text, body.output), headers=ATTENTION_HEADERS)
+        reply = AttentionReply(functools.partial(render, body.text, body.output))
+        return self._generate([], reply, "text", stream=False)
 
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tformer_jax.inference.engine import Event, Request
@@ -31,8 +31,8 @@ class Generation(Response):
         thread: thread of the model.
         metrics: records the response times.
         requests: engine requests of this HTTP request.
-        reply: builds the JSON of the route.
-        seconds: maximum time until the last token.
+        reply: builds the response of the route.
+        seconds: maximum time until the end of the response.
         stream: whether to respond with server-sent events.
 
     Raises:
@@ -52,7 +52,7 @@ class Generation(Response):
     ) -> None:
         self.thread, self.metrics, self.requests, self.reply = thread, metrics, requests, reply
         self.seconds, self.stream = seconds, stream
-        self._started = False
+        self._begun, self._started = time.perf_counter(), False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_note(message: Message) -> None:
@@ -69,7 +69,8 @@ class Generation(Response):
                     if self.stream:
                         await self._stream(job, send)
                     else:
-                        await JSONResponse(await self._complete(job))(scope, receive, send)
+                        response = await self._complete(job)
+                        await response(scope, receive, send)
             return
         except TimeoutError:
             refusal = Refusal(f"the request took longer than {self.seconds:g} seconds", 504, code="timeout")
@@ -82,16 +83,18 @@ class Generation(Response):
             async with asyncio.timeout(ERROR_SECONDS):
                 await send(piece(data(refusal.body()), last=True))
 
-    async def _complete(self, job: Job) -> dict[str, Any]:
+    async def _complete(self, job: Job) -> Response:
         outputs = empty_outputs(self.requests)
         async for event in self._events(job):
             outputs[event.request][event.sample].add(event)
-        return self.reply.complete(outputs, await self._computed(job, outputs))
+        return self.reply.response(outputs, await self._computed(job, outputs))
 
     async def _computed(self, job: Job, outputs: Outputs) -> Any:
-        """Returns what the reply needs besides the outputs, or None."""
+        """Returns what the reply needs besides the outputs, or None, and records the time until then."""
         work = self.reply.work(outputs)
-        return None if work is None else await self.thread.compute(job, work)
+        found = None if work is None else await self.thread.compute(job, work)
+        self.metrics.request.observe(time.perf_counter() - self._begun)
+        return found
 
     async def _stream(self, job: Job, send: Send) -> None:
         async for part in self._parts(job):
@@ -112,14 +115,13 @@ class Generation(Response):
             yield last
 
     async def _events(self, job: Job) -> AsyncIterator[Event]:
-        """Yields the events of a job, and records the times of the first and the last one."""
-        started, observed_first = time.perf_counter(), False
+        """Yields the events of a job, and records the time of the first one."""
+        observed_first = False
         async for event in job.events():
             if not observed_first:
                 observed_first = True
-                self.metrics.first_token.observe(time.perf_counter() - started)
+                self.metrics.first_token.observe(time.perf_counter() - self._begun)
             yield event
-        self.metrics.last_token.observe(time.perf_counter() - started)
 
 
 async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

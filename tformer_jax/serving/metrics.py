@@ -41,7 +41,7 @@ class Metrics:
         self.answered: collections.Counter[tuple[str, int]] = collections.Counter()
         """Number of HTTP requests by route and status; 499: the client disconnected before the end of the response."""
         self.first_token = Histogram()
-        self.last_token = Histogram()
+        self.request = Histogram()
 
     def text(self, load: Load) -> str:
         """Returns all metrics, one sample per line."""
@@ -58,7 +58,7 @@ class Metrics:
         yield from single("tformer_pages_used", "gauge", "Pages of the cache in use.", load.pages_used)
         yield from single("tformer_pages", "gauge", "Pages of the cache.", load.pages)
         yield from self.first_token.lines("tformer_first_token_seconds", "Time from the request to its first token.")
-        yield from self.last_token.lines("tformer_request_seconds", "Time from the request to its last token.")
+        yield from self.request.lines("tformer_request_seconds", "Time from the request to its last result.")
 
 
 def head(name: str, kind: str, meaning: str) -> Iterator[str]:

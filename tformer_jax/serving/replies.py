@@ -1,4 +1,4 @@
-"""Response bodies, complete or in chunks."""
+"""Responses, complete or in chunks."""
 
 import base64
 import dataclasses
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.score import Row, Scored, pair_row, text_row
@@ -18,6 +19,8 @@ from tformer_jax.serving.bodies import Completion, Embedding
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.served import Served
 from tformer_jax.serving.worker import Empty
+
+ATTENTION_HEADERS = {"Content-Security-Policy": "sandbox allow-scripts", "Cache-Control": "no-store"}
 
 
 @dataclasses.dataclass
@@ -42,14 +45,18 @@ Outputs = Sequence[Sequence[Output]]
 
 
 class Reply:
-    """Builds the JSON of one route."""
+    """Builds the response of one route."""
 
     def work(self, outputs: Outputs) -> Callable[[], Any] | None:
         """Returns what the model computes after the last token; None for nothing."""
         return None
 
+    def response(self, outputs: Outputs, found: Any) -> Response:
+        """Returns the HTTP response without a stream; `found` is the result of `work`."""
+        return JSONResponse(self.complete(outputs, found))
+
     def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
-        """Returns the complete response; `found` is the result of `work`."""
+        """Returns the JSON of the response without a stream; arguments are as for `response`."""
         raise NotImplementedError
 
     def chunk(self, event: Event) -> dict[str, Any] | None:
@@ -269,6 +276,25 @@ class EmbeddingReply(Reply):
         if self.body.encoding_format == "base64":
             return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
         return embedding.tolist()
+
+
+class AttentionReply(Reply):
+    """Reply of `POST /attention`: a page.
+
+    Args:
+        render: computes the page.
+    """
+
+    def __init__(self, render: Callable[[], str]) -> None:
+        self._render = render
+
+    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
+        """Returns the rendering of the page."""
+        return self._render
+
+    def response(self, outputs: Outputs, found: Any) -> Response:
+        """Returns the page."""
+        return HTMLResponse(found, headers=ATTENTION_HEADERS)
 
 
 def piece(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:
