@@ -12,6 +12,13 @@ def results(backend, shapes, dtype="float32"):
     return found
 
 
+def test_without_a_report_of_the_device_the_peak_is_that_of_the_process(monkeypatch):
+    """`peak_bytes` does not include the peak of the parent process."""
+    monkeypatch.setattr(attention, "peak_bytes", iter([1000, 1300, 1700]).__next__)
+    cases = results("reference", [(1, 4, 1, 2), (1, 4, 1, 2)])
+    assert [case["peak_bytes_beyond_inputs"] for case in cases] == [300, 700]
+
+
 def test_a_refused_backend_is_recorded_with_the_reason():
     for case in results("cudnn", [(1, 4, 1, 8), (1, 8, 1, 8)]):
         assert case["failure"].startswith("model.attention_backend='cudnn' needs a gpu")

@@ -2,9 +2,7 @@
 
 import argparse
 import multiprocessing
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.benchmarks.processes import peak_bytes
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask
@@ -107,7 +106,5 @@ def _measure(
 
 
 def _peak_bytes() -> int:
-    """Returns the peak memory of the device, or on a CPU of this process, in bytes."""
-    of_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return of_device or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """Returns the peak memory of the device, or of this process if the device reports none, in bytes."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use") or peak_bytes()
