@@ -20,7 +20,7 @@ from tests.train.conftest import small_config
 from tests.train.test_checkpoint import HOST, abstract, assert_is, made
 from tests.train.test_metrics import lines
 from tests.train.test_run import assert_same_run, events
-from tformer_jax.cli import translate
+from tformer_jax.cli import explain, translate
 from tformer_jax.cli.common import run_parser
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.paths import as_path, is_remote
@@ -76,6 +76,7 @@ def create(run: Path) -> None:
 
 
 def test_flags_name_local_folders_and_buckets(gcsfs, capsys):
+    assert str(explain.parser().parse_args(["--run", "gs://bucket/a"]).run / "b") == "gs://bucket/a/b"
     parse = run_parser("x", "").parse_args
     assert str(parse(["--run", "gs://bucket/a/b"]).run / "c") == "gs://bucket/a/b/c"
     assert parse(["--run", "runs/a"]).run == as_path("runs/a") == as_path(Path("runs/a")) == Path("runs/a")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import load_run
+from tformer_jax.cli.common import load_run, run_path
 from tformer_jax.report import html
 
 NAME = "explain.html"
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("topics", nargs="*", metavar="TOPIC", help="topics to explain, such as rope (default: all)")
     result.add_argument(
         "--run",
-        type=Path,
+        type=run_path,
         metavar="DIR",
         help="a run folder: its tokenizer splits the text, and its weights compute pictures of attention, the residual "
         "stream and beam search",
