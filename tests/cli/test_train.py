@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tformer_jax.cli import train
 from tformer_jax.cli.train import check_writable, main, read_config
 from tformer_jax.config import ConfigError
 
@@ -78,6 +79,17 @@ def test_missing_data_says_what_to_download(tmp_path, monkeypatch):
         main(arguments)
     with pytest.raises(ConfigError, match=r"train.en.gz does not exist \(it comes from task 1"):
         main([*arguments, "--data", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_needs_enough_steps_and_a_local_folder(tmp_path, monkeypatch):
+    arguments = ["--config", CLDR, "--profile", "--run"]
+    problem = "train.steps=14: must be at least 15 for --profile, which skips the first 10"
+    with pytest.raises(ConfigError, match=problem):
+        main([*arguments, str(tmp_path / "run"), "--config.train.steps=14"])
+    monkeypatch.setattr(train, "is_remote", lambda _: True)
+    with pytest.raises(ConfigError, match="--profile cannot write to .*run: profile 15 steps with a local --run"):
+        main([*arguments, str(tmp_path / "run"), "--config.train.steps=15"])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -26,13 +26,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = read_config(options.config, overrides)
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
-    from tformer_jax.train import experiment, loop, run_folder
+    from tformer_jax.train import experiment, loop, profiler, run_folder
 
     folder = options.run or Path("runs") / cfg.name
     from tformer_jax.cli import report
 
+    if options.profile and cfg.train.steps < profiler.NEEDED:
+        problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
+        raise cfg.train.error("steps", problem)
     if options.profile and is_remote(folder):
-        raise ConfigError(f"--profile cannot write to {folder}: profile a few steps with a local --run")
+        raise ConfigError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
     if cfg.train.report:
         report.html.check_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)

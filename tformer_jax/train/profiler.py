@@ -7,6 +7,8 @@ import jax
 
 SKIPPED, TRACED = 10, 5
 """Number of steps before the trace, during which most shapes compile, and number of traced steps."""
+NEEDED = SKIPPED + TRACED
+"""Minimum number of steps of a run with a complete trace."""
 
 
 class Profiler:
