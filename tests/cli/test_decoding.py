@@ -99,8 +99,7 @@ def test_settings_of_any_type_become_flags(monkeypatch):
     class More(DecodeConfig):
         forbidden: tuple[str, ...] = setting((), "texts that are 100 % excluded")
         min_p: float | None = setting(None, "sample: a floor")
-        echo: bool = setting(False, "whether")
 
     monkeypatch.setattr(decoding, "DecodeConfig", More)
-    found = chosen("--forbid", "a b", "--forbid", "c", "--min-p", "0.1", "--echo", saved=More())
-    assert found == More(strategy="sample", forbidden=("a b", "c"), min_p=0.1, echo=True)
+    found = chosen("--forbidden", "a b", "--forbidden", "c", "--min-p", "0.1", saved=More())
+    assert found == More(strategy="sample", forbidden=("a b", "c"), min_p=0.1)

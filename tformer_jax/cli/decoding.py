@@ -11,8 +11,6 @@ from tformer_jax.cli.common import integer
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import allowed_types
 
-NAMES = {"forbidden": "forbid"}
-"""Names of flags that differ from their settings."""
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 OUTPUTS = {"seq2seq": "--n-best", "decoder_lm": "--samples"}
 """Flag for the number of outputs, by model family."""
@@ -51,16 +49,14 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
 
 def flag(name: str) -> str:
     """Returns the flag of a setting."""
-    return f"--{NAMES.get(name, name).replace('_', '-')}"
+    return f"--{name.replace('_', '-')}"
 
 
 def _add_flag(group: Any, field: dataclasses.Field, annotation: Any) -> None:
     kinds = [kind for kind in allowed_types(annotation) if kind is not types.NoneType]
     meaning = field.metadata["meaning"].replace("%", "%%")
     options: dict[str, Any] = {"dest": field.name, "help": meaning}
-    if kinds == [bool]:
-        options["action"] = argparse.BooleanOptionalAction
-    elif tuple in kinds:
+    if tuple in kinds:
         options |= {"action": "append", "metavar": "TEXT", "help": f"{meaning} (repeatable)"}
     else:
         choices = field.metadata["choices"]
