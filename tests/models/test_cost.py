@@ -5,6 +5,7 @@ import pytest
 
 from tests.helpers import build, init_module, normal, tiny
 from tformer_jax.cli import describe
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.models import cost, registry
 from tformer_jax.nn import grouped
 from tformer_jax.nn.ffn import make_ffn
@@ -148,6 +149,25 @@ def test_the_command_prints_tables(arguments, capsys):
     shown = capsys.readouterr().out
     assert "FLOPs per token, forward" in shown
     assert "124,439,808" in shown or "1,051,520" in shown
+
+
+def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
+    def sizes(family="seq2seq", **tokenizers):
+        model = ModelConfig(family=family, source_vocab_size=None, vocab_size=None)
+        source = {"seq2seq": "cldr_translation", "decoder_lm": "stdlib_text"}[family]
+        batching = {"seq2seq": "buckets", "decoder_lm": "windows"}[family]
+        data = DataConfig(source=source, batching=batching, vocab_size=500, shared_vocab=False, **tokenizers)
+        found = describe.with_vocabulary(Config(model=model, data=data))
+        return found.source_vocab_size, found.vocab_size
+
+    assert sizes(tokenizer="bpe", target_tokenizer="bytes") == (500, 260)
+    assert sizes(tokenizer="characters", source_tokenizer="bytes", target_tokenizer="words") == (260, 500)
+    assert sizes("decoder_lm", tokenizer="bpe", source_tokenizer="bytes") == (None, 260)
+    with pytest.raises(ConfigError, match="vocab_size=None: depends on the characters of the text; add --config.model"):
+        sizes(tokenizer="bpe", target_tokenizer="characters")
+    problem = "source_vocab_size=None: depends on data.tokenizer_file; add --config.model.source_vocab_size=32000"
+    with pytest.raises(ConfigError, match=problem):
+        sizes(tokenizer="bpe", source_tokenizer="file", tokenizer_file="x.json")
 
 
 def test_sizes_are_shown_in_units():

@@ -17,6 +17,9 @@ from tformer_jax.config.schema import BATCHINGS, OBJECTIVES, SOURCES
 if TYPE_CHECKING:
     from tformer_jax.models.cost import Cost
 
+UNKNOWN_SIZES = {"characters": ("the characters of the text", 100), "file": ("data.tokenizer_file", 32000)}
+"""Kinds of tokenizers whose vocabulary is unknown before training: what its size depends on, and an example of it."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints parameters by module, FLOPs per token and the size of the KV cache, or the program for a slice of TPUs."""
@@ -89,15 +92,21 @@ def of_preset(name: str) -> Config:
 
 def with_vocabulary(config: Config) -> ModelConfig:
     """Returns the model config with vocabulary sizes and number of classes as in training, as far as known before."""
-    cfg, sizes = config.model, {}
-    for name in ("vocab_size", "source_vocab_size"):
-        if getattr(cfg, name) is None and (name == "vocab_size" or cfg.family == "seq2seq"):
-            if config.data.tokenizer == "characters":
-                raise cfg.error(name, f"depends on the characters of the text; add --config.model.{name}=100 or so")
-            sizes[name] = 260 if config.data.tokenizer == "bytes" else config.data.vocab_size
+    cfg = config.model
+    source, target = config.data.tokenizer_kinds
+    sides = {"vocab_size": target, "source_vocab_size": source} if cfg.family == "seq2seq" else {"vocab_size": source}
+    sizes = {name: _vocabulary(config, name, kind) for name, kind in sides.items() if getattr(cfg, name) is None}
     if cfg.family == "classifier" and cfg.num_classes is None:
         sizes["num_classes"] = len(config.data.languages) if config.data.source == "cldr_language" else 2
     return ModelConfig(**{**vars(cfg), **sizes})
+
+
+def _vocabulary(config: Config, name: str, kind: str) -> int:
+    """Returns the size of the vocabulary of a tokenizer of this kind, which the model's setting `name` is to have."""
+    if kind in UNKNOWN_SIZES:
+        reason, example = UNKNOWN_SIZES[kind]
+        raise config.model.error(name, f"depends on {reason}; add --config.model.{name}={example} or so")
+    return 260 if kind == "bytes" else config.data.vocab_size
 
 
 def show(name: str, found: "Cost", batch: int, length: int) -> None:
