@@ -1,5 +1,6 @@
 """The report of the doctor, compared with real placements and errors."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 from tests.helpers import rest_slow
 from tests.parallel.test_presets import PRESETS, config, set_up
 from tformer_jax.cli import checks, placement
+from tformer_jax.cli.diagnosis import kept
 from tformer_jax.cli.doctor import main
-from tformer_jax.config import Config, ConfigError, DataConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CLDR = ["--config", str(ROOT / "configs" / "translate_cldr.py")]
@@ -107,6 +109,7 @@ def test_problems_are_reported(arguments, sentence, capsys):
     [
         (["--config", "none.py"], "config file none.py does not exist"),
         (["--devices", "8"], "--devices applies to a config: add --config FILE"),
+        (["--memory", "16"], "--memory applies to a config: add --config FILE"),
         (["--config.model.dim=3"], "--config.model.dim=3 applies to a config"),
         ([*CLDR, "--config.model.dimm=3"], "did you mean 'model.dim'"),
     ],
@@ -197,6 +200,11 @@ def test_disk_space_for_checkpoints(tmp_path, monkeypatch):
     assert not run.parent.exists()
 
 
+def test_permanent_checkpoints_take_disk_space():
+    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3)) == 2 + 3 + 1
+    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3, permanent_every=300)) == 2 + 3 + 3 + 1
+
+
 def test_folders_that_are_not_runs(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (sentence,) = checks.folder(tmp_path, 0, 0)
@@ -213,6 +221,9 @@ def test_data_files_are_located_but_not_read(tmp_path):
     (sentence,) = checks.data(cfg, tmp_path)
     assert sentence.startswith(f"{tmp_path / 'b.de'} does not exist")
     (tmp_path / "b.de").write_bytes(b"\xff")
+    one_side = {"source_tokenizer": "file", "tokenizer_file": "tokenizer.json", "shared_vocab": False}
+    (sentence,) = checks.data(dataclasses.replace(cfg, data=dataclasses.replace(data, **one_side)), tmp_path)
+    assert sentence.startswith(f"{tmp_path / 'tokenizer.json'} does not exist")
     start = time.perf_counter()
     assert list(checks.data(cfg, tmp_path)) == []
     assert time.perf_counter() - start < 1

@@ -184,7 +184,8 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
         held = f", of which {kept} checkpoints take {size_of(checkpoint * kept)}" if checkpoint else ""
         yield (
             f"the disk of {run} has {size_of(free)} free, and a run needs {size_of(needed)}{held}: free some space, "
-            "name another folder with --run, or keep fewer (train.keep_checkpoints, train.keep_best)"
+            "name another folder with --run, or keep fewer (train.keep_checkpoints, train.keep_best, "
+            "train.permanent_every)"
         )
 
 
@@ -202,7 +203,7 @@ def data(cfg: Config, root: Path | None) -> Iterator[str]:
         names = [name.format(lang=language) for name in names for language in languages]
     elif cfg.data.source not in files.KINDS:
         names = []
-    tokenizer = cfg.data.tokenizer_file if cfg.data.tokenizer == "file" else None
+    tokenizer = cfg.data.tokenizer_file if "file" in cfg.data.tokenizer_kinds else None
     if tokenizer and not (Path(root or "") / tokenizer).is_dir():
         names.append(tokenizer)
     try:

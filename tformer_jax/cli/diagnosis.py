@@ -20,7 +20,7 @@ from tformer_jax.cli import checks, placement
 from tformer_jax.cli.common import FAILED, GIB, size_of
 from tformer_jax.cli.describe import with_vocabulary
 from tformer_jax.cli.placement import Placement
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config, ConfigError, TrainConfig
 from tformer_jax.data.pipeline import check_divisible
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
@@ -68,14 +68,19 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
     findings.hints += checks.slow_xla_flags()
     found = examine(cfg, options, console, findings) if cfg else None
     run = options.run or Path("runs") / (cfg.name if cfg else "")
-    kept = cfg.train.keep_checkpoints + cfg.train.keep_best + 1 if cfg else 0
-    findings.add(checks.folder(run, found.checkpoint if found else 0, kept))
+    findings.add(checks.folder(run, found.checkpoint if found else 0, kept(cfg.train) if cfg else 0))
     for label, sentences in (("problem", findings.problems), ("hint", findings.hints)):
         for sentence in sentences:
             console.print(escape(f"{label}: {sentence}"), soft_wrap=True, highlight=False)
     if findings.problems:
         sys.exit(FAILED)
     console.print("No problems found.")
+
+
+def kept(train: TrainConfig) -> int:
+    """Returns the maximum number of checkpoints on the disk at the same time, with the one that is being written."""
+    permanent = train.steps // train.permanent_every if train.permanent_every else 0
+    return train.keep_checkpoints + train.keep_best + permanent + 1
 
 
 def machine(cards: list[checks.Card], run: Path) -> Table:

@@ -18,8 +18,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         RunError: JAX has no device.
     """
     options, overrides = parser().parse_known_args(argv)
-    if not options.config and (overrides or options.devices):
-        raise ConfigError(f"{overrides[0] if overrides else '--devices'} applies to a config: add --config FILE")
+    given = [*overrides, *(f"--{name}" for name in ("devices", "memory") if getattr(options, name))]
+    if given and not options.config:
+        raise ConfigError(f"{given[0]} applies to a config: add --config FILE")
     cfg = read_config(options.config, overrides) if options.config else None
     from tformer_jax.cli import diagnosis
 
