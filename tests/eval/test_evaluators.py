@@ -19,6 +19,8 @@ from tformer_jax.data.tokenizers.extended import ADDED
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics
 from tformer_jax.eval.evaluators import evaluators_for
+from tformer_jax.eval.samples import ContinuationEvaluator
+from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
@@ -90,6 +92,23 @@ def test_language_model(batch_size):
     metrics, outputs = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
     assert (outputs[0].source, outputs[0].reference) == ("abcd", "efgabcdefggg")
+
+
+def test_continuations_of_prompts_without_text():
+    """Unknown tokens have no text, but the model reads them; an empty document has no continuation."""
+    model, params = build(tiny("decoder_lm"))
+    texts = ["????abcdefg", "??abcdefg", "", "gfedcba"]
+    cfg = Config(
+        model=model.cfg,
+        data=DataConfig(source="stdlib_text", batching="windows", window=4),
+        decode=DecodeConfig(max_new_tokens=5),
+        eval=EvalConfig(samples=4),
+    )
+    found = ContinuationEvaluator(cfg, model, TOKENIZERS, [{"text": text} for text in texts])(params)
+    expected = RowDecoder(cfg, model, params, TOKENIZERS)([LETTERS.encode(text)[:4] for text in texts if text])
+    assert [output.source for output in found.outputs] == ["", "ab", "gfed"]
+    assert [output.reference for output in found.outputs] == ["abcdefg", "cdefg", "cba"]
+    assert [output.output for output in found.outputs] == [output.text for (output,) in expected]
 
 
 @pytest.mark.parametrize(("family", "objective"), [("masked_lm", "masked_tokens"), ("seq2seq", "span_corruption")])

@@ -9,7 +9,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.evaluation import Evaluation, Sample
-from tformer_jax.inference.text import TextGenerator
+from tformer_jax.inference.outputs import RowDecoder
 
 PROMPT_DIVISOR = 4
 """A prompt has 1 / PROMPT_DIVISOR of the model's maximum length."""
@@ -19,17 +19,24 @@ class ContinuationEvaluator:
     """Generates continuations of held-out documents from their first tokens; computes no metrics."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
+        self._cfg, self._model, self._tokenizers = cfg, model, tokenizers
         max_length = cfg.model.max_length
+        texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
+        documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
         prompt_length = max_length // PROMPT_DIVISOR
-        self._texts = []
-        for example in examples[: cfg.eval.samples]:
-            ids = tokenizers.target.encode(example["text"][: 8 * max_length])
-            prompt, reference = ids[:prompt_length], ids[prompt_length:max_length]
-            if prompt:
-                self._texts.append((tokenizers.target.decode(prompt), tokenizers.target.decode(reference)))
-        self._generate = TextGenerator(cfg, model, tokenizers)
+        self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns prompts, reference continuations and generated continuations, without metrics."""
-        outputs = self._generate(params, [prompt for prompt, _ in self._texts]) if self._texts else []
-        return Evaluation({}, [Sample(*texts, output) for texts, output in zip(self._texts, outputs, strict=True)])
+        """Returns prompts, reference continuations and generated continuations, without metrics.
+
+        The model reads the token ids of a prompt, whose text may be empty: decoding omits unknown tokens.
+        """
+        if not self._parts:
+            return Evaluation({})
+        tokenizer = self._tokenizers.target
+        generate = RowDecoder(self._cfg, self._model, params, self._tokenizers)
+        outputs = generate([tokenizer.special.whole(prompt) for prompt, _ in self._parts])
+        samples = []
+        for (prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
+            samples.append(Sample(tokenizer.decode(prompt), tokenizer.decode(reference), output.text))
+        return Evaluation({}, samples)
