@@ -80,6 +80,10 @@ def test_unset_settings_accept_values_of_their_type():
         ({"data": {"source": "text", "train": "x"}}, "data.source='text': does not fit model.family='seq2seq'"),
         ({"data": {"source": "parallel_lines", "train": "x"}}, "must contain {lang}"),
         ({"data": {"source": "tsv"}}, r"data.train=\(\): must say what data.source='tsv' reads"),
+        (
+            {"data": {"source": "lines", "train": "x", "batching": "windows", "bpe_dropout": 0.1}},
+            "data.bpe_dropout=0.1: must be 0.0 for data.batching='windows', which tokenizes texts only once",
+        ),
         ({"optim": {"schedule": "cosine"}}, "optim.learning_rate=None: must be a number"),
         ({"parallel": {"data": 0}}, "parallel.data=0: must be -1 or at least 1"),
         ({"decode": {"min_p": 1.5}}, "decode.min_p=1.5: must be at most 1.0"),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_jax.config import ConfigError, DataConfig
+from tformer_jax.data import transforms
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.imported import load_tokenizer
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
@@ -136,3 +137,14 @@ class TestBpeDropout:
         dropout = BpeDropout(self.tokenizer, 0.5)
         first, again, other = (dropout.encode_batch(TEXTS, np.random.default_rng(seed)) for seed in (0, 0, 1))
         assert first == again != other
+
+    def test_it_is_built_once_for_all_blocks_and_loader_processes(self, monkeypatch):
+        built = []
+        monkeypatch.setattr(transforms, "BpeDropout", lambda *given: built.append(given) or BpeDropout(*given))
+        pairs = [{"source": text, "target": text} for text in TEXTS]
+        reader = transforms.Tokenized(pairs, Tokenizers(self.tokenizer, self.tokenizer), dropout=0.5)
+        blocks = [reader.read(range(8), np.random.default_rng(seed)) for seed in (0, 1)]
+        assert blocks[0]["source"].ids.tolist() != blocks[1]["source"].ids.tolist()
+        again = pickle.loads(pickle.dumps(reader)).read(range(8), np.random.default_rng(1))
+        assert again["target"].ids.tolist() == blocks[1]["target"].ids.tolist()
+        assert len(built) == 1

@@ -184,7 +184,7 @@ class DataConfig(Section):
             raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {kinds[0]!r}; write None")
         if self.split_digits and not {"bpe", "unigram", "characters", "bytes"} & {*kinds}:
             raise self.error("split_digits", f"needs data.tokenizer='bpe' or 'unigram', not {kinds[0]!r}; write False")
-        if self.bpe_dropout and "bpe" not in kinds:
+        if self.bpe_dropout and "bpe" not in kinds and self.source != "prepared":
             raise self.error("bpe_dropout", f"needs data.tokenizer='bpe', not {kinds[0]!r}; write 0.0")
         if self.shared_vocab and len(set(kinds)) > 1:
             raise self.error("shared_vocab", "must be False for tokenizers of different kinds")
@@ -192,6 +192,8 @@ class DataConfig(Section):
     def _check_batching(self) -> None:
         if self.workers and self.source == "prepared" and self.batching != "windows" and not self.bpe_dropout:
             raise self.error("workers", "must be 0 with data.source='prepared', whose tokens one thread reads")
+        if self.bpe_dropout and self.batching == "windows":
+            raise self.error("bpe_dropout", "must be 0.0 for data.batching='windows', which tokenizes texts only once")
         if list(self.bucket_lengths) != sorted(set(self.bucket_lengths)) or not self.bucket_lengths:
             raise self.error("bucket_lengths", "must be lengths in rising order, such as (16, 32, 64)")
         needed = self.bucket_lengths[-1] * self.batch_multiple

@@ -22,7 +22,7 @@ from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Outline, RowReader, Shards
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, is_bpe
 from tformer_jax.data.transforms import Framer, IdReader, Tokenized, framer
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
@@ -47,10 +47,13 @@ def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards
         shards: the shards of a global batch, and those whose rows the returned batches have.
 
     Raises:
-        ConfigError: a batch does not divide into the shards, or the data is shorter than one window.
+        ConfigError: a batch does not divide into the shards, the data is shorter than one window, or there is
+            BPE-dropout without a BPE.
         DataError: raised by the iterator for a token id outside the vocabulary.
     """
     check_divisible(cfg, shards.count)
+    if cfg.data.bpe_dropout and not any(map(is_bpe, (tokenizers.source, tokenizers.target))):
+        raise cfg.data.error("bpe_dropout", "needs a BPE, and the tokenizers of the data are of other kinds; write 0.0")
     dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers, shards)
     return Prefetched(iter(dataset.map(functools.partial(_check_ids, tokenizers))), PREFETCHED_BATCHES)
 

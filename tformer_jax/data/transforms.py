@@ -1,6 +1,7 @@
 """Tokenizes examples and builds model inputs from their token ids."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -10,7 +11,7 @@ import numpy as np
 from tformer_jax.config import Config
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
-from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, is_bpe
+from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers, is_bpe
 from tformer_jax.special_tokens import OWN, SpecialTokens
 
 
@@ -39,19 +40,25 @@ class Tokenized:
     def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """Tokenizes the examples at `indices`."""
         examples = [self.examples[int(index)] for index in indices]
-        return tokenize(examples, self.tokenizers, self.labels, self.dropout, rng)
+        return tokenize(examples, self.tokenizers, self.labels, self._dropouts, rng)
+
+    @functools.cached_property
+    def _dropouts(self) -> dict[Tokenizer, BpeDropout]:
+        """BPE-dropout of each tokenizer that is a BPE; empty without dropout."""
+        found = {self.tokenizers.source, self.tokenizers.target} if self.dropout else ()
+        return {tokenizer: BpeDropout(tokenizer, self.dropout) for tokenizer in found if is_bpe(tokenizer)}
 
 
 def tokenize(
     examples: Sequence[Example],
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
-    dropout: float = 0.0,
+    dropouts: Mapping[Tokenizer, BpeDropout] | None = None,
     rng: np.random.Generator | None = None,
 ) -> Block:
     """Tokenizes examples, without the special tokens around them; a label becomes its index in `labels`.
 
-    Documents begin with the special tokens before a text.
+    Documents begin with the special tokens before a text. With `rng`, segmentations are drawn by `dropouts`.
     """
     block = {}
     for key in examples[0]:
@@ -61,8 +68,8 @@ def tokenize(
             block[key] = Column.of([[labels.index(value)] for value in values])
             continue
         tokenizer = tokenizers.source if key == "source" else tokenizers.target
-        if dropout and rng is not None and is_bpe(tokenizer):
-            block[key] = Column.of(BpeDropout(tokenizer, dropout).encode_batch(values, rng))
+        if rng is not None and dropouts and tokenizer in dropouts:
+            block[key] = Column.of(dropouts[tokenizer].encode_batch(values, rng))
         else:
             block[key] = Column.of(tokenizer.encode_batch(values))
     if block.keys() == {"text"}:
