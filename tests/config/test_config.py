@@ -84,6 +84,8 @@ def test_unset_settings_accept_values_of_their_type():
             {"data": {"source": "lines", "train": "x", "batching": "windows", "bpe_dropout": 0.1}},
             "data.bpe_dropout=0.1: must be 0.0 for data.batching='windows', which tokenizes texts only once",
         ),
+        ({"data": {"source": "tsv", "train": "x", "validation_fraction": 1}}, "fraction=1.0: must lie between 0 and 1"),
+        ({"data": {"source": "tsv", "train": "x", "validation_fraction": 0}}, "fraction=0.0: must lie between 0 and 1"),
         ({"optim": {"schedule": "cosine"}}, "optim.learning_rate=None: must be a number"),
         ({"parallel": {"data": 0}}, "parallel.data=0: must be -1 or at least 1"),
         ({"decode": {"min_p": 1.5}}, "decode.min_p=1.5: must be at most 1.0"),

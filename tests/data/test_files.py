@@ -149,6 +149,7 @@ MISTAKES = [
     ("tsv", {"a.tsv": b"a\tb\nc\n"}, r"a\.tsv, line 2: has 1 columns where source<tab>target"),
     ("tsv", {"a.tsv": b"a\tb\tc\n"}, r"a\.tsv, line 1: has 3 columns"),
     ("tsv", {"a.tsv": b"a\tb\n"}, r"a\.tsv is too short to hold out"),
+    ("text", {"a.txt": b"a"}, r"a\.txt is too short to hold out data.validation_fraction=0.1 of it: name validation"),
     ("jsonl", {"a.jsonl": b'{"source": "a", "target": "b"}\n{"source"\n'}, r"a\.jsonl, line 2: is not valid JSON"),
     ("jsonl", {"a.jsonl": b'{"source": "a"}\n'}, r"a\.jsonl, line 1: has no field 'target', only 'source': set data"),
     ("jsonl", {"a.jsonl": b'{"source": "a", "target": 3}\n'}, r"a\.jsonl, line 1: field 'target' is int, not text"),

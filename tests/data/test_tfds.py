@@ -36,6 +36,14 @@ class TinyPairs(tfds.core.GeneratorBasedBuilder):
             yield number, {"en": en, "de": de, "label": number % 2}
 
 
+class SortedPairs(TinyPairs):
+    """The same pairs, with the even ones first."""
+
+    def _generate_examples(self):
+        records = sorted((record for _, record in super()._generate_examples()), key=lambda record: record["label"])
+        return enumerate(records)
+
+
 def config(dataset: str, family: str = "seq2seq", train="train", **changes) -> Config:
     data = {"batching": "windows"} if family == "decoder_lm" else {}
     data = {"source": "tfds", "dataset": dataset, "train": train, "tokenizer": "bytes"} | data | changes
@@ -83,6 +91,22 @@ def test_what_tfds_prepared_is_read_as_it_stands(data_dir):
 def test_several_splits_follow_each_other(data_dir):
     corpus = load_corpus(config("tiny_pairs", train=("train[:3]", "train[5:7]"), validation="train[7:8]"), data_dir)
     assert [(e["source"], e["target"]) for e in corpus.train[:]] == [*PAIRS[:3], *PAIRS[5:7]]
+
+
+def test_a_mixture_keeps_its_parts(data_dir):
+    cfg = config("tiny_pairs", train=("train[:3]", "train[5:7]"), weights=(1, 3), validation="train[7:9]")
+    corpus = load_corpus(cfg, data_dir)
+    assert corpus.train.sizes == [3, 2]
+    assert [(e["source"], e["target"]) for e in corpus.train[:]] == [*PAIRS[:3], *PAIRS[5:7]]
+
+
+def test_a_part_that_is_not_worth_holding_out(data_dir):
+    cfg = config("sorted_pairs", "classifier", fields=("en", "label"), validation_fraction=0.5)
+    source.download(cfg, data_dir)
+    with pytest.raises(DataError, match="the last 20 examples of data.train, .*, all have the label 'odd': shuffle"):
+        load_corpus(cfg, data_dir)
+    with pytest.raises(DataError, match=r"train\[:1\] is too short to hold out data.validation_fraction=0.1 of it"):
+        load_corpus(config("tiny_pairs", train="train[:1]"), data_dir)
 
 
 def test_restored_exactly(data_dir):

@@ -160,6 +160,9 @@ class DataConfig(Section):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
             raise self.error("weights", "need data.validation: a mixture has no last part to hold out")
+        holds_out = not self.validation and self.source not in (*MADE, "prepared")
+        if holds_out and self.validation_fraction in (0, 1):
+            raise self.error("validation_fraction", "must lie between 0 and 1, unless data.validation names other data")
         if self.weights and not all(self.weights):
             raise self.error("weights", "must be larger than 0; leave out the entry of data.train instead")
 

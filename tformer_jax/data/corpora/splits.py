@@ -59,7 +59,7 @@ def stream(cfg: Config, root: Path | None) -> Splits:
         return splits
     labels = _labels(splits)
     if not data.validation and len(labels) > 1:
-        _check_not_sorted(splits.validation)
+        check_not_sorted(splits.validation)
     return dataclasses.replace(splits, labels=labels)
 
 
@@ -96,13 +96,25 @@ def _hold_out(cfg: Config, train: Stream) -> tuple[Iterable[Example], Iterable[E
         documents = list(train)
         if len(documents) == 1:
             document = documents[0]["text"]
-            boundary = int(len(document) * (1 - cfg.data.validation_fraction))
+            boundary = hold_out_from(cfg, len(document))
             return [{"text": document[:boundary]}], [{"text": document[boundary:]}]
-    count = sum(1 for _ in train)
+    boundary = hold_out_from(cfg, sum(1 for _ in train))
+    return dataclasses.replace(train, stop=boundary), dataclasses.replace(train, start=boundary)
+
+
+def hold_out_from(cfg: Config, count: int) -> int:
+    """Returns the index of the first of `count` training examples, or characters, that is held out for validation.
+
+    Raises:
+        DataError: one of the two parts would be empty.
+    """
     boundary = int(count * (1 - cfg.data.validation_fraction))
     if boundary in (0, count):
-        raise DataError(f"{', '.join(cfg.data.train)} is too short to hold out data.validation_fraction of it")
-    return dataclasses.replace(train, stop=boundary), dataclasses.replace(train, start=boundary)
+        raise DataError(
+            f"{', '.join(cfg.data.train)} is too short to hold out data.validation_fraction="
+            f"{cfg.data.validation_fraction} of it: name validation data in data.validation"
+        )
+    return boundary
 
 
 def _labels(splits: Splits) -> tuple[str, ...]:
@@ -117,10 +129,14 @@ def _labels(splits: Splits) -> tuple[str, ...]:
     return labels
 
 
-def _check_not_sorted(held_out: Iterable[Example]) -> None:
+def check_not_sorted(held_out: Iterable[Example]) -> None:
     """Raises `DataError` if all of at least `ENOUGH` held-out examples have the same label."""
-    found = collections.Counter(example["label"] for example in held_out)
-    if len(found) == 1 and found.total() >= ENOUGH:
+    found: collections.Counter[str] = collections.Counter()
+    for example in held_out:
+        found[example["label"]] += 1
+        if len(found) > 1:
+            return
+    if found.total() >= ENOUGH:
         raise DataError(
             f"the last {found.total():,} examples of data.train, held out for validation, all have the label "
             f"{next(iter(found))!r}: shuffle the examples, or name validation data in data.validation"

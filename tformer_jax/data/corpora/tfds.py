@@ -10,8 +10,9 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 from tformer_jax.config import Config
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Part, keys_of
+from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part, keys_of
 from tformer_jax.data.corpora.files import field_names
+from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
 """Modules that register their datasets on import."""
@@ -47,18 +48,25 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     """Loads the dataset `cfg.data.dataset` from the data folder `root` (None: TFDS's default folder).
 
     Raises:
-        DataError: the dataset is unknown to TFDS or not prepared, or lacks a split, field or label.
+        DataError: the dataset is unknown to TFDS or not prepared, or lacks a split, field or label; or the held-out
+            part of the training split is empty, or has examples of one label only.
     """
     builder = find(cfg, root)
     fields = _fields(cfg, builder)
     labels = _labels(builder, fields)
-    train: Sequence[Example] = _split(builder, cfg.data.train, fields, labels)
+    train: Sequence[Example]
     validation: Sequence[Example]
+    if cfg.data.weights:
+        train = Joined([_split(builder, (name,), fields, labels) for name in cfg.data.train])
+    else:
+        train = _split(builder, cfg.data.train, fields, labels)
     if cfg.data.validation:
         validation = _split(builder, cfg.data.validation, fields, labels)
     else:
-        boundary = int(len(train) * (1 - cfg.data.validation_fraction))
+        boundary = hold_out_from(cfg, len(train))
         train, validation = Part(train, 0, boundary), Part(train, boundary, len(train))
+        if labels is not None and len(labels) > 1:
+            check_not_sorted(validation)
     test = _split(builder, cfg.data.test, fields, labels) if cfg.data.test else validation
     return Corpus(train, validation, test, labels)
 
