@@ -154,6 +154,23 @@ def test_classification(batch_size):
     assert [output.output == output.reference for output in outputs] == hits
 
 
+def test_the_labels_of_long_texts_are_those_that_the_accuracy_counts():
+    """Texts are truncated to the longest bucket, of 9 tokens, although the model takes 16."""
+    model, params = build(tiny("classifier"))
+    texts = [first * 9 + second * 7 for first in "abcdefg" for second in "abcdefg"]
+    whole, cut = ([label_of(model, params, text[:limit]) for text in texts] for limit in (16, 9))
+    assert whole != cut
+    examples = [{"text": text, "label": label} for text, label in zip(texts, whole, strict=True)]
+    metrics, outputs = evaluate("classifier", model, params, examples, batch_size=8)
+    assert [output.output for output in outputs] == cut
+    assert metrics["accuracy"] == pytest.approx(100 * np.mean([a == b for a, b in zip(whole, cut, strict=True)]))
+
+
+def label_of(model, params, text: str) -> str:
+    tokens = np.array([LETTERS.encode(text)], np.int32)
+    return "xyz"[oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD)[0].argmax()]
+
+
 def test_a_limit_takes_the_first_examples():
     model, params = build(tiny("classifier"))
     first, _ = evaluate("classifier", model, params, LABELED[:2], batch_size=2)

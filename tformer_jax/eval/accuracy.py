@@ -28,10 +28,13 @@ class ClassificationEvaluator:
     ):
         self._examples = examples
         self._likelihood = likelihood
-        self._classify = LabelClassifier(cfg, model, tokenizers, labels)
+        self._classify = LabelClassifier(cfg, model, tokenizers, labels, max_length=cfg.data.longest)
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels."""
+        """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels.
+
+        Texts are truncated to the last of `data.bucket_lengths`.
+        """
         loss, accuracy, losses = self._likelihood(params)
         texts = [example["text"] for example in self._examples]
         predictions = self._classify(params, texts, long_texts=LongTexts("cut"))

@@ -120,10 +120,23 @@ class TextGenerator(_Generator):
 
 
 class LabelClassifier:
-    """Predicts the most probable label of texts with a `Classifier` model."""
+    """Predicts the most probable label of texts with a `Classifier` model.
 
-    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, labels: Sequence[str]):
+    Args:
+        max_length: maximum length of a text, in tokens; None: the model's.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        model: nn.Module,
+        tokenizers: Tokenizers,
+        labels: Sequence[str],
+        *,
+        max_length: int | None = None,
+    ):
         self.cfg, self.model, self.tokenizers, self.labels = cfg, model, tokenizers, labels
+        self.max_length = max_length or cfg.model.max_length
 
     def __call__(
         self, params: Any, texts: Sequence[str], *, long_texts: LongTexts | None = None
@@ -149,7 +162,7 @@ class LabelClassifier:
 
     def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
         fit, tokenizer = (long_texts or LongTexts()).fit, self.tokenizers.target
-        limit = self.cfg.model.max_length - tokenizer.special.added
+        limit = self.max_length - tokenizer.special.added
 
         def encode(index: int, text: str) -> list[int]:
             return tokenizer.special.whole(fit(index, tokenizer.encode(text), limit, "text") or [])
