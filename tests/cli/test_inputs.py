@@ -90,10 +90,9 @@ def test_a_file_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(inputs, "open_binary", refuse)
+    monkeypatch.setattr(type(path), "open", refuse)
     with pytest.raises(ConfigError, match="in.txt cannot be read: Permission denied"):
         list(Source([], path).lines(TEXT))
-    monkeypatch.setattr(type(path), "open", refuse)
     with pytest.raises(ConfigError, match="in.txt cannot be read: Permission denied"):
         Source([], path).identity()
 

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tformer_jax.cli import checks
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
+from tformer_jax.data.prepare import prepare
 
 
 def config(source: str, train, family: str = "seq2seq", **changes) -> Config:
@@ -153,6 +155,11 @@ MISTAKES = [
     ("jsonl", {"a.jsonl": b'{"source": "a", "target": "b"}\n{"source"\n'}, r"a\.jsonl, line 2: is not valid JSON"),
     ("jsonl", {"a.jsonl": b'{"source": "a"}\n'}, r"a\.jsonl, line 1: has no field 'target', only 'source': set data"),
     ("jsonl", {"a.jsonl": b'{"source": "a", "target": 3}\n'}, r"a\.jsonl, line 1: field 'target' is int, not text"),
+    (
+        "jsonl",
+        {"a.jsonl": b'{"source": "a", "target": "\\ud800"}\n'},
+        r"a\.jsonl, line 1: field 'target' has half of a surrogate pair, which is not a character",
+    ),
     ("jsonl", {"a.jsonl": b"[]\n"}, r"a\.jsonl, line 1: is not an object with named fields"),
     (
         "parquet",
@@ -205,6 +212,47 @@ def test_a_split_without_a_readable_line(tmp_path):
     cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
     with pytest.raises(DataError, match="split validation has no valid example"):
         load_corpus(cfg, tmp_path)
+
+
+def test_a_training_split_without_a_readable_line(tmp_path):
+    write(tmp_path, **{"a.tsv": b"alone\n", "b.tsv": b"1\t2\n"})
+    cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
+    with pytest.raises(DataError, match="split train has no valid example"):
+        load_corpus(cfg, tmp_path)
+    with pytest.raises(DataError, match="split train has no valid example"):
+        prepare(cfg, tmp_path, tmp_path / "prepared")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst"])
+def test_a_file_that_cannot_be_opened(tmp_path, monkeypatch, name):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    write(tmp_path, **{name: b"text"})
+    for owner in (Path, gzip):
+        monkeypatch.setattr(owner, "open", refuse)
+    monkeypatch.setattr(pa, "input_stream", refuse)
+    with pytest.raises(DataError, match=f"{name} cannot be read: Permission denied"):
+        load_corpus(config("text", name, "decoder_lm"), tmp_path)
+
+
+@pytest.mark.parametrize("name", [".", "", "part"])
+def test_a_folder_is_not_a_file(tmp_path, name):
+    (tmp_path / "part").mkdir()
+    cfg = config("text", name, "decoder_lm")
+    sentence = f"{tmp_path / name} is a folder: name a file in it, or a glob such as"
+    with pytest.raises(DataError, match=sentence):
+        load_corpus(cfg, tmp_path)
+    assert [sentence in problem for problem in checks.data(cfg, tmp_path)] == [True]
+
+
+def test_other_braces_than_the_language_are_part_of_the_path(tmp_path):
+    cfg = config("parallel_lines", "a.{split}.{lang}")
+    with pytest.raises(DataError, match=r"a\.{split}\.en does not exist"):
+        load_corpus(cfg, tmp_path)
+    assert ["a.{split}.en does not exist" in problem for problem in checks.data(cfg, tmp_path)] == [True]
+    write(tmp_path, **{"a.{split}.en": b"1\n2\n", "a.{split}.de": b"3\n4\n"})
+    assert load_corpus(cfg, tmp_path).train == [{"source": "1", "target": "3"}]
 
 
 def test_unknown_labels(tmp_path):

@@ -200,7 +200,7 @@ def data(cfg: Config, root: Path | None) -> Iterator[str]:
     names = [*cfg.data.train, *cfg.data.validation, *cfg.data.test]
     if cfg.data.source == "parallel_lines":
         languages = (cfg.data.source_language, cfg.data.target_language)
-        names = [name.format(lang=language) for name in names for language in languages]
+        names = [name.replace("{lang}", language) for name in names for language in languages]
     elif cfg.data.source not in files.KINDS:
         names = []
     tokenizer = cfg.data.tokenizer_file if "file" in cfg.data.tokenizer_kinds else None

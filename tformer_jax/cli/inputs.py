@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.corpora.lines import BadLines, decoded_lines, open_binary
+from tformer_jax.data.corpora.lines import BadLines, decoded_lines, is_unicode, open_binary
 
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 HASHED_BYTES = 2**20
@@ -112,10 +112,7 @@ class Source:
         if self._texts:
             yield from enumerate(self._texts, start=1)
             return
-        try:
-            self._file = sys.stdin.buffer if self._path is None else open_binary(self._path)
-        except OSError as error:
-            raise ConfigError(f"{self._name} cannot be read: {error.strerror}") from error
+        self._file = sys.stdin.buffer if self._path is None else open_binary(self._path)
         number = 0
         for number, line in decoded_lines(self._file, Path(self._name), BadLines()):
             assert line is not None
@@ -167,15 +164,6 @@ def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
     if not is_unicode(text):
         raise ValueError(f"field {field!r} has half of a surrogate pair, which is not a character")
     return text
-
-
-def is_unicode(text: str) -> bool:
-    """Whether `text` can be encoded as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def checked_argument(text: str) -> str:

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
-from tformer_jax.data.corpora.lines import BadLines, numbered_lines, read_text
+from tformer_jax.data.corpora.lines import BadLines, is_unicode, numbered_lines, read_text
 
 HOMES = {
     "multi30k": "task 1 of the GitHub repository multi30k/dataset",
@@ -53,7 +53,7 @@ def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileReader:
 def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:
     """Reads translation pairs from two files, aligned by line; `{lang}` in the path is replaced by the language."""
     languages = (reader.cfg.source_language, reader.cfg.target_language)
-    sides = [locate(reader.root, name.format(lang=language)) for language in languages]
+    sides = [locate(reader.root, name.replace("{lang}", language)) for language in languages]
     if len(sides[0]) != len(sides[1]):
         raise DataError(f"{name} matches {len(sides[0])} {languages[0]} files, but {len(sides[1])} {languages[1]}")
     for source, target in zip(*sides, strict=True):
@@ -151,9 +151,9 @@ def locate(root: Path | None, name: str) -> list[Path]:
     """Returns the files in the data folder that match a path or glob, sorted by name.
 
     Raises:
-        DataError: no folder is given, or no file matches.
+        DataError: no folder is given, the path is that of a folder, or no file matches.
     """
-    home = HOMES.get(Path(name).parts[0])
+    home = HOMES.get("".join(Path(name).parts[:1]))
     origin = f" (it comes from {home})" if home else ""
     if root is None and not Path(name).is_absolute():
         raise DataError(
@@ -163,6 +163,8 @@ def locate(root: Path | None, name: str) -> list[Path]:
     path = Path(root or "") / name
     if path.is_file():
         return [path]
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name a file in it, or a glob such as '*.gz' that matches its files")
     files = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
     if not files:
         raise DataError(f"{path} does not exist{origin}: put it there, or name another folder with --data DIR")
@@ -193,6 +195,8 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
             raise DataError(f"has no field {field!r}, only {', '.join(map(repr, record))}: set data.fields")
         if not isinstance(record[field], str | int if key == "label" else str):
             raise DataError(f"field {field!r} is {type(record[field]).__name__}, not text")
+        if not is_unicode(str(record[field])):
+            raise DataError(f"field {field!r} has half of a surrogate pair, which is not a character")
     return {key: str(record[field]) for key, field in fields.items()}
 
 

@@ -60,7 +60,8 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
     `.gz` and `.zst` files are decompressed as they are read.
 
     Raises:
-        DataError: the file is empty; or it is damaged or not UTF-8, and malformed lines are not skipped.
+        DataError: the file cannot be opened or is empty; or it is damaged or not UTF-8, and malformed lines are not
+            skipped.
     """
     blank = True
     with contextlib.closing(open_binary(path)) as file:
@@ -91,13 +92,29 @@ def read_text(path: Path, bad: BadLines) -> str:
     return "".join(line for _, line in numbered_lines(path, bad, keep_ends=True) if line is not None)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be encoded as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def open_binary(path: Path) -> BinaryIO:
-    """Opens a file for reading bytes; `.gz` and `.zst` files are decompressed."""
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path))
-    if path.suffix == ".zst":
-        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
-    return path.open("rb")
+    """Opens a file for reading bytes; `.gz` and `.zst` files are decompressed.
+
+    Raises:
+        DataError: the file cannot be opened.
+    """
+    try:
+        if path.suffix == ".gz":
+            return cast(BinaryIO, gzip.open(path))
+        if path.suffix == ".zst":
+            return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _raw_lines(file: BinaryIO, path: Path, bad: BadLines) -> Iterator[bytes]:

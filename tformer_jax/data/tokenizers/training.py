@@ -12,7 +12,7 @@ from rich.progress import track
 from tformer_jax import user_cache
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora.cldr import Phrases
-from tformer_jax.data.corpora.corpus import Example
+from tformer_jax.data.corpora.corpus import DataError, Example
 from tformer_jax.data.tokenizers import normalization, simple, subword
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
@@ -42,6 +42,7 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
 
     Raises:
         ConfigError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
+        DataError: the training split has no example.
     """
     if cfg.tokenizer == "file" and (folder := Path(root or "") / (cfg.tokenizer_file or "")).is_dir():
         return _of_folder(cfg, folder)
@@ -74,7 +75,10 @@ def _extended(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenize
 
 
 def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
-    sides = [key for key in next(iter(train)) if key != "label"]
+    first = next(iter(train), None)
+    if first is None:
+        raise DataError("split train has no valid example")
+    sides = [key for key in first if key != "label"]
     languages = (cfg.source_language, cfg.target_language) if len(sides) == 2 else (cfg.source_language,)
     normalizers = {side: normalizer(cfg.normalize, language) for side, language in zip(sides, languages, strict=True)}
 
