@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data import transforms
-from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import (
+    BpeDropout,
+    Tokenizers,
+    from_json,
+    load_checkpoint_tokenizers,
+    train_tokenizers,
+)
 from tformer_jax.data.tokenizers.imported import load_tokenizer
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
 from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK, SpecialTokens
@@ -113,6 +119,17 @@ def test_mistakes(tmp_path, name, content, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         load_tokenizer(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_ids_of_a_vocabulary_in_lines_are_line_numbers(tmp_path, end):
+    """bert-base-chinese has U+2028, the line separator, as a token."""
+    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2028", "\x85", "\x0b", "a", "film"]
+    (tmp_path / "vocab.txt").write_bytes("".join(line + end for line in lines).encode())
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    tokenizer = load_checkpoint_tokenizers(tmp_path).target
+    assert tokenizer.vocab_size == len(lines)
+    assert tokenizer.encode("a film") == [lines.index("a"), lines.index("film")]
 
 
 class TestBpeDropout:

@@ -80,8 +80,8 @@ def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
         raise ConfigError(f"{folder} has only vocab.txt, which is read for BERT: save its tokenizer.json")
     options = read_json(folder / "tokenizer_config.json", {})
     names = BERT_TOKENS | {role: name for role, name in _named(options).items() if role in BERT_TOKENS}
-    lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    vocab = {line.rstrip("\n"): number for number, line in enumerate(lines)}
+    lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    vocab = {line: number for number, line in enumerate(lines)}  # a line may be U+2028, at which splitlines breaks
     if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
         raise ConfigError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
     tokenizer = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
