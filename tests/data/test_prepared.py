@@ -5,13 +5,14 @@ import collections
 import dataclasses
 import itertools
 import json
+import types
 
 import numpy as np
 import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of
 from tests.helpers import rest_slow
-from tformer_jax.cli import benchmark, prepare_data
+from tformer_jax.cli import benchmark, evaluate, prepare_data
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
@@ -19,6 +20,8 @@ from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import _metadata, prepare
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.data.transforms import Tokenized
 from tformer_jax.special_tokens import PAD
 
 WORDS = [f"word{number} zwölf {'x' * (number % 7)}" for number in range(90)]
@@ -89,6 +92,25 @@ def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path, m
     assert_same(list(itertools.islice(found, 30)), list(itertools.islice(expected, 30)))
     expected, found = (evaluation_batches(cfg, c.test, tokenizers, c.labels) for c in (corpus, again))
     assert_same(list(found), list(expected))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OBJECTIVES])
+def test_a_limited_evaluation_reads_the_stored_ids(kind, corpus_folder, tmp_path, monkeypatch):
+    cfg = config(kind)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    corpus = load_corpus(cfg, corpus_folder)
+    tokenizers = Tokenizers.load(tmp_path / "p" / "tokenizers")
+    folders = {5: ["p"], 12: ["p", "p"]}  # of 9 test examples each
+    expected = {}
+    for limit, names in folders.items():
+        texts = (corpus.test * len(names))[:limit]
+        expected[limit] = list(evaluation_batches(cfg, texts, tokenizers, corpus.labels))
+    monkeypatch.delattr(Tokenized, "read")
+    for limit, names in folders.items():
+        found = load_corpus(prepared(cfg, *(tmp_path / name for name in names)), None).test
+        batches = list(evaluation_batches(cfg, found, tokenizers, corpus.labels, limit=limit))
+        assert len(batches) == len(expected[limit])
+        assert_same(batches, expected[limit])
 
 
 @pytest.mark.slow
@@ -311,6 +333,15 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
         load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
     with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
         load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
+
+
+def test_a_run_is_not_evaluated_on_the_ids_of_other_tokenizers(corpus_folder, tmp_path):
+    cfg = config("seq2seq")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    Tokenizers(*[ByteTokenizer()] * 2).save(tmp_path / "run" / "tokenizers")
+    run = types.SimpleNamespace(path=tmp_path / "run")
+    with pytest.raises(ConfigError, match="p/tokenizers are not the tokenizers that .*run/tokenizers was trained with"):
+        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
 
 
 def test_a_corpus_without_end_is_not_prepared(tmp_path):

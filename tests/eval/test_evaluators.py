@@ -1,5 +1,6 @@
 """Evaluators against results computed by hand or in NumPy."""
 
+import dataclasses
 import math
 from importlib import metadata
 
@@ -12,11 +13,13 @@ from tests import oracles
 from tests.helpers import build, rest_slow, tiny
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
-from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.objectives import covering_corrupted, objective_of
+from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.transforms import Tokenized
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics
 from tformer_jax.eval.evaluators import evaluators_for
 from tformer_jax.eval.samples import ContinuationEvaluator
@@ -176,6 +179,22 @@ def test_a_limit_takes_the_first_examples():
     first, _ = evaluate("classifier", model, params, LABELED[:2], batch_size=2)
     limited, _ = evaluate("classifier", model, params, LABELED, batch_size=2, limit=2)
     assert limited == first
+
+
+def test_the_likelihood_of_prepared_texts_needs_no_tokenization(tmp_path, monkeypatch):
+    model, params = build(tiny("decoder_lm"))
+    (tmp_path / "a.txt").write_text("abcdefg\ngfedcba\ncafe\n" * 9)
+    data = DataConfig(source="lines", train="a.txt", batching="windows", window=4)
+    cfg = Config(model=model.cfg, data=data, eval=EvalConfig(batch_size=2))
+    prepare(cfg, tmp_path, tmp_path / "p", tokenizers=TOKENIZERS)
+    texts = load_corpus(cfg, tmp_path)
+    cfg = dataclasses.replace(cfg, data=dataclasses.replace(data, source="prepared", train=("p",)))
+    corpora, metrics = (texts, load_corpus(cfg, tmp_path)), []
+    for corpus in corpora:
+        likelihood, _ = evaluators_for(cfg, model, corpus, TOKENIZERS, "test", 2)
+        metrics.append(likelihood(params).metrics)
+        monkeypatch.delattr(Tokenized, "read", raising=False)
+    assert metrics[0] == metrics[1]
 
 
 def scores(outputs, references, **settings) -> dict[str, float]:

@@ -48,13 +48,19 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
 
 
 def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
-    """Returns the metrics on all examples of a split, with everything that determines them."""
+    """Returns the metrics on all examples of a split, with everything that determines them.
+
+    Raises:
+        ConfigError: the data cannot be loaded, or was prepared with other tokenizers than the run's.
+    """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.eval.evaluators import evaluators_for
     from tformer_jax.train import provenance
+    from tformer_jax.train.experiment import find_tokenizers
 
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
-    found = [run_one(run.params) for run_one in evaluators_for(cfg, run.model, corpus, run.tokenizers, split, limit=0)]
+    tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
+    found = [run_one(run.params) for run_one in evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)]
     return {
         "name": cfg.name,
         **provenance.collect(),

@@ -64,6 +64,7 @@ def evaluation_batches(
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
     *,
+    limit: int = 0,
     shards: Shards = WHOLE_BATCH,
 ) -> Iterator[Batch]:
     """Yields every example once, in batches of `cfg.eval.batch_size` rows rounded up to a multiple of the shards.
@@ -73,29 +74,34 @@ def evaluation_batches(
     Documents are evaluated completely: those longer than a packed row continue in further rows, even with
     `data.overlong="cut"`.
 
+    Args:
+        limit: number of examples, from the first one; 0: all.
+        shards: as in `train_batches`.
+
     Raises:
         DataError: a token id is outside the vocabulary.
     """
-    batches = _evaluation_batches(cfg, examples, tokenizers, labels, shards)
+    batches = _evaluation_batches(cfg, _reader(examples, tokenizers, labels), tokenizers, limit, shards)
     return (_check_ids(tokenizers, batch) for batch in batches)
 
 
 def _evaluation_batches(
-    cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, shards: Shards
+    cfg: Config, reader: IndexedReader | Tokenized, tokenizers: Tokenizers, limit: int, shards: Shards
 ) -> Iterator[Batch]:
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
-    reader, end = _reader(examples, tokenizers, labels), tokenizers.target.special.ends[0]
+    end = tokenizers.target.special.ends[0]
     if cfg.data.objective:
         objective = objective_of(cfg.data, tokenizers.target)
-        yield from covering_corrupted(token_stream(reader, end), objective, rows, shards)
+        yield from covering_corrupted(token_stream(reader, end, limit), objective, rows, shards)
         return
     if cfg.data.batching == "windows":
-        stream, prefix_lm = token_stream(reader, end), cfg.model.prefix_lm
+        stream, prefix_lm = token_stream(reader, end, limit), cfg.model.prefix_lm
         yield from covering_windows(stream, cfg.data.window, rows, shards, prefix_lm=prefix_lm)
         return
     frame = dataclasses.replace(framer(cfg, tokenizers), carry=True)
     read = RowReader(reader, frame, shards)
-    blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
+    indices = range(len(reader))[: limit or None]
+    blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
     pending = itertools.chain.from_iterable(map(_pending(reader, frame), blocks))
     if cfg.data.batching == "packed":
         yield from packed_once(pending, rows, _capacity(cfg), read)

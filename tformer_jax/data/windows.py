@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from tformer_jax.config import ConfigError
+from tformer_jax.data.corpora.prepared import Records
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.transforms import IdReader
 from tformer_jax.special_tokens import EOS, IGNORED, PAD
@@ -14,14 +15,14 @@ DOCUMENTS_PER_BLOCK = 256
 """Number of documents to tokenize at once."""
 
 
-def token_stream(documents: IdReader, end: int = EOS) -> np.ndarray:
-    """Concatenates the tokens of all documents, separated by `end`: int [tokens]."""
-    stream = getattr(documents, "stream", None)
+def token_stream(documents: IdReader, end: int = EOS, limit: int = 0) -> np.ndarray:
+    """Concatenates the tokens of the first `limit` documents (0: of all), separated by `end`: int [tokens]."""
+    stream = documents.stream(limit) if isinstance(documents, Records) else None
     if stream is not None:
         return stream
-    starts = range(0, len(documents), DOCUMENTS_PER_BLOCK)
-    blocks = (documents.read(range(start, min(start + DOCUMENTS_PER_BLOCK, len(documents)))) for start in starts)
-    return np.concatenate([block["text"].ended_by(end).ids for block in blocks])[:-1]
+    indices = range(len(documents))[: limit or None]
+    parts = (indices[start : start + DOCUMENTS_PER_BLOCK] for start in range(0, len(indices), DOCUMENTS_PER_BLOCK))
+    return np.concatenate([documents.read(part)["text"].ended_by(end).ids for part in parts])[:-1]
 
 
 class Windows:

@@ -1,12 +1,13 @@
 """The evaluators of each model family and of pre-training objectives."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, Example
+from tformer_jax.data.corpora.corpus import Part
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.tokenizers import Tokenizers
@@ -19,7 +20,7 @@ from tformer_jax.eval.samples import ContinuationEvaluator
 
 __all__ = ["Evaluation", "Evaluator", "Sample", "evaluators_for"]
 
-Build = Callable[[Config, nn.Module, Corpus, Tokenizers, list[Example], Likelihood], list[Evaluator]]
+Build = Callable[[Config, nn.Module, Corpus, Tokenizers, Sequence[Example], Likelihood], list[Evaluator]]
 
 
 def evaluators_for(
@@ -38,8 +39,9 @@ def evaluators_for(
         limit: number of examples to evaluate, from the start of the split; 0: all.
         shards: the shards of a batch, and those that this process prepares.
     """
-    examples = getattr(corpus, split)[: limit or None]
-    batches = functools.partial(evaluation_batches, cfg, examples, tokenizers, corpus.labels, shards=shards)
+    whole = getattr(corpus, split)
+    examples = Part(whole, 0, min(limit or len(whole), len(whole)))
+    batches = functools.partial(evaluation_batches, cfg, whole, tokenizers, corpus.labels, limit=limit, shards=shards)
     likelihood = Likelihood(model, batches, shards.own if shards.count > 1 else None)
     if cfg.data.objective:
         return [PerplexityEvaluator(likelihood)]
@@ -53,7 +55,7 @@ def check_installed(cfg: Config) -> None:
 
 
 def _seq2seq(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Evaluator]:
-    return [PerplexityEvaluator(likelihood), TranslationEvaluator(cfg, model, tokenizers, examples)]
+    return [PerplexityEvaluator(likelihood), TranslationEvaluator(cfg, model, tokenizers, examples[:])]
 
 
 def _decoder_lm(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Evaluator]:
@@ -61,7 +63,7 @@ def _decoder_lm(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Ev
 
 
 def _classifier(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Evaluator]:
-    return [ClassificationEvaluator(cfg, model, tokenizers, corpus.labels, examples, likelihood)]
+    return [ClassificationEvaluator(cfg, model, tokenizers, corpus.labels, examples[:], likelihood)]
 
 
 FAMILIES: dict[str, Build] = {"seq2seq": _seq2seq, "decoder_lm": _decoder_lm, "classifier": _classifier}

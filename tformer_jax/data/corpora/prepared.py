@@ -127,10 +127,15 @@ class Records(Sequence[Example]):
             raise DataError(f"{path} is missing or of another size: prepare the data again")
         return np.memmap(path, LENGTH, mode="r", shape=shape)
 
-    @property
-    def stream(self) -> np.ndarray | None:
-        """The tokens of all documents, separated by the end token, memory-mapped: int [tokens]; None for pairs."""
-        return self._stream
+    def stream(self, limit: int = 0) -> np.ndarray | None:
+        """Returns the tokens of the first `limit` documents (0: of all), separated by the end token: int [tokens].
+
+        They are memory-mapped; None for pairs.
+        """
+        if self._stream is None or not limit:
+            return self._stream
+        lengths = self._lengths[:limit, 0]
+        return self._stream[: int(lengths.sum(dtype=np.int64)) + len(lengths) - 1]
 
     @functools.cached_property
     def _stream(self) -> np.ndarray | None:
