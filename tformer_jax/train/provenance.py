@@ -9,9 +9,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import tformer_jax
-
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tokenizers", "babel", "sacrebleu")
+PACKAGES = (
+    "tformer_jax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tokenizers",
+    "babel",
+    "sacrebleu",
+)
 
 
 def collect() -> dict[str, Any]:
@@ -26,8 +35,15 @@ def collect() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of this package, which runs without being installed, and of those that results depend on."""
-    return {"tformer_jax": tformer_jax.__version__} | {name: metadata.version(name) for name in PACKAGES}
+    """Returns the versions of this package, unless it runs without being installed, and of those it depends on."""
+    return {name: version for name in PACKAGES if (version := _version(name))}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def hardware() -> dict[str, Any]:
