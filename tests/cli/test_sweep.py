@@ -94,6 +94,16 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
 
 
+def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    path, folder = tmp_path / "small.py", tmp_path / "sweep"
+    path.write_text(CONFIG)
+    arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
+    with pytest.raises(ConfigError, match="--sweep: train.metric=loss and train.metric=bleu are not comparable"):
+        sweep.main([*arguments, "--sweep", "train.metric=loss,bleu"])
+    assert not folder.exists()
+
+
 def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     path, folder = tmp_path / "small.py", tmp_path / "sweep"

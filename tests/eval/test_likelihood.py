@@ -8,6 +8,8 @@ from tests import oracles
 from tests.helpers import apply, build, tiny
 from tformer_jax.eval import likelihood
 from tformer_jax.eval.likelihood import Likelihood
+from tformer_jax.models import registry
+from tformer_jax.special_tokens import IGNORED
 
 
 class Counted:
@@ -40,6 +42,19 @@ def test_sums_do_not_depend_on_the_number_of_pending_batches(count):
     log_p = np.log(oracles.softmax(np.float64(logits)))
     expected = -np.take_along_axis(log_p, split.batches[-1]["targets"][..., None], axis=-1)[..., 0].sum(axis=1)
     np.testing.assert_allclose(losses.nll[-2:], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["decoder_lm", "masked_lm"])
+def test_chunks_of_logits_give_the_same_sums(family):
+    """Four positions in chunks of three; the logits of all positions are never in memory."""
+    model, params = build(tiny(family))
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(3, 11, (2, 4)).astype(np.int32)
+    targets = np.where(draw.random((2, 4)) < 0.7, tokens, IGNORED).astype(np.int32)
+    batch = {"tokens": tokens, registry.FAMILIES[family].labels: targets}
+    np.testing.assert_allclose(likelihood._sums(model, params, batch, 3), likelihood._sums(model, params, batch), 1e-6)
+    program = str(jax.make_jaxpr(lambda params: likelihood._sums(model, params, batch, 3))(params))
+    assert "f32[2,3,11]" in program and "f32[2,4,11]" not in program
 
 
 def test_rows_without_labels_are_dropped_and_many_are_joined(monkeypatch):

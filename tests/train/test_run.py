@@ -278,6 +278,34 @@ def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
     assert not (folder / "metrics.jsonl").exists()
 
 
+def test_a_run_cannot_replace_the_run_that_it_starts_from(corpus_folder, uninterrupted):
+    before = sorted(os.listdir(uninterrupted))
+    cfg = small_config(start_from=str(uninterrupted))
+    with pytest.raises(
+        ConfigError, match="train.start_from=.* is the folder of this run, which it would replace: name"
+    ):
+        experiment.build(cfg, uninterrupted, data_root=corpus_folder, overwrite=True)
+    assert sorted(os.listdir(uninterrupted)) == before
+
+
+def test_changed_data_or_metrics_cannot_resume(corpus_folder, tmp_path):
+    data, folder, cfg = tmp_path / "data", tmp_path / "run", small_config()
+    shutil.copytree(corpus_folder, data)
+    experiment.build(cfg, folder, data_root=data).batches.close()
+    lines = (data / "pairs.tsv").read_text().splitlines(keepends=True)
+    (data / "pairs.tsv").write_text("".join(lines[:-1]))
+    with pytest.raises(
+        ConfigError, match=r"the data of .*run changed \(the number of train examples is \d+ and was \d+"
+    ):
+        experiment.build(cfg, folder, data_root=data, resume=True)
+    (data / "pairs.tsv").write_text("".join(lines))
+    experiment.build(cfg, folder, data_root=data, resume=True).batches.close()
+    for name, value in (("metric", "bleu"), ("layer_norms", True)):
+        changed = Config.from_dict({**config.to_dict(cfg), "train": {**config.to_dict(cfg.train), name: value}})
+        with pytest.raises(ConfigError, match=f"is a run of another config .train.{name}: "):
+            experiment.build(changed, folder, data_root=data, resume=True)
+
+
 def test_another_config_cannot_resume(uninterrupted, corpus_folder):
     changed = Config.from_dict({**config.to_dict(two_shapes()), "seed": 5})
     with pytest.raises(ConfigError, match=r"is a run of another config \(seed: 0 -> 5\); restore these settings"):

@@ -233,8 +233,9 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-            found[combination] = {"tokens_per_second": result["tokens"] / result["seconds"], **result}
-            found[combination] |= measured(run / "metrics.jsonl")
+            found[combination] = result | measured(run / "metrics.jsonl")
+            if "tokens_per_second" not in found[combination]:
+                found[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return found
 
 

@@ -42,7 +42,8 @@ def evaluators_for(
     whole = getattr(corpus, split)
     examples = Part(whole, 0, min(limit or len(whole), len(whole)))
     batches = functools.partial(evaluation_batches, cfg, whole, tokenizers, corpus.labels, limit=limit, shards=shards)
-    likelihood = Likelihood(model, batches, shards.own if shards.count > 1 else None)
+    own = shards.own if shards.count > 1 else None
+    likelihood = Likelihood(model, batches, own, chunk=cfg.train.loss_chunk)
     if cfg.data.objective:
         return [PerplexityEvaluator(likelihood)]
     return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood)

@@ -13,7 +13,7 @@ from flax import linen as nn
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
-from tformer_jax.models.losses import masked_cross_entropy
+from tformer_jax.models.losses import in_chunks, masked_cross_entropy
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import IGNORED
@@ -32,9 +32,16 @@ CACHED_BYTES = 2**28
 class Likelihood:
     """Sums over all batches and divides once, so that batch size and padding do not change the result."""
 
-    def __init__(self, model: nn.Module, batches: Batches, own: Sequence[int] | None = None):
-        """Evaluates `model` on `batches`, which have all rows, or those of the batch shards `own` (`shard_batch`)."""
-        self._model, self._batches, self._own = model, batches, own
+    def __init__(
+        self, model: nn.Module, batches: Batches, own: Sequence[int] | None = None, *, chunk: int | None = None
+    ):
+        """Evaluates `model` on `batches`.
+
+        Args:
+            batches: have all rows, or those of the batch shards `own` (`shard_batch`).
+            chunk: maximum number of positions per row whose logits are in memory at once; None: all.
+        """
+        self._model, self._batches, self._own, self._chunk = model, batches, own, chunk
         self._cached: list[Batch] | None = None
 
     def __call__(self, params: Any) -> tuple[float, float, Losses]:
@@ -44,7 +51,7 @@ class Likelihood:
         pending: collections.deque[jax.Array] = collections.deque()
         with everywhere(mesh):
             for batch in self._all_batches():
-                pending.append(_sums(self._model, params, shard_batch(mesh, batch, self._own)))
+                pending.append(_sums(self._model, params, shard_batch(mesh, batch, self._own), self._chunk))
                 if len(pending) > MAX_PENDING_BATCHES:
                     rows.append(np.asarray(pending.popleft()))
             rows += map(np.asarray, pending)
@@ -75,10 +82,21 @@ def in_parts(nll: np.ndarray, labels: np.ndarray) -> Losses:
     return Losses(nll.tolist(), labels.astype(np.int64).tolist())
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("model", "chunk"))
+def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array], chunk: int | None = None) -> jax.Array:
     """Returns the summed loss and the numbers of correct predictions and of labels of each row: float32 [B, 3]."""
-    logits, labels, _ = registry.forward(model, params, batch)
+    if chunk is None:
+        outputs = registry.forward(model, params, batch)
+        return replicate(_sums_of_rows(outputs.logits, outputs.labels))
+
+    def sums(x: jax.Array, labels: jax.Array) -> jax.Array:
+        return _sums_of_rows(model.apply({"params": params}, x, method="logits"), labels)
+
+    features = registry.forward(model, params, batch, method="features")
+    return replicate(in_chunks(sums, features.logits, features.labels, chunk))
+
+
+def _sums_of_rows(logits: Any, labels: jax.Array) -> jax.Array:
     sums = jax.vmap(masked_cross_entropy)(logits, labels)
     hits = (most_probable(logits) == labels) & (labels != IGNORED)
-    return replicate(jnp.stack([sums.loss, hits.reshape(len(hits), -1).sum(axis=1), sums.labels], axis=1))
+    return jnp.stack([sums.loss, hits.reshape(len(hits), -1).sum(axis=1), sums.labels], axis=1)

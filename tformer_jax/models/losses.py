@@ -1,7 +1,7 @@
 """Cross-entropy loss for training and evaluation."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ from flax import linen as nn
 
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import IGNORED
+
+Tree = TypeVar("Tree")
 
 
 class Sums(NamedTuple):
@@ -83,8 +85,8 @@ def batch_loss(
     return in_chunks(sums, features.logits, features.labels, chunk), features.auxiliary_loss
 
 
-def in_chunks(sums: Callable[[jax.Array, jax.Array], Sums], x: jax.Array, labels: jax.Array, chunk: int) -> Sums:
-    """Sums `sums(x, labels)` of x [B, T, D] and labels int [B, T] over chunks of at most `chunk` positions.
+def in_chunks(sums: Callable[[jax.Array, jax.Array], Tree], x: jax.Array, labels: jax.Array, chunk: int) -> Tree:
+    """Sums `sums(x, labels)`, a tree, of x [B, T, D] and labels int [B, T] over chunks of at most `chunk` positions.
 
     Only x is kept for the backward pass, which recomputes each chunk.
     """
@@ -93,7 +95,8 @@ def in_chunks(sums: Callable[[jax.Array, jax.Array], Sums], x: jax.Array, labels
     x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(B, -1, chunk, D).swapaxes(0, 1)
     labels = jnp.pad(labels, ((0, 0), (0, missing)), constant_values=IGNORED).reshape(B, -1, chunk).swapaxes(0, 1)
 
-    def add(total: Sums, piece: tuple[jax.Array, jax.Array]) -> tuple[Sums, None]:
+    def add(total: Tree, piece: tuple[jax.Array, jax.Array]) -> tuple[Tree, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
 
-    return jax.lax.scan(add, zero_sums(), (x, labels))[0]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(sums, x[0], labels[0]))
+    return jax.lax.scan(add, zeros, (x, labels))[0]
