@@ -108,3 +108,9 @@ def test_a_result_that_could_not_be_recorded_is_refused_before_training(tmp_path
     for path in (tmp_path / "new", tmp_path / "file" / "result.json"):
         with pytest.raises(ConfigError, match=f"--record {path}: cannot"):
             check_writable(path)
+
+
+def test_a_report_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    """The run may have ended with an error of its own, which must not be replaced."""
+    train.write_report(tmp_path)
+    assert "is not a run folder" in caplog.text

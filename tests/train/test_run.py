@@ -281,9 +281,7 @@ def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
 def test_a_run_cannot_replace_the_run_that_it_starts_from(corpus_folder, uninterrupted):
     before = sorted(os.listdir(uninterrupted))
     cfg = small_config(start_from=str(uninterrupted))
-    with pytest.raises(
-        ConfigError, match="train.start_from=.* is the folder of this run, which it would replace: name"
-    ):
+    with pytest.raises(ConfigError, match="train.start_from=.*: is the run folder, which this run would replace"):
         experiment.build(cfg, uninterrupted, data_root=corpus_folder, overwrite=True)
     assert sorted(os.listdir(uninterrupted)) == before
 
