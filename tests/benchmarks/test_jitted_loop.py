@@ -113,9 +113,9 @@ def test_a_longer_prompt_leaves_fewer_new_tokens():
 def test_finished_rows_take_no_steps(monkeypatch):
     calls = []
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         jax.debug.callback(lambda: calls.append(1))
-        return choose(*arguments)
+        return choose(*arguments, **options)
 
     choose = chains.choose
     monkeypatch.setattr(chains, "choose", counted)
