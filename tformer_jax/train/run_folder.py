@@ -3,7 +3,8 @@
 config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
 provenance.json  id, versions, hardware         checkpoints/                  state by step
 tokenizers/      trained on the training split  weights/, weights.json        the final weights
-labels.json      names of the classes           result.json                   the final evaluation
+corpus.json      sizes and ends of the splits   result.json                   the final evaluation
+labels.json      names of the classes
 start_from.json  parameters of another run      profile/                      traces
 imported.json    the files of an imported model
 events.jsonl     starts, spikes, interruptions  outputs/                      of the last evaluation, by split
