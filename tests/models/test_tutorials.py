@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import TINY, apply, assert_close, build, tiny
+from tests.helpers import TINY, apply, assert_close, build, tiny, with_own_stacks
 from tests.models.test_models import REAL, SOURCE, TOKENS
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import ModelConfig
@@ -25,6 +25,7 @@ def shrunk(variant: str) -> ModelConfig:
         sizes |= {"encoder_layers": 2, "decoder_layers": 3}
     if cfg.attention == "basic":
         sizes["num_heads"] = 1
+    sizes = with_own_stacks(cfg.family, sizes)
     return dataclasses.replace(cfg, **sizes, num_classes=3 if cfg.family == "classifier" else None)
 
 

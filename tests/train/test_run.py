@@ -75,6 +75,7 @@ def test_a_run_folder_holds_everything(uninterrupted):
     assert names == {
         "checkpoints",
         "config.json",
+        "corpus.json",
         "events.jsonl",
         "metrics.jsonl",
         "model.json",
