@@ -17,7 +17,10 @@ import sys, time
 from tformer_jax.cli.common import run_main
 def say(text):
     print(text, flush=True)
+def pause():
+    for _ in range(600): time.sleep(0.1)
 """
+"""Defines `pause`: one long sleep would miss a signal that arrives just before it."""
 
 
 def started(program: str, **options) -> subprocess.Popen:
@@ -37,19 +40,19 @@ def shell(command: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("program", "signals"),
     [
-        ("def main():\n say('on'); time.sleep(60)\nrun_main(main)", 1),
-        ("say('on'); time.sleep(60)", 1),
+        ("def main():\n say('on'); pause()\nrun_main(main)", 1),
+        ("say('on'); pause()", 1),
         (
-            "def main():\n say('on')\n while True:\n  try: time.sleep(60)\n  except KeyboardInterrupt: say('lost')\n"
+            "def main():\n say('on')\n while True:\n  try: pause()\n  except KeyboardInterrupt: say('lost')\n"
             "run_main(main)",
             1,
         ),
         (
-            "def main():\n say('on')\n try: time.sleep(60)\n finally: time.sleep(60)\nrun_main(main)",
+            "def main():\n say('on')\n try: pause()\n finally: pause()\nrun_main(main)",
             2,
         ),
         (
-            "class A:\n def __del__(_): say('on'); time.sleep(60)\ndef main(): A(); time.sleep(60)\nrun_main(main)",
+            "class A:\n def __del__(_): say('on'); pause()\ndef main(): A(); pause()\nrun_main(main)",
             1,
         ),
     ],
@@ -69,9 +72,7 @@ def test_ctrl_c_ends_with_130_and_one_line(program, signals):
 
 
 def test_ctrl_c_skips_interpreter_shutdown():
-    program = (
-        "import atexit\natexit.register(say, 'taken down')\ndef main():\n say('on'); time.sleep(60)\nrun_main(main)"
-    )
+    program = "import atexit\natexit.register(say, 'taken down')\ndef main():\n say('on'); pause()\nrun_main(main)"
     with started(program) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
