@@ -13,9 +13,9 @@ for Visual Context in Multimodal Machine Translation" (2021): lower-cased, norma
 four layers of width 128 on each side, dropout of 0.3, averaged checkpoints, beam width 5, BLEU on tokens. It needs
 `pip install -e ".[tokenizers]"`. Pre-norm, Muon, a label smoothing of 0.2 (the paper's is 0.1) and a vocabulary of
 6,000 (10,000) differ from the paper. The last two were chosen on the validation split: of runs that were stopped after
-2,400 to 2,700 of 6,500 steps, the two with the paper's values had a BLEU of 38.8 and 39.4, that with a vocabulary of
-6,000 39.4, and that with a smoothing of 0.2 39.9; AdamW had 38.8. Expect a BLEU of 40.4 on test_2016_flickr after 85
-minutes on two CPU cores; the paper has 41.0.
+2,400 to 2,700 of 6,500 steps, two with the paper's smoothing and vocabulary had a BLEU of 38.8 and 39.4, that with a
+vocabulary of 6,000 39.4, and that with a smoothing of 0.2 39.9; AdamW had 38.8. Expect a BLEU of 40.4 on
+test_2016_flickr after 85 minutes on two CPU cores; the paper has 41.0.
 """
 
 import dataclasses

@@ -24,6 +24,13 @@ def corpus_folder(tmp_path):
     return tmp_path
 
 
+def flags(tmp_path, corpus_folder, folder) -> list[str]:
+    """Writes a config; returns the flags of a sweep over it, except `--sweep`."""
+    path = tmp_path / "small.py"
+    path.write_text(CONFIG)
+    return ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
+
+
 TRAINER = """
 import json, os, pathlib, sys
 run = pathlib.Path(next(flag for flag in sys.argv if flag.startswith("--run=")).removeprefix("--run="))
@@ -65,9 +72,8 @@ def test_invalid_sweeps(text):
 def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     monkeypatch.setenv("COLUMNS", "200")
-    path, folder = tmp_path / "small.py", tmp_path / "sweep"
-    path.write_text(CONFIG)
-    arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
+    folder = tmp_path / "sweep"
+    arguments = flags(tmp_path, corpus_folder, folder)
     with pytest.raises(ConfigError, match="unknown setting 'train.steeps'"):
         sweep.main([*arguments, "--sweep", "train.steeps=1"])
     assert not folder.exists()
@@ -96,9 +102,8 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
 
 def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
-    path, folder = tmp_path / "small.py", tmp_path / "sweep"
-    path.write_text(CONFIG)
-    arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
+    folder = tmp_path / "sweep"
+    arguments = flags(tmp_path, corpus_folder, folder)
     with pytest.raises(ConfigError, match="--sweep: train.metric=loss and train.metric=bleu are not comparable"):
         sweep.main([*arguments, "--sweep", "train.metric=loss,bleu"])
     assert not folder.exists()
@@ -106,9 +111,8 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
 
 def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
-    path, folder = tmp_path / "small.py", tmp_path / "sweep"
-    path.write_text(CONFIG)
-    arguments = ["--config", str(path), "--data", str(corpus_folder), "--output", str(folder)]
+    folder = tmp_path / "sweep"
+    arguments = flags(tmp_path, corpus_folder, folder)
     for _ in range(2):
         sweep.main([*arguments, "--sweep", "data.train=a/b.tsv,a%2Fb.tsv; seed=3"])
     assert capfd.readouterr().out.count("training") == 2

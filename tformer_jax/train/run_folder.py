@@ -120,14 +120,6 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     Raises:
         ConfigError: the corpus changed, or a setting that a resumed run may not change.
     """
-    if (run / CORPUS).exists():
-        before = json.loads((run / CORPUS).read_text(encoding="utf-8"))
-        for name, value in corpus.items():
-            if before.get(name) != value:
-                raise ConfigError(
-                    f"the data of {run} changed ({name} is {value} and was {before.get(name)}); restore the data, or "
-                    "name another --run"
-                )
     differences = config.differences(config.load(run / "config.json"), cfg)
     changed = [
         difference
@@ -137,6 +129,14 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise ConfigError(f"{run} is a run of another config ({shown}); restore these settings, or name another --run")
+    if (run / CORPUS).exists():
+        before = json.loads((run / CORPUS).read_text(encoding="utf-8"))
+        for name, value in corpus.items():
+            if before.get(name) != value:
+                raise ConfigError(
+                    f"the data of {run} changed ({name} is {value} and was {before.get(name)}); restore the data, or "
+                    "name another --run"
+                )
     if differences:
         (run / "result.json").unlink(missing_ok=True)
         config.save(cfg, run / "config.json")
