@@ -106,7 +106,29 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
     arguments = flags(tmp_path, corpus_folder, folder)
     with pytest.raises(ConfigError, match="--sweep: train.metric=loss and train.metric=bleu are not comparable"):
         sweep.main([*arguments, "--sweep", "train.metric=loss,bleu"])
+    with pytest.raises(ConfigError, match="bpe and .*bytes are not comparable: train.metric='loss' is per token"):
+        sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes"])
     assert not folder.exists()
+    sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes; seed=3", "--config.train.metric=bleu"])
+
+
+def test_names_of_runs_have_a_maximum(corpus_folder, tmp_path):
+    arguments = flags(tmp_path, corpus_folder, tmp_path / "sweep")
+    with pytest.raises(ConfigError, match="has more than 240 bytes; pass settings that all runs share"):
+        sweep.main([*arguments, "--sweep", f"data.train={'x' * 240}"])
+
+
+def test_diverged_runs_have_no_mean(corpus_folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER.replace("1.5 + seed", "1.5 if rate < 9 else None"))
+    folder, plot = tmp_path / "sweep", tmp_path / "plot.svg"
+    arguments = flags(tmp_path, corpus_folder, folder)
+    settings = "optim.learning_rate=1.5,9; seed=0,1"
+    sweep.main([*arguments, "--sweep", settings, "--record", str(tmp_path / "it.json"), "--plot", str(plot)])
+    assert [group["mean"]["loss"] for group in json.loads((tmp_path / "it.json").read_text())["groups"]] == [1.5, None]
+    assert "not finite" in capfd.readouterr().out
+    sweep.main([*arguments, "--sweep", "optim.learning_rate=2.5; seed=0"])
+    assert len(json.loads((folder / "results.json").read_text())) == 5, "those of both commands"
 
 
 def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):

@@ -1,4 +1,4 @@
-"""Intervals equal those of sacreBLEU's own classes; paired tests equal resamples counted by hand, and are calibrated."""
+"""Intervals equal those of sacreBLEU's own classes; paired tests equal resamples counted by hand and are calibrated."""
 
 import dataclasses
 

@@ -21,7 +21,7 @@ from tests.train.conftest import small_config
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import prepare
-from tformer_jax.train import experiment, loop, profiler
+from tformer_jax.train import experiment, loop, profiler, run_folder
 from tformer_jax.train.trained import load_trained
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +92,14 @@ def test_a_run_folder_holds_everything(uninterrupted):
     assert [path.name for path in sorted((uninterrupted / "checkpoints").iterdir())] == ["4", "8"]
     assert [r["step"] for r in records(uninterrupted) if r["group"] == "train"] == list(range(1, 9))
     assert [r["step"] for r in records(uninterrupted) if r["group"] == "validation"] == [4, 8]
+
+
+def test_results_are_valid_json_without_a_finite_metric(tmp_path):
+    run_folder.write_json(tmp_path / "it.json", {"a": [float("inf"), (1.5, float("nan"))], "b": "x"})
+    assert json.loads((tmp_path / "it.json").read_text(), parse_constant=pytest.fail) == {
+        "a": [None, [1.5, None]],
+        "b": "x",
+    }
 
 
 def test_the_result_records_its_environment(uninterrupted):

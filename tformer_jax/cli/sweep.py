@@ -28,6 +28,19 @@ from tformer_jax.train.run_folder import write_json
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
+PER_TOKEN = ("loss", "perplexity", "token_accuracy")
+VOCABULARY = (
+    "tokenizer",
+    "target_tokenizer",
+    "tokenizer_file",
+    "vocab_size",
+    "shared_vocab",
+    "split_digits",
+    "normalize",
+)
+"""Settings of `data` that change the tokens of the targets."""
+LONGEST_NAME = 240
+"""Bytes of a folder's name; file systems allow 255, of which suffixes and temporary names need some."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     todo = [found for found in combinations if best is None or sweeps.without(found, "seed") in best]
     failed += train_all(options, overrides, todo, folder)
     results = read_results(folder, combinations)
-    write_json(folder / "results.json", [{"settings": found, **result} for found, result in results.items()])
+    write_results(folder / "results.json", results)
     if results:
         facts = {"name": name, "command": shlex.join(["python", *sys.argv]), "metric": metric, "chosen": options.choose}
         write(options, facts | sweeps.record(results, of=best) | {"failed": failed})
@@ -136,11 +149,17 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
     """Checks the flags before anything is trained.
 
     Raises:
-        ConfigError: a file cannot be written, matplotlib is missing, or a name is invalid.
+        ConfigError: a file cannot be written, matplotlib is missing, or a name is invalid or too long.
     """
     names = [part.partition("=")[0] for part in combinations[0]]
     if options.choose is not None and (options.choose not in names or options.choose == "seed"):
         raise ConfigError(f"--choose {options.choose}: must be a setting of --sweep other than seed")
+    longest = max(map(run_name, combinations), key=lambda name: len(name.encode()))
+    if len(longest.encode()) > LONGEST_NAME:
+        raise ConfigError(
+            f"--sweep: the folder name {longest} has more than {LONGEST_NAME} bytes; pass settings that all runs share "
+            "as --config.SECTION.SETTING=VALUE, or long values as variants of the config"
+        )
     if options.record:
         check_writable(options.record)
     if options.plot:
@@ -149,15 +168,21 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
 
 
 def check_comparable(configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
-    """Raises `ConfigError` if the results of two configs have different metrics."""
-    kinds: dict[tuple[Any, ...], Combination] = {}
+    """Raises `ConfigError` if two configs have different metrics, or losses per token of different tokenizers."""
+    kinds: dict[Any, Combination] = {}
+    vocabularies: dict[Any, Combination] = {}
     for cfg, found in zip(configs, combinations, strict=True):
         kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), found)
-    if len(kinds) > 1:
-        one, other = (" ".join(found) for found in list(kinds.values())[:2])
-        raise ConfigError(
-            f"--sweep: {one} and {other} are not comparable: their model.family, data.objective or train.metric differ"
-        )
+        if cfg.model.family != "classifier" and cfg.train.metric in PER_TOKEN:
+            vocabularies.setdefault(tuple(getattr(cfg.data, name) for name in VOCABULARY), found)
+    metric = configs[0].train.metric
+    for groups, reason in (
+        (kinds, "their model.family, data.objective or train.metric differ"),
+        (vocabularies, f"train.metric={metric!r} is per token, and their tokenizers or texts differ"),
+    ):
+        if len(groups) > 1:
+            one, other = (" ".join(found) for found in list(groups.values())[:2])
+            raise ConfigError(f"--sweep: {one} and {other} are not comparable: {reason}")
 
 
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
@@ -237,6 +262,13 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
             if "tokens_per_second" not in found[combination]:
                 found[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return found
+
+
+def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
+    """Writes the results, and those of other combinations that the file has."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    others = [result for result in known if tuple(result["settings"]) not in results]
+    write_json(path, [*others, *({"settings": found, **result} for found, result in results.items())])
 
 
 def measured(path: Path) -> dict[str, Any]:

@@ -49,16 +49,19 @@ def badness(value: float | None, metric: str) -> float:
     return value if metric in LOWER_IS_BETTER else -value
 
 
-def interval(values: Sequence[float]) -> float | None:
-    """Returns half the width of Student's 95 % confidence interval of the mean; None for one value."""
-    if len(values) < 2:
+def interval(values: Sequence[float | None]) -> float | None:
+    """Returns half the width of Student's 95 % confidence interval of the mean; None for one value, or with a None."""
+    deviation = _deviation(values)
+    if deviation is None or len(values) < 2:
         return None
     quantile = float(special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return quantile * deviation / math.sqrt(len(values))
 
 
-def formatted(mean: float, half: float | None) -> str:
+def formatted(mean: float | None, half: float | None) -> str:
     """Returns a mean and half of its interval as text."""
+    if mean is None:
+        return "not finite"
     return f"{mean:.4g}" + (f" ± {half:.2g}" if half is not None else "")
 
 
@@ -69,8 +72,9 @@ def record(results: Results, *, of: Collection[Combination] | None = None) -> di
         of: combinations without seeds, to whose groups the statistics are limited; None: all.
 
     Returns:
-        `groups`, with the means of the test metrics over seeds, their standard deviations and intervals, and the mean
-        of the training speeds; `common`, the facts in which all runs agree; `runs`, the others.
+        `groups`, with the means of the test metrics over seeds, their standard deviations and intervals (None if a run
+        has no finite value), and the mean of the training speeds; `common`, the facts in which all runs agree; `runs`,
+        the others.
     """
     members: dict[Combination, list[Mapping[str, Any]]] = {}
     for found, result in results.items():
@@ -87,13 +91,24 @@ def record(results: Results, *, of: Collection[Combination] | None = None) -> di
 
 def _group(settings: Combination, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     values = {name: [result["test"][name] for result in results] for name in results[0]["test"]}
-    several = len(results) > 1
     return {
         "settings": settings,
         "seeds": len(results),
         "parameters": results[0]["parameters"],
         "tokens_per_second": statistics.mean(result["tokens_per_second"] for result in results),
-        "mean": {name: statistics.mean(of) for name, of in values.items()},
-        "deviation": {name: statistics.stdev(of) if several else 0.0 for name, of in values.items()},
+        "mean": {name: _mean(of) for name, of in values.items()},
+        "deviation": {name: _deviation(of) for name, of in values.items()},
         "interval": {name: interval(of) for name, of in values.items()},
     }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if len(known) == len(values) else None
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    return statistics.stdev(known) if len(known) > 1 else 0.0

@@ -12,8 +12,9 @@ model.json       parameters by module, backends report.html                   wr
 """
 
 import json
+import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,5 +163,13 @@ def load_labels(run: Path) -> tuple[str, ...] | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Writes indented JSON atomically; non-finite numbers become null."""
+    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
