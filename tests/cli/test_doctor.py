@@ -141,6 +141,13 @@ def test_the_script_survives_flags_that_end_jax(tmp_path):
     assert len(said) == 3
 
 
+def test_other_runs_are_no_problem_without_a_config(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "translate").mkdir(parents=True)
+    main([])
+    assert capsys.readouterr().out.endswith("No problems found.\n")
+
+
 def test_flags_that_are_known_pass(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
     assert list(checks.unknown_xla_flags()) == []

@@ -335,11 +335,29 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
         load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
 
 
+@pytest.mark.parametrize(("name", "value"), [("target_language", "fr"), ("normalize", ("lowercase",))])
+def test_data_of_other_languages_or_texts_are_refused(name, value, corpus_folder, tmp_path):
+    cfg = config("seq2seq", source_language="en", target_language="de")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    load_corpus(prepared(cfg, tmp_path / "p"), None)
+    other = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **{name: value}))
+    with pytest.raises(DataError, match=rf"was prepared with data\.{name}=.*: write "):
+        load_corpus(prepared(other, tmp_path / "p"), None)
+
+
+def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
+    cfg = config("classifier")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    run = types.SimpleNamespace(path=tmp_path / "run", labels=("only",))
+    with pytest.raises(ConfigError, match="and those of .*run only; restore the training data"):
+        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
+
+
 def test_a_run_is_not_evaluated_on_the_ids_of_other_tokenizers(corpus_folder, tmp_path):
     cfg = config("seq2seq")
     prepare(cfg, corpus_folder, tmp_path / "p")
     Tokenizers(*[ByteTokenizer()] * 2).save(tmp_path / "run" / "tokenizers")
-    run = types.SimpleNamespace(path=tmp_path / "run")
+    run = types.SimpleNamespace(path=tmp_path / "run", labels=None)
     with pytest.raises(ConfigError, match="p/tokenizers are not the tokenizers that .*run/tokenizers was trained with"):
         evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
 
@@ -386,6 +404,13 @@ def test_the_command(corpus_folder, tmp_path, capsys):
     prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / "p" / "tokenizers")])
     with pytest.raises(ConfigError, match="contains other files than prepared data"):
         prepare_data.main([*arguments[:-1], str(corpus_folder)])
+    (tmp_path / "p" / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+        prepare_data.main([*arguments, "--overwrite"])
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "dataset.json").write_text('{"mine": 1}')
+    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+        prepare_data.main([*arguments[:-1], str(tmp_path / "own"), "--overwrite"])
     with pytest.raises(ConfigError, match="cannot be downloaded"):
         prepare_data.main([*arguments[:-2], "--download"])
     with pytest.raises(ConfigError, match="say where to write"):

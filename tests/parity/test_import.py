@@ -140,6 +140,7 @@ def test_labels_and_embeddings_are_equal(imported, tmp_path, capsys):
         assert abs(float(probability) - row.max()) < 1e-4
     embed.main(["--run", str(run), *PROMPTS, "--output", str(tmp_path / "a.npy")])
     found = np.load(tmp_path / "a.npy")
+    assert json.loads((tmp_path / "a.npy.provenance.json").read_text())["command"]["pooling"] == "mean"
     assert_close(found, expected.numpy(), 1e-5)
     assert_close(tj.load(run).embed(PROMPTS, pooling="first"), states[:, 0].numpy(), 1e-5)
     last = states[np.arange(3), inputs["attention_mask"].sum(1) - 1]

@@ -1,5 +1,6 @@
 """The comparison of two runs against hand arithmetic, and as text."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -52,6 +53,23 @@ def test_runs_of_equal_outputs_do_not_differ(tmp_path):
     assert (found.gained, found.lost) == ([], [])
     assert all(first.score == second.score for first, second in found.metrics.values())
     assert found.settings == {"name": ("a", "b")}
+
+
+def test_outputs_of_an_earlier_step_are_not_compared(tmp_path):
+    """A resumed run drops the record of the test split; its outputs there remain until it ends again."""
+    folders = [write_run(tmp_path / name, evaluations=2) for name in "ab"]
+    path = folders[1] / "metrics.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"group": "test"' not in line))
+    a, b = load_all(folders)
+    assert a.is_current("test") and not b.is_current("test") and "test" in b.outputs
+    assert compare(a, b, resamples=100).split != "test"
+
+
+def test_losses_of_other_tokens_have_no_difference(tmp_path, capsys):
+    a, b = pair(tmp_path, level=0.0)
+    assert compare(a, b, resamples=100).same_tokens
+    b = dataclasses.replace(b, config=b.config | {"data.vocab_size": 9})
+    assert not compare(a, b, resamples=100).same_tokens
 
 
 def test_what_changed_most_comes_first(tmp_path):
@@ -144,7 +162,7 @@ def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):
     path = tmp_path / "both.html"
     command.main([*map(str, folders), "--report", str(path)])
     text = capsys.readouterr().out
-    assert "test: 60 parts of the split; 95 % intervals" in text
+    assert "test: 60 segments of the split; 95 % intervals" in text
     (cells,) = (re.findall(r"[+-]?\d+\.\d+", line) for line in text.splitlines() if line.startswith("Loss"))
     a, low, high, b, _, _, gap, p = map(float, cells)
     losses = [json.loads((folder / "outputs" / "test.json").read_text())["losses"] for folder in folders]
@@ -152,5 +170,5 @@ def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):
     assert low < a < high
     assert gap == pytest.approx(b - a, abs=2e-4)
     assert p < 0.02, "the parts vary alike, so that a small difference is certain"
-    assert "Test: 60 parts of the split" in path.read_text()
+    assert "Test: 60 segments of the split" in path.read_text()
     assert f"{low:.4f} to {high:.4f}" in path.read_text()

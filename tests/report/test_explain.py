@@ -177,11 +177,11 @@ def test_mistakes_on_the_command_line(arguments, sentence, tmp_path):
 
 def test_the_command_writes_the_chosen_topics(tmp_path, capsys):
     path = tmp_path / "page.html"
-    explain.main(["alibi", "--text", "two words", "--output", str(path)])
+    explain.main(["alibi", "--text", "two words", "--target", "zwei Wörter", "--output", str(path)])
     assert capsys.readouterr().out == f"{path}\n"
     text = path.read_text(encoding="utf-8")
     assert re.findall(r'<article id="([^"]*)"', text) == ["alibi"]
-    assert "python scripts/explain.py alibi --text &#39;two words&#39;" in text
+    assert "python scripts/explain.py alibi --text &#39;two words&#39; --target &#39;zwei Wörter&#39;" in text
 
 
 def test_a_formula_by_hand():

@@ -305,6 +305,9 @@ def test_changed_data_or_metrics_cannot_resume(corpus_folder, tmp_path):
         ConfigError, match=r"the data of .*run changed \(the number of train examples is \d+ and was \d+"
     ):
         experiment.build(cfg, folder, data_root=data, resume=True)
+    (data / "pairs.tsv").write_text("".join([*lines[:9], "other\tOTHER\n", *lines[10:]]))
+    with pytest.raises(ConfigError, match="the data of .*run changed .the checksum of the train examples is"):
+        experiment.build(cfg, folder, data_root=data, resume=True)
     (data / "pairs.tsv").write_text("".join(lines))
     experiment.build(cfg, folder, data_root=data, resume=True).batches.close()
     for name, value in (("metric", "bleu"), ("layer_norms", True)):

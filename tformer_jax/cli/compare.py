@@ -77,10 +77,9 @@ def shown(found: Comparison, sentences: int) -> list[Table | str]:
 
 
 def _metrics(found: Comparison) -> Table:
-    table = _table(
-        f"{found.split}: {found.counted}; 95 % intervals",
-        ["metric", "A", "", "B", "", "B - A", "p"],
-    )
+    steps = [f"{name}, step {step:,}" for name, step in zip("AB", found.steps, strict=True)]
+    title = f"{found.split}: {found.counted}; 95 % intervals"
+    table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
     for name, (a, b) in found.metrics.items():
         cells = [text for one in (a, b) for text in (metric(one.score, name), interval(one, name))]
         table.add_row(TITLES[name][0], *cells, difference(b.score - a.score, name), f"{b.p_value:.3f}")
@@ -93,8 +92,8 @@ def _losses(found: Comparison) -> Table:
     for row in found.losses:
         cells = [AXES[row.axis], duration(row.at) if row.axis == "seconds" else compact(row.at)]
         for a, b in (row.train, row.validation):
-            change = ABSENT if a is None or b is None else difference(b - a, "loss")
-            cells += [metric(a, "loss"), metric(b, "loss"), change]
+            cells += [metric(a, "loss"), metric(b, "loss")]
+            cells.append(ABSENT if a is None or b is None or not found.same_tokens else difference(b - a, "loss"))
         table.add_row(*cells)
     return table
 

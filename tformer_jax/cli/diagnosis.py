@@ -67,7 +67,7 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
     findings.add(checks.harmful_xla_flags())
     findings.hints += checks.slow_xla_flags()
     found = examine(cfg, options, console, findings) if cfg else None
-    run = options.run or Path("runs") / (cfg.name if cfg else "")
+    run = options.run or Path("runs") / (cfg.name if cfg else "NAME")
     findings.add(checks.folder(run, found.checkpoint if found else 0, kept(cfg.train) if cfg else 0))
     for label, sentences in (("problem", findings.problems), ("hint", findings.hints)):
         for sentence in sentences:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.cli import lines
+from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import ConfigError
@@ -53,10 +53,10 @@ def added(_: Line, embedding: np.ndarray) -> dict[str, Any]:
 
 
 def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np.ndarray]) -> None:
-    """Writes all embeddings to a .npy file, float32 [texts, D], atomically.
+    """Writes all embeddings to a .npy file, float32 [texts, D], atomically, and how they were made.
 
     Raises:
-        ConfigError: as in `lines.process`; nothing is written.
+        ConfigError: as in `lines.process`, or the file cannot be written; nothing is written.
     """
     long = lines.LongLines(source, work.long_texts)
     rows = []
@@ -65,10 +65,15 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
         rows.append(embedding)
     if not rows:
         raise ConfigError("there is no text to embed")
-    partial = options.output.with_name(f".{options.output.name}.partial")
-    with partial.open("wb") as file:
-        np.save(file, np.stack(rows))
-    partial.replace(options.output)
+    partial = outputs.partial_of(options.output)
+    try:
+        with partial.open("wb") as file:
+            np.save(file, np.stack(rows))
+        partial.replace(options.output)
+    except OSError as error:
+        raise ConfigError(f"{options.output} cannot be written: {error.strerror}") from error
+    facts = {**lines.settings_of(options, work), "input": source.identity()}
+    outputs.write_facts(outputs.provenance_of(options.output), facts)
     long.report()
 
 

@@ -51,7 +51,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     """Returns the metrics on all examples of a split, with everything that determines them.
 
     Raises:
-        ConfigError: the data cannot be loaded, or was prepared with other tokenizers than the run's.
+        ConfigError: the data cannot be loaded, was prepared with other tokenizers than the run's, or has other classes.
     """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.eval.evaluators import evaluators_for
@@ -59,6 +59,11 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     from tformer_jax.train.experiment import find_tokenizers
 
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
+    if corpus.labels != run.labels:
+        raise ConfigError(
+            f"the classes of the data are {', '.join(corpus.labels or ())}, and those of {run.path} "
+            f"{', '.join(run.labels or ())}; restore the training data, which determine the classes"
+        )
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
     found = [run_one(run.params) for run_one in evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)]
     return {

@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         text = default_text(run, TEXT) if options.text is None else options.text
         example, trained = explained(run, text, options.target)
         arguments, name = [*arguments, "--run", str(options.run)], trained.name
-    command = shlex.join(["python", "scripts/explain.py", *arguments, "--text", text])
+    arguments = [*arguments, "--text", text, *(["--target", options.target] if options.target is not None else [])]
+    command = shlex.join(["python", "scripts/explain.py", *arguments])
     topics = page.build(example, options.topics, trained)
     report.write_page(page.render(topics, example, command, name), options.output)
     print(options.output)

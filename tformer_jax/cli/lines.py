@@ -97,8 +97,7 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
         ConfigError: raised by the input, the output or the results; the outputs of all earlier lines are written.
         RunError: writing the output fails.
     """
-    settings = {**work.settings, "run": run_identity(options.run)}
-    settings["command"] = {**settings["command"], "on_long_line": work.long_texts.action}
+    settings = settings_of(options, work)
     if options.resume and outputs.is_complete(options.output, settings, source.identity):
         print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
         sys.exit(0)
@@ -117,6 +116,12 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
             progress.advance()
     long.report()
     return before
+
+
+def settings_of(options: argparse.Namespace, work: Work[Any]) -> outputs.Facts:
+    """Returns what determines the output, except the input."""
+    command = {**work.settings["command"], "on_long_line": work.long_texts.action}
+    return {**work.settings, "run": run_identity(options.run), "command": command}
 
 
 class LongLines:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tformer_jax.cli.train import DATA_VARIABLE, read_config
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.data.prepare import Summary, prepare
+from tformer_jax.data.prepare import Summary, is_prepared, prepare
 from tformer_jax.data.tokenizers import Tokenizers
 
 
@@ -89,7 +89,7 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
         ConfigError: the folder contains other files, or prepared data and `overwrite` is False.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if not (folder / "dataset.json").exists():
+        if not is_prepared(folder):
             raise ConfigError(f"{folder} contains other files than prepared data; name another with --output")
         if not overwrite:
             raise ConfigError(f"{folder} already holds prepared data: add --overwrite to replace it")
@@ -111,7 +111,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
 def table(folder: Path, summaries: dict[str, Summary]) -> Table:
     """Returns a table of the examples, tokens, lengths and skipped lines of each split."""
     result = Table(title=str(folder))
-    for heading in ("split", "examples", "tokens", "examples by longest side", "skipped lines"):
+    for heading in ("split", "examples", "tokens", "examples by length of the longer side", "skipped lines"):
         result.add_column(heading)
     for split, summary in summaries.items():
         facts = dataclasses.asdict(summary)

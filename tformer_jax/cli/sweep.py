@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tformer_jax.cli.common import integer
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
-from tformer_jax.config import Config, ConfigError, to_dict
+from tformer_jax.config import PER_TOKEN, TARGET_TOKENS, Config, ConfigError, flat, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train.errors import RunError
@@ -28,17 +28,6 @@ from tformer_jax.train.run_folder import write_json
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
-PER_TOKEN = ("loss", "perplexity", "token_accuracy")
-VOCABULARY = (
-    "tokenizer",
-    "target_tokenizer",
-    "tokenizer_file",
-    "vocab_size",
-    "shared_vocab",
-    "split_digits",
-    "normalize",
-)
-"""Settings of `data` that change the tokens of the targets."""
 LONGEST_NAME = 240
 """Bytes of a folder's name; file systems allow 255, of which suffixes and temporary names need some."""
 
@@ -174,7 +163,7 @@ def check_comparable(configs: Sequence[Config], combinations: Sequence[Combinati
     for cfg, found in zip(configs, combinations, strict=True):
         kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), found)
         if cfg.model.family != "classifier" and cfg.train.metric in PER_TOKEN:
-            vocabularies.setdefault(tuple(getattr(cfg.data, name) for name in VOCABULARY), found)
+            vocabularies.setdefault(tuple(flat(cfg)[name] for name in TARGET_TOKENS), found)
     metric = configs[0].train.metric
     for groups, reason in (
         (kinds, "their model.family, data.objective or train.metric differ"),

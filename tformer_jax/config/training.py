@@ -16,6 +16,18 @@ METRICS = {
 }
 """Validation metrics by model family."""
 LOWER_IS_BETTER = ("loss", "perplexity")
+PER_TOKEN = ("loss", "perplexity", "token_accuracy")
+"""Metrics per target token, except those of classifiers; comparable only between runs with equal target tokens."""
+TARGET_TOKENS = (
+    "data.tokenizer",
+    "data.target_tokenizer",
+    "data.tokenizer_file",
+    "data.vocab_size",
+    "data.shared_vocab",
+    "data.split_digits",
+    "data.normalize",
+)
+"""Settings that determine the tokens of the targets, by their full names."""
 
 
 @dataclasses.dataclass(frozen=True)

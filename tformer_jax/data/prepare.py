@@ -17,7 +17,7 @@ from tformer_jax.config import Config, to_dict
 from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
-from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, TOKENIZERS, encode_record, id_dtype
+from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, SUFFIXES, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.transforms import tokenize
 
@@ -77,7 +77,8 @@ def prepare(
     if is_endless(splits.train):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     tokenizers = tokenizers or train_tokenizers(cfg.data, splits.train, root)
-    partial = folder.with_name(f".{folder.name}.partial")
+    folder = folder.absolute()
+    partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     tokenizers.save(partial / TOKENIZERS)
@@ -90,10 +91,22 @@ def prepare(
             bad = splits.bad.get(split, splits.bad.get("validation", splits.bad.get("train")))
             summaries[split].skipped = bad.reasons() if bad else {}
         (partial / "dataset.json").write_text(_metadata(cfg, tokenizers, splits.labels, summaries), encoding="utf-8")
+        shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(old)
         partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     return summaries
+
+
+def is_prepared(folder: Path) -> bool:
+    """Returns whether a folder holds prepared data and nothing else."""
+    try:
+        metadata = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    names = {"dataset.json", TOKENIZERS, *(path.name for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))}
+    return {"format", "tokenizers", "splits"} <= {*metadata} and all(path.name in names for path in folder.iterdir())
 
 
 class _SplitWriter:

@@ -17,10 +17,10 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """Losses of the parts of a split, in order: texts, or windows of a language model, or several successive ones."""
+    """Summed losses of successive segments of a split: texts or windows of a language model, or several of them."""
 
     nll: list[float]
-    """Sum over the labels of each part, in nats."""
+    """Sum over the labels of each segment, in nats."""
     labels: list[int]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.config import TARGET_TOKENS
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.run import Run, differing
@@ -60,14 +61,25 @@ class Comparison:
     equal: int | None
     """Number of examples with equal outputs; None if only losses are compared."""
     examples: int
-    """Number of examples, or of parts of the split whose losses are compared."""
+    """Number of examples, or of segments of the split whose losses are compared."""
 
     @property
     def counted(self) -> str:
         """Returns what was compared, in words."""
         if self.equal is None:
-            return f"{self.examples:,} parts of the split"
+            return f"{self.examples:,} segments of the split"
         return f"{self.examples:,} examples, {self.equal:,} with equal outputs"
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Returns the steps after which the outputs of both runs were generated."""
+        assert self.split is not None
+        return self.a.outputs[self.split].step, self.b.outputs[self.split].step
+
+    @property
+    def same_tokens(self) -> bool:
+        """Returns whether the settings allow a comparison of losses per token."""
+        return self.a.family == "classifier" or not any(name in self.settings for name in TARGET_TOKENS)
 
 
 def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
@@ -104,10 +116,12 @@ def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
 
 
 def shared_split(a: Run, b: Run) -> str | None:
-    """Returns "test", or else "validation", if both runs have outputs of the same examples of it."""
+    """Returns "test", or else "validation", if both runs have current outputs of the same examples of it."""
     for split in ("test", "validation"):
-        mine, theirs = a.outputs.get(split), b.outputs.get(split)
-        if not mine or not theirs or a.family != b.family or not (mine.texts or len(mine.labels)):
+        if a.family != b.family or not (a.is_current(split) and b.is_current(split)):
+            continue
+        mine, theirs = a.outputs[split], b.outputs[split]
+        if not (mine.texts or len(mine.labels)):
             continue
         same = _same_documents if a.family == "decoder_lm" else _same_examples
         if same(mine, theirs):

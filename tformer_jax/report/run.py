@@ -71,6 +71,11 @@ class Run:
         """Returns the split whose outputs represent the run: "test", or else "validation"."""
         return next((split for split in ("test", "validation") if split in self.outputs), None)
 
+    def is_current(self, split: str) -> bool:
+        """Returns whether the outputs of a split are those of its last record: a resumed run keeps older ones."""
+        steps = self.group(split).steps
+        return split in self.outputs and len(steps) > 0 and int(steps[-1]) == self.outputs[split].step
+
     def axis(self, name: str, steps: np.ndarray) -> np.ndarray:
         """Converts steps to "step", "tokens" or "seconds" by linear interpolation between the training records."""
         if name == "step":

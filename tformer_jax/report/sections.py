@@ -80,7 +80,7 @@ def _metric_row(run: Run, number: int, name: str, found: dict[str, dict[str, lis
     ]
     choose_best = min if name in LOWER_IS_BETTER else max
     best, step = choose_best(points, key=lambda point: point[0], default=(None, None))
-    current = {split: one for split, one in found.items() if _is_current(run, split)}
+    current = {split: one for split, one in found.items() if run.is_current(split)}
     return MetricRow(
         name,
         number,
@@ -90,12 +90,6 @@ def _metric_row(run: Run, number: int, name: str, found: dict[str, dict[str, lis
         run.result.get("test", {}).get(name) or _last(run, "test", name),
         {split: metrics[name][0] for split, metrics in current.items() if name in metrics},
     )
-
-
-def _is_current(run: Run, split: str) -> bool:
-    """Returns whether the outputs of a split are those of its last record."""
-    steps = run.group(split).steps
-    return len(steps) > 0 and int(steps[-1]) == run.outputs[split].step
 
 
 def _columns(run: Run, group: str) -> list[str]:

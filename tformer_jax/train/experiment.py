@@ -1,19 +1,21 @@
 """Builds everything that a run needs from its config, so that user errors are found before the first step."""
 
 import dataclasses
+import functools
 import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.paths import as_path, is_remote, resolved
-from tformer_jax.data.corpora import Corpus, load_corpus
+from tformer_jax.data.corpora import Corpus, files, load_corpus
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
@@ -26,6 +28,9 @@ from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
 from tformer_jax.train import metrics, optimizers, provenance, run_folder
 from tformer_jax.train.guards import FolderLock
+
+CHECKED = 10_000
+"""Examples of each split in files, at most, that identify a corpus."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +101,7 @@ def build(
         group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
     cfg = resolve(cfg, tokenizers, corpus.labels)
-    facts = _facts(corpus)
+    facts = _facts(corpus, CHECKED if cfg.data.source in files.KINDS else 2)
     group.check_equal(config.flat(cfg) | facts)
     shards = Shards(data_parallelism(mesh), own_shards(mesh))
     batches = train_batches(cfg, corpus, tokenizers, shards=shards)
@@ -136,14 +141,21 @@ def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> T
     return found or Tokenizers.from_json(json.loads(described))
 
 
-def _facts(corpus: Corpus) -> dict[str, Any]:
-    """Returns facts that identify a corpus: the size of each split, and a checksum of its first and last examples."""
+def _facts(corpus: Corpus, checked: int) -> dict[str, Any]:
+    """Returns facts that identify a corpus: the size of each split, and a checksum of evenly spaced examples.
+
+    Args:
+        checked: maximum number of examples per split in the checksum; the first and the last are among them.
+    """
     facts: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
-        ends = [str(examples[index]) for index in (0, len(examples) - 1)] if len(examples) else []
+        chosen = np.linspace(0, len(examples) - 1, min(checked, len(examples))).astype(int)
+        texts = (str(examples[int(index)]).encode() for index in chosen)
         facts[f"the number of {name} examples"] = len(examples)
-        facts[f"the checksum of the first and last {name} examples"] = zlib.crc32("".join(ends).encode())
+        facts[f"the checksum of the {name} examples"] = functools.reduce(
+            lambda crc, text: zlib.crc32(text, crc), texts, 0
+        )
     return facts
 
 

@@ -3,7 +3,7 @@
 config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
 provenance.json  id, versions, hardware         checkpoints/                  state by step
 tokenizers/      trained on the training split  weights/, weights.json        the final weights
-corpus.json      sizes and ends of the splits   result.json                   the final evaluation
+corpus.json      sizes and checksums of splits  result.json                   the final evaluation
 labels.json      names of the classes
 start_from.json  parameters of another run      profile/                      traces
 imported.json    the files of an imported model
@@ -133,9 +133,9 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     if (run / CORPUS).exists():
         before = json.loads((run / CORPUS).read_text(encoding="utf-8"))
         for name, value in corpus.items():
-            if before.get(name) != value:
+            if name in before and before[name] != value:
                 raise ConfigError(
-                    f"the data of {run} changed ({name} is {value} and was {before.get(name)}); restore the data, or "
+                    f"the data of {run} changed ({name} is {value} and was {before[name]}); restore the data, or "
                     "name another --run"
                 )
     if differences:

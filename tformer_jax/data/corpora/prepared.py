@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, to_dict
 from tformer_jax.data.columns import Block, Column, Tokens, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, keys_of
 from tformer_jax.special_tokens import EOS
@@ -27,6 +27,7 @@ FORMAT = 2
 LENGTH = np.dtype("<u4")
 """How a length is stored."""
 TOKENIZERS = "tokenizers"
+SUFFIXES = (".array_record", ".lengths", ".tokens")
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -245,4 +246,9 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
         raise DataError(f"{folder} was prepared for a {found} model, not for model.family={cfg.model.family!r}")
     if (objective := metadata["data"].get("objective")) != cfg.data.objective:
         raise DataError(f"{folder} was prepared for data.objective={objective!r}, not {cfg.data.objective!r}")
+    wanted = json.loads(json.dumps(to_dict(cfg.data)))
+    for name in ("source_language", "target_language", "normalize"):
+        before, now = metadata["data"].get(name), wanted[name]
+        if (before or name == "normalize") and before != now:
+            raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
     return metadata
