@@ -24,12 +24,17 @@ def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring)
     """
     B, T, N, H = q.shape
     S, K = k.shape[1:3]
-    grouped = (scoring.scale * q).reshape(B, T, K, N // K, H)
+    grouped = scaled(q, scoring.scale).reshape(B, T, K, N // K, H)
     result = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32)
     if scoring.softcap is not None:
         result = scoring.softcap * jnp.tanh(result / scoring.softcap)
     result = result.reshape(B, N, T, S)
     return result if bias is None else result + bias
+
+
+def scaled(q: jax.Array, scale: float) -> jax.Array:
+    """Computes `scale * q` in the dtype of q; of bfloat16, only the product is rounded, not the scale."""
+    return (scale * q.astype(jnp.float32)).astype(q.dtype)
 
 
 def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from tformer_jax.nn.attention_ops import shards
 from tformer_jax.nn.attention_ops.core import Backend, Operands
-from tformer_jax.nn.attention_ops.reference import zero_hidden_rows
+from tformer_jax.nn.attention_ops.reference import scaled, zero_hidden_rows
 from tformer_jax.nn.masks import Mask
 
 LANES, BLOCK = 128, 512
@@ -51,7 +51,7 @@ def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
         q_seq_shards=1,
         interpret=interpret,
     )
-    q = _heads_first(x.q * jnp.asarray(x.scoring.scale, x.q.dtype), padded_T)
+    q = _heads_first(scaled(x.q, x.scoring.scale), padded_T)
     k, v = (_heads_first(keys, padded_S) for keys in (x.k, x.v))
     out = jax.vmap(kernel)(q, k, v, _segments(library, x, *shape))
     return jnp.swapaxes(out, 1, 2)[:, :T]
