@@ -161,6 +161,7 @@ def test_a_published_config_is_read_as_our_preset(name):
             "partial_rotary_factor",
         ),
         ("llama", LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
+        ("llama", LLAMA | {"rope_scaling": {"type": "longrope", "factor": 1.0}}, "rotary scaling 'longrope'"),
         ("llama", LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "truncate=False"),
         ("qwen2_moe", LLAMA | {"mlp_only_layers": [2]}, r"mlp_only_layers=\[2\] is not supported, only the first"),
         ("qwen2_moe", LLAMA | {"mlp_only_layers": [0, 1, 2, 3]}, "no layer has experts"),

@@ -15,6 +15,7 @@ SCALINGS = {
     "yarn": YARN,
     "yarn, attention_factor and betas": YARN | {"attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 4.0},
     "yarn, mscale": YARN | {"mscale": 0.707, "mscale_all_dim": 0.5},
+    "yarn, only attention_factor": YARN | {"factor": 1.0, "attention_factor": 1.5},
     "yarn, the length of the model": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0},
     "llama3": {
         "rope_type": "llama3",

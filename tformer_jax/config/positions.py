@@ -32,7 +32,7 @@ class RotaryConfig(Section):
     def check(self) -> None:
         if self.scaling == "none" and self.factor != 1.0:
             raise self.error("factor", "needs model.rotary.scaling='linear', 'llama3' or 'yarn'; write 1.0")
-        if self.scaling != "none" and self.factor == 1.0:
+        if self.scaling != "none" and self.factor == 1.0 and self.attention_factor is None:
             raise self.error("factor", f"must exceed 1.0 for model.rotary.scaling={self.scaling!r}")
         used = {"original_length": ("llama3", "yarn")} | dict.fromkeys(
             ("beta_fast", "beta_slow", "attention_factor"), ("yarn",)

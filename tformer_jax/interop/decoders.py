@@ -136,10 +136,11 @@ def _rotary(hf: Settings, *, partial: bool) -> Settings:
     if (base := local.get("rope_theta")) is not None:
         result["window_base"] = float(base)
     kind = full.get("rope_type", full.get("type", "default"))
-    if kind == "default" or full.get("factor") == 1:
-        return result
-    supported = ("linear", "llama3", "yarn")
+    supported = ("default", "linear", "llama3", "yarn")
     check(kind in supported, f"rotary scaling {kind!r} is not supported; supported are {', '.join(supported)}")
+    magnitude = full.get("attention_factor") if kind == "yarn" else None
+    if kind == "default" or (full.get("factor") == 1 and magnitude in (None, 1)):
+        return result
     result |= {"scaling": kind, "factor": float(full["factor"])}
     if kind == "llama3":
         turns = full["low_freq_factor"], full["high_freq_factor"]
