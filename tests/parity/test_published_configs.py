@@ -285,6 +285,11 @@ OTHERS = {
     "sinks": ("llama", {"attention_sinks": True}),
     "a fraction rotated": ("llama", {"rotary": {"fraction": 0.5}}),
     "another head size": ("stablelm", {"norm": "layernorm", "rotary": {"fraction": 0.5}}),
+    "a layer without positions, Qwen": (
+        "qwen3",
+        {"qk_norm": True, "layer_pattern": ("full", "nope"), "decoder_layers": 2},
+    ),
+    "a layer without positions, Gemma": ("gemma2", {"layer_pattern": ("full", "nope"), "decoder_layers": 2}),
     "a layer without positions": ("llama", {"layer_pattern": ("full", "nope"), "decoder_layers": 2}),
     "dense layers of Mixtral": ("mixtral", {**EXPERTS, "decoder_layers": 2, "moe": {"every": 2}}),
     "a shared expert without a gate": ("qwen2_moe", {**EXPERTS, "moe": {"shared_dim": 5}}),

@@ -324,8 +324,10 @@ def mistral_config(cfg: ModelConfig) -> Settings:
 
 
 def _layer_types(cfg: ModelConfig) -> list[str]:
+    """Returns their kind of each layer; ours for a kind that they lack, which reading the config back refuses."""
     names = {"window": "sliding_attention", "full": "full_attention"}
-    return [names[cfg.layer_pattern[i % len(cfg.layer_pattern)]] for i in range(cfg.decoder_layers)]
+    kinds = (cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers))
+    return [names.get(kind, kind) for kind in kinds]
 
 
 def _qwen_config(cfg: ModelConfig) -> Settings:
