@@ -198,6 +198,14 @@ def test_decoding_settings_that_are_reported(tmp_path):
         assert reported({name: 3}) == [f"{name}=3"]
 
 
+def test_beam_search_does_not_sample(tmp_path):
+    given = {"num_beams": 4, "do_sample": True, "temperature": 0.7, "top_k": 10, "top_p": 1.0}
+    decode, unapplied = generation.decoding(tmp_path, given, tiny("seq2seq"))
+    assert (decode.strategy, decode.temperature, decode.top_k) == ("beam", 1.0, None)
+    assert unapplied == ["do_sample=True", "temperature=0.7", "top_k=10"]
+    assert generation.decoding(tmp_path, given | {"do_sample": False}, tiny("seq2seq"))[1] == []
+
+
 @pytest.mark.parametrize(
     ("family", "given", "shortest", "longest"),
     [

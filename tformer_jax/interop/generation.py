@@ -24,6 +24,8 @@ NEUTRAL: Settings = {
     "remove_invalid_values": False,
 }
 """Settings that this package does not have, and their neutral values."""
+SAMPLING: Settings = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
+"""Settings of sampling, and their defaults in transformers, where beam search may sample; here it does not."""
 
 
 def decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
@@ -42,7 +44,7 @@ def decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeCo
 
 def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
     given = {k: v for k, v in read_json(folder / "generation_config.json", config).items() if v is not None}
-    unapplied = [f"{name}={given[name]!r}" for name, value in NEUTRAL.items() if given.get(name, value) != value]
+    unapplied = _different(given, NEUTRAL)
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
         unapplied.append(f"bad_words_ids={sequences!r}")
@@ -54,10 +56,17 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
         "no_repeat_ngram": given.get("no_repeat_ngram_size", 0),
     }
     if given.get("num_beams", 1) > 1:
+        if given.get("do_sample"):
+            unapplied += _different(given, SAMPLING)
         return DecodeConfig(**settings, **_search(given)), unapplied
     if given.get("do_sample"):
         return DecodeConfig(**settings, **_sampling(given)), unapplied
     return DecodeConfig(**settings), unapplied
+
+
+def _different(given: Settings, defaults: Settings) -> list[str]:
+    """Returns the settings that differ from the defaults, as `name=value`."""
+    return [f"{name}={given[name]!r}" for name, value in defaults.items() if given.get(name, value) != value]
 
 
 def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int]:
