@@ -169,7 +169,7 @@ def test_a_published_config_is_read_as_our_preset(name):
         ("smollm3", LLAMA | {"use_sliding_window": True}, "use_sliding_window=True"),
         ("stablelm", LLAMA | {"use_parallel_residual": True}, "use_parallel_residual=True"),
         ("smollm3", LLAMA | {"no_rope_layers": [1]}, "no_rope_layers has the length 1 for 4 layers"),
-        ("mistral", LLAMA | {"layer_types": ["full_attention"]}, "layer_types has the length 1, but num_hidden_layers"),
+        ("qwen2", LLAMA | SLIDING | {"layer_types": ["full_attention"]}, "layer_types has the length 1, but num_hid"),
         ("gemma2", GEMMA | {"layer_types": ["full_attention"] * 5}, "layer_types has the length 5, but num_hidden"),
         ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),

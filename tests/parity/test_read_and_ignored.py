@@ -1,0 +1,25 @@
+"""Settings and arrays of checkpoints are read or ignored as transformers does."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from tests.helpers import assert_close
+from tests.parity import test_huggingface as parity
+from tformer_jax.interop import hf
+from tformer_jax.models import registry
+
+
+@pytest.mark.parametrize("name", ["mistral", "mixtral"])
+def test_the_window_of_mistral_holds_in_all_layers(name, tmp_path):
+    parity.their_model(name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    changes = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    theirs = getattr(transformers, parity.MODELS[name][0]).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    cfg, params = hf.load(tmp_path)
+    with torch.no_grad():
+        expected = parity.run_theirs(theirs).numpy()
+    assert_close(parity.shown(parity.run_ours(registry.build(cfg), params)), parity.shown(expected), 1e-5)
