@@ -32,6 +32,8 @@ _T5_CROSS = (
     ("cross_attention_residual/norm/scale", "layer.1.layer_norm.weight", SAME),
 )
 _T5_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_T5_UNUSED = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
+"""Published checkpoints have it, and no model reads it: cross-attention has no positions."""
 
 
 def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
@@ -199,7 +201,13 @@ _POSITIONS = (r"model\.(en|de)coder\.embed_positions\.weight",)
 
 ENCODER_DECODERS = {
     "t5": Architecture(
-        "T5ForConditionalGeneration", _t5_settings, _t5_config, _t5_rules, shared="shared.weight", copies=_EMBEDDINGS
+        "T5ForConditionalGeneration",
+        _t5_settings,
+        _t5_config,
+        _t5_rules,
+        _T5_UNUSED,
+        shared="shared.weight",
+        copies=_EMBEDDINGS,
     ),
     "bart": Architecture(
         "BartForConditionalGeneration",
