@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.helpers import assert_close
 from tests.parity import test_huggingface as parity
+from tests.parity.test_published_configs import BARE, read
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 
@@ -36,3 +37,40 @@ def test_t5_has_no_positions_in_cross_attention(tmp_path):
     save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
     _, params = hf.load(tmp_path)
     parity.jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def t5_rates(config):
+    first, *_, last = transformers.T5ForConditionalGeneration(config).decoder.block[0].layer
+    return first.dropout.p, first.SelfAttention.dropout, last.DenseReluDense.dropout.p
+
+
+def bart_rates(config):
+    layer = transformers.BartForConditionalGeneration(config).model.decoder.layers[0]
+    return layer.dropout, layer.self_attn.dropout, layer.activation_dropout
+
+
+def bert_rates(config):
+    layer = transformers.BertModel(config).encoder.layer[0]
+    return layer.output.dropout.p, layer.attention.self.dropout.p, 0.0
+
+
+def gpt2_rates(config):
+    layer = transformers.GPT2LMHeadModel(config).transformer.h[0]
+    return layer.mlp.dropout.p, layer.attn.attn_dropout.p, 0.0
+
+
+RATES = {
+    "t5": (transformers.T5Config, t5_rates, {"dropout_rate": 0.3}),
+    "bart": (transformers.BartConfig, bart_rates, {"attention_dropout": 0.2, "activation_dropout": 0.3}),
+    "bert": (transformers.BertConfig, bert_rates, {"attention_probs_dropout_prob": 0.2, "hidden_size": 96}),
+    "gpt2": (transformers.GPT2Config, gpt2_rates, {"attn_pdrop": 0.2}),
+}
+
+
+@pytest.mark.parametrize("model_type", RATES)
+def test_dropout_rates_are_those_of_their_modules(model_type):
+    """Of outputs of sub-layers, attention weights and hidden features of FFNs."""
+    config_class, rates, changes = RATES[model_type]
+    config = BARE.get(model_type, parity.SIZES) | changes
+    cfg = read(model_type, config)
+    assert (cfg.dropout, cfg.attention_dropout, cfg.ffn_dropout) == rates(config_class(**config))

@@ -82,7 +82,7 @@ def _t5_settings(hf: Settings) -> Settings:
         },
         "scale_embeddings": False,
         "scale_output": hf.get("scale_decoder_outputs", hf["tie_word_embeddings"]),
-        "dropout": hf["dropout_rate"],
+        **dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), hf["dropout_rate"]),
         "initializer": "normal",
     }
 
