@@ -10,6 +10,9 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.noise import SENTINELS
+from tformer_jax.data.tokenizers.added import Fields, read_added, special_token
+from tformer_jax.data.tokenizers.imported import import_library
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.special_tokens import SpecialTokens
@@ -150,20 +153,30 @@ def _marian(folder: Path, settings: Settings) -> Tokenizers:
 
 
 def _pieces(folder: Path, settings: Settings) -> Tokenizers:
-    path = next(folder / name for name in PIECES if (folder / name).is_file())
-    begins = settings.get("model_type") in BEGIN_WITH_BOS
-    options = read_json(folder / "tokenizer_config.json", {})
-
-    def special(model: Any) -> SpecialTokens:
-        before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
-        after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
-        hidden = [i for i in range(model.get_piece_size()) if model.is_control(i) or model.is_unknown(i)]
-        names = {i: model.id_to_piece(i) for i in hidden}
-        found = _special(settings, names, before, after, model.unk_id())
-        return dataclasses.replace(found, context=model.encode("a")[-1])
-
-    found = PiecesTokenizer.of_model(path.read_bytes(), special)
+    """Builds the tokenizer of a SentencePiece model, with the tokens that its JSON files add."""
+    raw = next(folder / name for name in PIECES if (folder / name).is_file()).read_bytes()
+    model = import_library("sentencepiece").SentencePieceProcessor(model_proto=raw)
+    kind, options = settings.get("model_type"), read_json(folder / "tokenizer_config.json", {})
+    begins = kind in BEGIN_WITH_BOS
+    before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
+    after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
+    added = _added(folder, options, model, options.get("extra_ids", SENTINELS) if kind == "t5" else 0)
+    names = {i: token["content"] for i, token in added.items() if token["special"]}
+    special = _special(settings, names, before, after, model.unk_id())
+    special = dataclasses.replace(special, context=model.encode("a")[-1])
+    found = PiecesTokenizer(raw, None, special, added, spaced=not begins or bool(options.get("legacy")))
     return Tokenizers(found, found)
+
+
+def _added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[int, Fields]:
+    """Returns the added tokens by id; the files besides tokenizer_config.json are those of transformers before 4.34."""
+    if "added_tokens_decoder" in options:
+        declared = {int(i): fields for i, fields in options["added_tokens_decoder"].items()}
+        return read_added(model, _special_names(options), declared, sentinels)
+    names = _special_names(options | read_json(folder / "special_tokens_map.json", {}))
+    listed = read_json(folder / "added_tokens.json", {})
+    declared = {i: special_token(name, special=name in names) for name, i in listed.items()}
+    return read_added(model, names, declared, sentinels)
 
 
 LOADERS: dict[str, Callable[[Path, Settings], Tokenizers]] = {

@@ -6,13 +6,15 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.data.tokenizers.extended import mask_of
+from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, mask_of
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.special_tokens import SpecialTokens
 
 ROLES = ("bos", "eos", "unk", "pad")
+CLASSES = {"t5": "T5Tokenizer", "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
+"""Tokenizers of transformers that read a SentencePiece model, by `model_type`; those of others are Llama's."""
 
 
 def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pair: bool) -> str | None:
@@ -28,8 +30,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
     options: dict[str, Any] = _roles(target.special)
     if isinstance(source, PiecesTokenizer) and isinstance(target, PiecesTokenizer):
         _save_pieces(folder, source, target, model_type)
-        if source.vocab is not None:
-            options["tokenizer_class"] = "MarianTokenizer"
+        options |= {"tokenizer_class": "MarianTokenizer"} if source.vocab is not None else _pieces(target, model_type)
     elif source.to_json() != target.to_json():
         return "the source and the target have different tokenizers"
     elif isinstance(target, CheckpointTokenizer):
@@ -58,6 +59,20 @@ def _save_pieces(folder: Path, source: PiecesTokenizer, target: PiecesTokenizer,
     (folder / "source.spm").write_bytes(source.model)
     (folder / "target.spm").write_bytes(target.model)
     (folder / "vocab.json").write_text(json.dumps(source.vocab, ensure_ascii=False), encoding="utf-8")
+
+
+def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
+    """Returns the fields of tokenizer_config.json about added tokens, those around a text, and spaces."""
+    tokens = tokenizer.added.tokens
+    sentinels = {fields["content"] for fields in tokens.values()} & {*SENTINEL_TOKENS}
+    return {
+        "tokenizer_class": CLASSES.get(model_type, "LlamaTokenizer"),
+        "add_bos_token": bool(tokenizer.special.before),
+        "add_eos_token": bool(tokenizer.special.after),
+        "added_tokens_decoder": {str(i): fields for i, fields in tokens.items()},
+        "extra_ids": len(sentinels),
+        "legacy": tokenizer.spaced,
+    }
 
 
 def _library(tokenizer: SubwordTokenizer | CheckpointTokenizer) -> hf.Tokenizer:

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tformer_jax.config.noise import SENTINELS
+from tformer_jax.data.tokenizers.added import SENTINEL
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.special_tokens import SpecialTokens
 
 MASK = "<mask>"
-SENTINEL_TOKENS = tuple(f"<extra_id_{number}>" for number in range(SENTINELS))
-"""Names of T5's sentinels."""
+SENTINEL_TOKENS = tuple(map(SENTINEL.format, range(SENTINELS)))
 SYNONYMS = {MASK: "[MASK]"}
 """Other names of these tokens in published vocabularies."""
 ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoising": (MASK,)}

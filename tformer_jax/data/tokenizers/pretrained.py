@@ -4,13 +4,18 @@ import base64
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers as hf
 
+from tformer_jax.data.tokenizers.added import AddedTokens, Fields
 from tformer_jax.data.tokenizers.imported import import_library
 from tformer_jax.special_tokens import SpecialTokens
+
+NO_SPACE = "\ue000"
+"""A character that no model has: SentencePiece puts the space before it instead of before the text after it."""
 
 
 class _Pretrained:
@@ -64,27 +69,56 @@ class PiecesTokenizer(_Pretrained):
     """A SentencePiece model, whose pieces have the ids of a vocabulary, or the model's own.
 
     A language code at the beginning of a text, such as `>>fr<<`, is one piece, as for Marian's multilingual models.
+
+    Args:
+        model: the file.
+        vocab: ids by piece; None: those of the model.
+        added: added tokens by id; names of special ones in a text are read as these tokens, as transformers does.
+        spaced: a text after an added token is encoded as if a space were before it, like a whole text.
     """
 
     kind = "checkpoint_pieces"
 
-    def __init__(self, model: bytes, vocab: dict[str, int] | None, special: SpecialTokens):
+    def __init__(
+        self,
+        model: bytes,
+        vocab: dict[str, int] | None,
+        special: SpecialTokens,
+        added: Mapping[int, Fields] = MappingProxyType({}),
+        *,
+        spaced: bool = True,
+    ):
         self._processor = import_library("sentencepiece").SentencePieceProcessor(model_proto=model)
         size = self._processor.get_piece_size()
-        self.model, self.vocab = model, vocab
+        self.model, self.vocab, self.added, self.spaced = model, vocab, AddedTokens(added), spaced
         self._ids = vocab or {self._processor.id_to_piece(i): i for i in range(size)}
         self._pieces = {i: piece for piece, i in self._ids.items()}
+        self._pieces |= {i: fields["content"] for i, fields in added.items()}
         self.special, self.vocab_size = special, max(self._pieces) + 1
         single_bytes = (self._processor.id_to_piece(i) for i in range(size) if self._processor.is_byte(i))
         self.fallback_bytes = frozenset(self._ids[piece] for piece in single_bytes if piece in self._ids)
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text, without the special tokens around it."""
+        ids: list[int] = []
+        for number, part in enumerate(self.added.split(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encode_part(part, spaced=number == 0 or (self.spaced and not part.startswith(" ")))
+        return ids
+
+    def _encode_part(self, text: str, *, spaced: bool) -> list[int]:
+        """Encodes a text without added tokens; `spaced`: with the space that SentencePiece puts before texts."""
         code, text = ([], text) if self.vocab is None else _language_code(text)
-        pieces = [*code, *self._processor.encode(text, out_type=str)]
+        pieces = self._split(text) if spaced else self._split(NO_SPACE + text)[len(self._split(NO_SPACE)) :]
         unknown = self.special.unknown
         assert unknown is not None
-        return [self._ids.get(piece, unknown) for piece in pieces]
+        return [self._ids.get(piece, unknown) for piece in (*code, *pieces)]
+
+    def _split(self, text: str) -> list[str]:
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes each text as `encode` does."""
@@ -97,20 +131,24 @@ class PiecesTokenizer(_Pretrained):
         return text if self.vocab is None else text.replace("▁", " ").strip()
 
     @classmethod
-    def of_model(cls, model: bytes, special: Callable[[Any], SpecialTokens]) -> "PiecesTokenizer":
-        """Returns the tokenizer of a model with its own ids; `special` makes the special tokens from the processor."""
-        processor = import_library("sentencepiece").SentencePieceProcessor(model_proto=model)
-        return cls(model, None, special(processor))
-
-    @classmethod
     def from_json(cls, values: dict[str, Any]) -> "PiecesTokenizer":
         """Restores the tokenizer from `to_json`."""
-        return cls(base64.b64decode(values["model"]), values["vocab"], special_from_json(values["special"]))
+        added = {int(i): fields for i, fields in values.get("added", {}).items()}
+        model, special = base64.b64decode(values["model"]), special_from_json(values["special"])
+        return cls(model, values["vocab"], special, added, spaced=values.get("spaced", True))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the kind, the model file in base 64, the vocabulary, and the special tokens."""
+        """Returns the kind, the model file in base 64, the vocabulary, the special tokens and the added ones."""
         model, special = base64.b64encode(self.model).decode(), dataclasses.asdict(self.special)
-        return {"kind": self.kind, "model": model, "vocab": self.vocab, "special": special}
+        added = {str(i): fields for i, fields in self.added.tokens.items()}
+        return {
+            "kind": self.kind,
+            "model": model,
+            "vocab": self.vocab,
+            "special": special,
+            "added": added,
+            "spaced": self.spaced,
+        }
 
 
 def special_from_json(values: dict[str, Any]) -> SpecialTokens:

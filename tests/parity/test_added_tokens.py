@@ -1,0 +1,138 @@
+"""Tokens that a folder with a SentencePiece model adds to its pieces have the ids of transformers."""
+
+import io
+import json
+import pickle
+
+import pytest
+import sentencepiece
+import transformers
+
+from tests.parity.checkpoints import TEXTS
+from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.exported import save_tokenizers
+from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS
+
+T5 = {"model_type": "t5", "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
+LLAMA = {"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
+GEMMA = {"model_type": "gemma2", "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+PADDED = ROLES | {"pad_token": "<fill>"}
+CLASS = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False}
+
+
+def token(name, **flags):
+    return {"content": name, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False} | flags
+
+
+def decoder(size):
+    tokens = [token("<|im_start|>", special=True), token("<|im_end|>", special=True, rstrip=True)]
+    tokens += [token("<think>", special=False), token("<left>", special=True, lstrip=True), token("<fill>")]
+    return {"added_tokens_decoder": {str(size + i): fields for i, fields in enumerate(tokens)}}
+
+
+FOLDERS = {
+    "t5, no other file": (T5, lambda size: {}),
+    "t5, named": (
+        T5,
+        lambda size: {"tokenizer_config.json": {"extra_ids": 100, "additional_special_tokens": [*SENTINEL_TOKENS]}},
+    ),
+    "t5, another number": (T5, lambda size: {"tokenizer_config.json": {"extra_ids": 7}}),
+    "llama": (LLAMA, lambda size: {"tokenizer_config.json": CLASS | ROLES | decoder(size) | {"legacy": False}}),
+    "llama, legacy": (LLAMA, lambda size: {"tokenizer_config.json": CLASS | PADDED | decoder(size) | {"legacy": True}}),
+    "llama, older files": (
+        LLAMA,
+        lambda size: {
+            "added_tokens.json": {"<|im_start|>": size, "<think>": size + 1},
+            "special_tokens_map.json": {"pad_token": "<|im_start|>"},
+            "tokenizer_config.json": CLASS | ROLES,
+        },
+    ),
+    "gemma": (
+        GEMMA,
+        lambda size: {
+            "tokenizer_config.json": ROLES
+            | decoder(size)
+            | {"tokenizer_class": "GemmaTokenizer", "pad_token": "<pad>", "mask_token": "<mask>", "add_bos_token": True}
+        },
+    ),
+    "llama, a name": (LLAMA, lambda size: {"tokenizer_config.json": CLASS | ROLES | {"pad_token": "<|im_start|>"}}),
+}
+PROMPTS = [
+    "the <extra_id_0> sat on <extra_id_1>",
+    "<extra_id_6>the cat<extra_id_99> dog <extra_id_100>",
+    "<|im_start|>the cat<|im_end|> \n <left>dog",
+    "the <|im_start|> cat <left> <think>dog</think> and<think> a",
+    "<|im_start|><|im_end|>",
+    "the </s> cat<unk>dog",
+    "the<fill> cat",
+    "Ω<think>Ω",
+    "",
+]
+
+
+EXACT = {"model_type": "bpe", "byte_fallback": True, "vocab_size": 300, "normalization_rule_name": "identity"}
+EXACT |= {"remove_extra_whitespaces": False}
+TRAINED = {
+    "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "vocab_size": 40},
+    "llama": EXACT,
+    "gemma2": EXACT | {"add_dummy_prefix": False, "pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3},
+}
+"""Settings of SentencePiece models by the `model_type` whose models have them."""
+
+
+def train(**options) -> bytes:
+    model, limits = io.BytesIO(), {"hard_vocab_limit": False, "minloglevel": 9}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **limits, **options)
+    return model.getvalue()
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {kind: train(**options) for kind, options in TRAINED.items()}
+
+
+def write(folder, model, config, files):
+    (folder / ("spiece.model" if config["model_type"] == "t5" else "tokenizer.model")).write_bytes(model)
+    for name, content in ({"config.json": config} | files).items():
+        (folder / name).write_text(json.dumps(content))
+
+
+def assert_equal(ours, theirs):
+    assert ours.vocab_size == len(theirs)
+    for text in PROMPTS:
+        ids = theirs(text)["input_ids"]
+        assert ours.special.whole(ours.encode(text)) == ids
+        if "</s>" not in text:  # which ends our decoding
+            expected = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            assert ours.decode(ids) == expected
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_and_texts_are_those_of_transformers(models, name, tmp_path):
+    """Also after they are saved in a run and after they are exported."""
+    config, files = FOLDERS[name]
+    model = models[config["model_type"]]
+    size = sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
+    write(tmp_path, model, config, files(size))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    pair = load_checkpoint_tokenizers(tmp_path)
+    assert_equal(pair.source, theirs)
+    assert_equal(Tokenizers.from_json(json.loads(json.dumps(pair.to_json()))).target, theirs)
+    assert_equal(pickle.loads(pickle.dumps(pair.target)), theirs)
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    (exported / "config.json").write_text(json.dumps(config))
+    assert save_tokenizers(exported, pair, config["model_type"], pair=config is T5) is None
+    assert_equal(pair.source, transformers.AutoTokenizer.from_pretrained(exported))
+    assert_equal(load_checkpoint_tokenizers(exported).source, theirs)
+
+
+def test_span_corruption_uses_the_sentinels_of_t5(models, tmp_path):
+    write(tmp_path, models["t5"], T5, {})
+    tokenizer = load_checkpoint_tokenizers(tmp_path).target
+    extended = ExtendedTokenizer.of(tokenizer, SENTINEL_TOKENS)
+    assert extended.vocab_size == tokenizer.vocab_size
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert [extended.id_of(name) for name in SENTINEL_TOKENS] == theirs.convert_tokens_to_ids([*SENTINEL_TOKENS])
+    assert extended.id_of("<extra_id_0>") == extended.vocab_size - 1
