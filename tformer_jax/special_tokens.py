@@ -59,6 +59,21 @@ class SpecialTokens:
         """Number of tokens that `side` adds."""
         return len(self.before) + len(self.closing)
 
+    @property
+    def used(self) -> set[int]:
+        """Tokens that texts or outputs may have without their names; `never` and `pad` are none of them."""
+        optional = {i for i in (self.bos, self.unknown, self.context) if i is not None}
+        return {self.start, *self.ends, *self.forced, *self.before, *self.after} | optional
+
+    def below(self, size: int) -> "SpecialTokens":
+        """Returns the tokens without names, `never` and `pad` of ids that are `size` or more."""
+        return dataclasses.replace(
+            self,
+            names=tuple((i, name) for i, name in self.names if i < size),
+            never=tuple(i for i in self.never if i < size),
+            pad=None if self.pad is None or self.pad >= size else self.pad,
+        )
+
     def whole(self, ids: Sequence[int]) -> list[int]:
         """Returns a prompt, or a text to classify, as models read it."""
         return [*self.before, *ids, *self.after]

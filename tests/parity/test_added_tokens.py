@@ -128,6 +128,17 @@ def test_ids_and_texts_are_those_of_transformers(models, name, tmp_path):
     assert_equal(load_checkpoint_tokenizers(exported).source, theirs)
 
 
+def test_special_tokens_from_a_size_on_are_left_out(models, tmp_path):
+    write(tmp_path, models["t5"], T5, {})
+    whole = load_checkpoint_tokenizers(tmp_path).target
+    cut = whole.without_added(whole.vocab_size - 1)
+    assert cut.vocab_size == whole.vocab_size - 1
+    text = "the <extra_id_1> cat"
+    assert cut.encode(text) == whole.encode(text)
+    assert max(cut.encode("the <extra_id_0> cat")) < whole.vocab_size - 100
+    assert not {name for _, name in cut.special.names} & {"<extra_id_0>"}
+
+
 def test_span_corruption_uses_the_sentinels_of_t5(models, tmp_path):
     write(tmp_path, models["t5"], T5, {})
     tokenizer = load_checkpoint_tokenizers(tmp_path).target

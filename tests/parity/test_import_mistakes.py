@@ -1,6 +1,7 @@
 """Checkpoints that are damaged, incomplete, missing or not supported are refused by import_hf.py, in one sentence."""
 
 import dataclasses
+import functools
 import json
 import shutil
 import sys
@@ -9,6 +10,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 from safetensors.numpy import load_file, save_file
 
 import tformer_jax as tj
@@ -72,11 +74,18 @@ def written(name: str, text: str):
     return lambda folder: (folder / name).write_text(text)
 
 
-def larger(folder):
-    """Adds tokens to the tokenizer."""
+def larger(folder, *, special: int = 0):
+    """Adds 20 tokens to the tokenizer, the first of which are special."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_tokens([f"new{number}" for number in range(20)])
+    tokenizer.add_special_tokens([f"<new{number}>" for number in range(special)])
+    tokenizer.add_tokens([f"new{number}" for number in range(special, 20)])
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def endless(folder):
+    """Adds special tokens, one of which the model lacks and ends texts."""
+    larger(folder, special=20)
+    written("generation_config.json", '{"eos_token_id": 65}')(folder)
 
 
 def repeated(folder):
@@ -123,6 +132,8 @@ MISTAKES = {
     "JSON": (written("config.json", "{"), "config.json is not valid JSON"),
     "no tokenizer": (removed("tokenizer.json"), "has no tokenizer: one of the files tokenizer.json, vocab.txt"),
     "vocabulary": (larger, "its tokenizer has 7. tokens, and its model only 64"),
+    "vocabulary, the last one is ordinary": (functools.partial(larger, special=19), "its tokenizer has 7. tokens, and"),
+    "vocabulary, the last ones are used": (endless, "its tokenizer has 7. tokens, and its model only 64"),
     "tokenizer": (written("tokenizer.json", '{"model": 3}'), "tokenizer.json is not a valid tokenizer"),
 }
 
@@ -136,6 +147,19 @@ def test_mistakes(imported, name, tmp_path):
         import_hf.main([str(folder), "--run", str(tmp_path / "run")])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_special_tokens_that_the_model_lacks_are_left_out(imported, tmp_path):
+    """Gemma 3's tokenizer has one for images, whose id is the size of the text model's vocabulary."""
+    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
+    larger(folder, special=20)
+    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+    ours, theirs = tj.load(tmp_path / "run").tokenizers.target, transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("the cat", "the <new0> cat<new1>"):
+        assert ours.special.whole(ours.encode(text)) == theirs(text)["input_ids"]
+    kept = [name for name in theirs.get_added_vocab() if theirs.convert_tokens_to_ids(name) < 64]
+    assert len(theirs) > ours.vocab_size == 64 and {name for _, name in ours.special.names} == set(kept)
+    assert max(ours.encode("the <new19> cat")) < 64 <= max(theirs("the <new19> cat")["input_ids"])
 
 
 def test_shards_are_joined(imported, tmp_path):

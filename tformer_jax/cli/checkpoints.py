@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 
 import tformer_jax as tj
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, read_mesh
-from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
+from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
 from tformer_jax.interop import files, generation, hf, hub, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
@@ -133,14 +134,23 @@ def _model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tu
 
 
 def _fitting(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers:
-    """Returns the tokenizers; raises `ConfigError` if one has more tokens than the model."""
-    sizes = {"vocab_size": tokenizers.target.vocab_size}
-    if cfg.family == "seq2seq":
-        sizes["source_vocab_size"] = tokenizers.source.vocab_size
-    for name, size in sizes.items():
-        if size > cfg.known(name):
-            raise ConfigError(f"{path}: its tokenizer has {size} tokens, and its model only {cfg.known(name)}")
-    return tokenizers
+    """Returns the tokenizers without the added special tokens that the model lacks, which no text needs.
+
+    Raises:
+        ConfigError: a tokenizer has other tokens that the model lacks.
+    """
+    V = cfg.known("vocab_size")
+    source = cfg.known("source_vocab_size") if cfg.family == "seq2seq" else V
+    return Tokenizers(_limited(path, tokenizers.source, source), _limited(path, tokenizers.target, V))
+
+
+def _limited(path: Path, tokenizer: Tokenizer, V: int) -> Tokenizer:
+    if tokenizer.vocab_size <= V:
+        return tokenizer
+    found = tokenizer.without_added(V) if isinstance(tokenizer, CheckpointTokenizer | PiecesTokenizer) else tokenizer
+    if found.vocab_size > V or max(found.special.used) >= V:
+        raise ConfigError(f"{path}: its tokenizer has {tokenizer.vocab_size} tokens, and its model only {V}")
+    return found
 
 
 def _data(run: Path, cfg: ModelConfig) -> DataConfig:

@@ -54,6 +54,12 @@ class CheckpointTokenizer(_Pretrained):
         """Decodes ids; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(self._ordinary(ids))
 
+    def without_added(self, size: int) -> "CheckpointTokenizer":
+        """Returns the tokenizer without the added special tokens whose ids are `size` or more."""
+        model = json.loads(self._tokenizer.to_str())
+        model["added_tokens"] = [token for token in model["added_tokens"] if token["id"] < size or not token["special"]]
+        return CheckpointTokenizer(hf.Tokenizer.from_str(json.dumps(model)), self.special.below(size))
+
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "CheckpointTokenizer":
         """Restores the tokenizer from `to_json`."""
@@ -129,6 +135,11 @@ class PiecesTokenizer(_Pretrained):
         pieces = [self._pieces[i] for i in self._ordinary(ids) if i in self._pieces]
         text: str = self._processor.decode_pieces(pieces)
         return text if self.vocab is None else text.replace("▁", " ").strip()
+
+    def without_added(self, size: int) -> "PiecesTokenizer":
+        """Returns the tokenizer without the added special tokens whose ids are `size` or more."""
+        added = {i: fields for i, fields in self.added.tokens.items() if i < size or not fields["special"]}
+        return PiecesTokenizer(self.model, self.vocab, self.special.below(size), added, spaced=self.spaced)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "PiecesTokenizer":
