@@ -123,6 +123,10 @@ def build(
         if not group.first:
             return None
         lock = None if is_remote(folder) else FolderLock(folder)
+        if not overwrite and run_folder.holds_run(folder) != resume:
+            raise ConfigError(
+                f"another process has created or removed {folder} since this one started: start this one again"
+            )
         if resume:
             run_folder.resume(folder, cfg, facts)
         else:
