@@ -113,7 +113,8 @@ def build(
 
     def prepare_folder() -> FolderLock | None:
         if start_from is not None:
-            run_folder.require_run(start_from)
+            if finished is None and not (resume and run_folder.holds_checkpoint(folder)):
+                run_folder.require_run(start_from)
             if not resume and resolved(start_from) == resolved(folder):
                 raise cfg.train.error(
                     "start_from", "is the run folder, which this run would replace: name another --run"

@@ -76,6 +76,11 @@ def holds_weights(run: Path) -> bool:
     return checkpoints(run).is_dir() or weights_facts(run).exists()
 
 
+def holds_checkpoint(run: Path) -> bool:
+    """Returns whether a run has a complete checkpoint; those in progress have names that are not numbers."""
+    return checkpoints(run).is_dir() and any(path.name.isdecimal() for path in checkpoints(run).iterdir())
+
+
 def require_run(run: Path) -> None:
     """Raises `ConfigError` unless `run` is a run folder with checkpoints or final weights."""
     if not (run / "config.json").exists() or not holds_weights(run):
