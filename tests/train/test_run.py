@@ -21,7 +21,7 @@ from tests.train.conftest import small_config
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import prepare
-from tformer_jax.train import experiment, loop, profiler, run_folder
+from tformer_jax.train import experiment, guards, loop, profiler, run_folder
 from tformer_jax.train.trained import load_trained
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -234,6 +234,24 @@ def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_pat
     run(changed, folder, corpus_folder, resume=True)
     assert [record["step"] for record in records(folder) if record["group"] == "test"] == [8]
     assert json.loads((folder / "result.json").read_text())["steps"] == 8
+
+
+def test_the_watchdog_does_not_watch_the_end_of_a_run(uninterrupted, corpus_folder, tmp_path, monkeypatch):
+    """Slow storage delays the last checkpoint and the final weights for longer than `train.hang_seconds`."""
+    folder, ended = Path(shutil.copytree(uninterrupted, tmp_path / "run")), []
+
+    def slow(write):
+        def delayed(*args):
+            time.sleep(1.3)
+            return write(*args)
+
+        return delayed
+
+    monkeypatch.setattr(guards.os, "_exit", ended.append)
+    monkeypatch.setattr(loop.weights, "save", slow(loop.weights.save))
+    monkeypatch.setattr(loop.Checkpointer, "wait", slow(loop.Checkpointer.wait))
+    assert run(two_shapes(hang_seconds=1), folder, corpus_folder, resume=True)
+    assert not ended
 
 
 def test_the_logged_learning_rate_is_the_one_applied(corpus_folder, tmp_path):

@@ -65,6 +65,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             while not trainer.done and not experiment.group.should_stop(trainer.step, stop.requested):
                 trainer.advance()
             trainer.save()
+            trainer.watchdog.close()
             trainer.checkpointer.wait()
         if not trainer.done:
             trainer.events.write(trainer.step, "stopped", "by a signal")
