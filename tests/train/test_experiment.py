@@ -1,13 +1,19 @@
 """What is checked when a run is built: other processes that use its folder, and the run that it starts from."""
 
+import dataclasses
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests.train.conftest import small_config
+from tests.train.conftest import small_config, write_pairs
+from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.train import experiment, run_folder
+from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
+from tformer_jax.train import experiment, loop, run_folder
+from tformer_jax.train.start_from import Report, check_tokenizers
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -57,3 +63,61 @@ def test_a_resumed_run_reads_its_own_checkpoint_or_result(corpus_folder, started
     built = experiment.build(cfg, folder, data_root=corpus_folder, resume=True)
     built.close()
     assert (built.finished is not None) == (kept == "result.json")
+
+
+@pytest.fixture
+def other_letters(tmp_path) -> Path:
+    """The corpus in other letters, of equal number."""
+    write_pairs(tmp_path)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text(pairs.read_text().translate(str.maketrans("abcdefghABCDEFGH", "ijklmnopIJKLMNOP")))
+    return tmp_path
+
+
+def test_loaded_embeddings_of_other_tokens_are_reported(corpus_folder, other_letters, tmp_path):
+    first, folder = tmp_path / "first", tmp_path / "run"
+    built = experiment.build(small_config(), first, data_root=corpus_folder)
+    built.close()
+    cfg, same = built.cfg, built.tokenizers
+    (first / "checkpoints").mkdir()
+    remedy = f"set data.tokenizer='file' and data.tokenizer_file='{first}'"
+    sentence = f"source_embedding/embedding is for other tokens than those of this run, and train.lora_.*: {remedy}"
+    with pytest.raises(ConfigError, match=sentence):
+        experiment.build(small_config(start_from=str(first), lora_rank=2), folder, data_root=other_letters)
+    assert not folder.exists()
+    other = train_tokenizers(cfg.data, load_corpus(cfg, other_letters).train)
+    assert check_tokenizers(cfg.train, cfg.model, same, first) is None
+    names = "source_embedding/embedding, target_embedding/embedding"
+    expected = f"{names} of {first} are for other tokens than those of this run: {remedy}"
+    assert check_tokenizers(cfg.train, cfg.model, other, first) == expected
+    lora = small_config(start_from=str(first), lora_rank=2, lora_whole=("*_embedding/*",)).train
+    assert "are for other tokens" in check_tokenizers(lora, cfg.model, other, first)
+    assert said(dataclasses.replace(built, tokenizers=other), first)[1:] == [expected]
+    assert len(said(built, first)) == 1
+
+
+def said(built: experiment.Experiment, run: Path) -> list[str]:
+    """Returns what a run prints when it starts from the parameters of another, none of which is really loaded."""
+    trainer = mock.MagicMock(spec=loop.Trainer, experiment=built, cfg=built.cfg, view=mock.MagicMock())
+    with mock.patch.object(loop, "load_matching", return_value=({}, Report((), (), (), ()))):
+        loop.Trainer._loaded(trainer, run, {})
+    return [call.args[0] for call in trainer.view.say.call_args_list]
+
+
+@pytest.mark.parametrize("changes", [{"dim": 32}, {"vocab_size": 25, "source_vocab_size": 25}])
+def test_embeddings_that_are_not_loaded_need_no_tokenizers(corpus_folder, tmp_path, changes):
+    built = experiment.build(small_config(), tmp_path / "first", data_root=corpus_folder)
+    built.close()
+    shutil.rmtree(tmp_path / "first" / "tokenizers")
+    model = dataclasses.replace(built.cfg.model, **changes)
+    assert check_tokenizers(built.cfg.train, model, built.tokenizers, tmp_path / "first") is None
+
+
+def test_appended_tokens_are_not_other_tokens(corpus_folder, tmp_path):
+    """Of embeddings with more rows than tokens, those of appended tokens were unused."""
+    values = config.to_dict(small_config())
+    values["model"]["vocab_size"] = values["model"]["source_vocab_size"] = 25
+    built = experiment.build(Config.from_dict(values), tmp_path / "first", data_root=corpus_folder)
+    built.close()
+    more = ExtendedTokenizer(built.tokenizers.target, ["<mask>"])
+    assert check_tokenizers(built.cfg.train, built.cfg.model, Tokenizers(more, more), tmp_path / "first") is None

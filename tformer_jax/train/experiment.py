@@ -28,6 +28,7 @@ from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
 from tformer_jax.train import metrics, optimizers, provenance, run_folder
 from tformer_jax.train.guards import FolderLock
+from tformer_jax.train.start_from import check_tokenizers
 
 CHECKED = 10_000
 """Examples of each split in files, at most, that identify a corpus."""
@@ -115,6 +116,7 @@ def build(
         if start_from is not None:
             if finished is None and not (resume and run_folder.holds_checkpoint(folder)):
                 run_folder.require_run(start_from)
+                check_tokenizers(cfg.train, cfg.model, tokenizers, start_from)
             if not resume and resolved(start_from) == resolved(folder):
                 raise cfg.train.error(
                     "start_from", "is the run folder, which this run would replace: name another --run"

@@ -27,7 +27,7 @@ from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
-from tformer_jax.train.start_from import load_matching
+from tformer_jax.train.start_from import check_tokenizers, load_matching
 from tformer_jax.train.step import compiled, make_train_step
 
 TRAINING_FLOPS = 3
@@ -144,6 +144,8 @@ class Trainer:
         if self.experiment.group.first:
             run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
         self.view.say(f"From {run}: {report}")
+        if warning := check_tokenizers(self.cfg.train, self.cfg.model, self.experiment.tokenizers, run):
+            self.view.say(warning)
         return params
 
     def _begin(self, start: state.TrainState) -> None:

@@ -1,12 +1,18 @@
 """Initializes a run with the matching parameters of another run, for fine-tuning."""
 
 import dataclasses
+import fnmatch
 from pathlib import Path
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
-from tformer_jax.config import ConfigError
+from tformer_jax import axes, config
+from tformer_jax.config import ConfigError, ModelConfig, TrainConfig
+from tformer_jax.config.paths import resolved
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, token_texts
+from tformer_jax.models import registry
 from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.train.optimizers import parameter_names
 from tformer_jax.train.trained import load_trained
@@ -61,3 +67,43 @@ def load_matching(params: Any, run: Path) -> tuple[Any, Report]:
     if not loaded:
         raise ConfigError(f"train.start_from={str(run)!r}: no parameter fits this model ({report})")
     return jax.tree.unflatten(tree, leaves), report
+
+
+def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> str | None:
+    """Returns a warning if `load_matching` loads embeddings or output heads of other tokens than those of `tokenizers`.
+
+    Raises:
+        ConfigError: so for parameters that LoRA leaves as they are.
+    """
+    names = _of_other_tokens(model, tokenizers, run)
+    if not names:
+        return None
+    kept = [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in train.lora_whole)]
+    other = "for other tokens than those of this run"
+    remedy = f"set data.tokenizer='file' and data.tokenizer_file={str(resolved(run))!r}"
+    if train.lora_rank and kept:
+        raise train.error("start_from", f"{kept[0]} is {other}, and train.lora_rank freezes it: {remedy}")
+    return f"{', '.join(names)} of {run} {'is' if len(names) == 1 else 'are'} {other}: {remedy}"
+
+
+def _of_other_tokens(model: ModelConfig, tokenizers: Tokenizers, run: Path) -> list[str]:
+    """Returns the names of the parameters along the vocabulary that match those of `run`, and have other tokens."""
+    mine, theirs = map(_along_vocabulary, (model, config.load(run / "config.json").model))
+    names = sorted(name for name, shape in mine.items() if theirs.get(name) == shape)
+    if not names:
+        return []
+    others = Tokenizers.load(run / "tokenizers")
+    same = {side: _same_tokens(getattr(tokenizers, side), getattr(others, side)) for side in ("source", "target")}
+    return [name for name in names if not same["source" if name.startswith("source_") else "target"]]
+
+
+def _along_vocabulary(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters that have the axis V, by name."""
+    boxes = flatten_dict(registry.shapes(registry.build(model)), sep="/")
+    return {name: box.value.shape for name, box in boxes.items() if axes.VOCAB in getattr(box, "names", ())}
+
+
+def _same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Returns whether the ids that two tokenizers share have the same texts."""
+    ids = range(min(one.vocab_size, other.vocab_size))
+    return one.to_json() == other.to_json() or token_texts(one, ids) == token_texts(other, ids)
