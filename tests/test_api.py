@@ -10,9 +10,10 @@ import pytest
 
 import tformer_jax as tj
 from tests.helpers import assert_close, build, tiny
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.train.trained import Trained
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 DATA = {
@@ -119,6 +120,14 @@ def test_logits_do_not_depend_on_the_batch(runs):
 def test_mistakes(runs, family, call, problem):
     with pytest.raises(ConfigError, match=problem):
         call(runs[family])
+
+
+def test_a_mesh_for_inference_need_not_divide_the_state_of_training(runs, monkeypatch):
+    run = runs["decoder_lm"]
+    cfg = dataclasses.replace(run.config, parallel=ParallelConfig(preset="zero1"))
+    trained = Trained(cfg, run.model, run.params, run.tokenizers, None)
+    monkeypatch.setattr(tj.api, "load_trained", lambda path, mesh: trained)
+    assert tj.load("runs/x", mesh="data=3").config == cfg
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):

@@ -49,10 +49,13 @@ def load(path: str | Path, *, mesh: str | None = None) -> "Run":
     Raises:
         ConfigError: `path` is not a run folder, holds no parameters, or the mesh does not fit the model.
     """
-    device_mesh = None if mesh is None else make_mesh(read_mesh(mesh))
-    trained = load_trained(as_path(path), device_mesh)
-    if device_mesh is not None:
-        rules.check(trained.cfg, device_mesh.shape)
+    if mesh is None:
+        trained = load_trained(as_path(path), None)
+    else:
+        parallel = read_mesh(mesh)
+        device_mesh = make_mesh(parallel)
+        trained = load_trained(as_path(path), device_mesh)
+        rules.check(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
     return Run(as_path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels)
 
 

@@ -85,7 +85,7 @@ def test_an_axis_that_does_not_divide_is_replicated():
 
 def test_an_axis_is_sharded_over_several_mesh_axes():
     sizes = {"data": 3, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 4}
-    for width, expected in ((6, ("fsdp", "data")), (8, None)):
+    for width, expected in ((6, ("fsdp", "data")), (8, "fsdp"), (9, None)):
         spec = rules.partition((axes.EMBED, axes.MLP), (width, 8), sizes, rules.ZERO1)
         assert spec == PartitionSpec(expected, "tensor")
 
@@ -116,6 +116,8 @@ def test_sizes_of_the_mesh():
         ({"expert": 2}, "parallel.expert=2: there are no experts"),
         ({"tensor": 8, "data": 1}, "model.num_heads=12: must be a multiple of the mesh's tensor=8"),
         ({"fsdp": 8}, "model.dim=36: must be a multiple of the mesh's fsdp=8"),
+        ({"preset": "zero1"}, "dim=36: must be a multiple of the mesh's data=8 for the preset 'zero1', or write 'dp'"),
+        ({"preset": "zero1", "fsdp": 2, "data": 4}, r"dim=36: must be a multiple of the mesh's fsdp=2 \* data=4 for"),
         ({"tensor": 4, "data": 2}, "model.ffn_dim=18: must be a multiple of the mesh's tensor=4"),
         ({"sequence": 8}, "data.window=12: must be a multiple of the mesh's sequence=8"),
     ],

@@ -45,8 +45,9 @@ def on(mesh: Mesh) -> Iterator[None]:
 
 
 def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapping[str, int], rules: Rules) -> Any:
-    """Returns the `PartitionSpec` of an array by its logical axes; axes that do not divide evenly are not sharded.
+    """Returns the `PartitionSpec` of an array by its logical axes.
 
+    An axis that its mesh axes do not divide evenly is sharded over the first of them that do, or not at all.
     Vectors of the model width (norm scales, biases) are not sharded either: that would cost a collective each.
 
     Args:
@@ -58,9 +59,9 @@ def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapp
         where = tuple(axis for axis in rules.get(name or "", ()) if sizes[axis] > 1)
         if vector and name == axes.EMBED:
             return None
-        if not where or size % math.prod(sizes[axis] for axis in where):
-            return None
-        return where if len(where) > 1 else where[0]
+        while size % math.prod(sizes[axis] for axis in where):
+            where = where[:-1]
+        return where if len(where) > 1 else next(iter(where), None)
 
     return PartitionSpec(*map(place, names, shape))
 
@@ -138,6 +139,10 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
         for axis in RULES[name]:
             if attrgetter(setting)(model) % sizes[axis] and (moe or name != axes.EXPERTS):
                 raise model.error(setting, f"must be a multiple of the mesh's {axis}={sizes[axis]}")
+    shares = {axis: sizes[axis] for axis in ZERO1[axes.EMBED] if sizes[axis] > 1}
+    if cfg.parallel.preset == "zero1" and model.dim % math.prod(shares.values()):
+        product = " * ".join(f"{axis}={size}" for axis, size in shares.items())
+        raise model.error("dim", f"must be a multiple of the mesh's {product} for the preset 'zero1', or write 'dp'")
     if sizes["sequence"] == 1:
         return
     if recurrent := [kind for kind in model.attentions if kind in kinds.RECURRENT]:
