@@ -6,6 +6,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import apply, build, tiny
+from tformer_jax.data.corpora import DataError
 from tformer_jax.eval import likelihood
 from tformer_jax.eval.likelihood import Likelihood
 from tformer_jax.models import registry
@@ -62,6 +63,16 @@ def test_rows_without_labels_are_dropped_and_many_are_joined(monkeypatch):
     nll, labels = np.array([1.0, 0.0, 2.0, 4.0, 8.0]), np.array([1.0, 0.0, 1.0, 2.0, 2.0])
     assert likelihood.in_parts(nll, labels) == likelihood.Losses([3.0, 12.0], [2, 4])
     assert likelihood.in_parts(nll[:2], labels[:2]) == likelihood.Losses([1.0], [1])
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_split_without_labels_is_refused(batches):
+    model, params = build(tiny("decoder_lm"))
+    split = Counted(batches)
+    for batch in split.batches:
+        batch["targets"] = np.full_like(batch["targets"], IGNORED)
+    with pytest.raises(DataError, match="the split has no token to predict"):
+        Likelihood(model, split)(params)
 
 
 @pytest.mark.parametrize(("room", "made"), [(2**20, 1), (100, 2)])

@@ -7,10 +7,11 @@ from unittest import mock
 
 import pytest
 
+from tests.helpers import tiny
 from tests.train.conftest import small_config, write_pairs
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError
-from tformer_jax.data.corpora import load_corpus
+from tformer_jax.config import Config, ConfigError, DataConfig, ParallelConfig
+from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
 from tformer_jax.train import experiment, loop, run_folder
 from tformer_jax.train.start_from import Report, check_tokenizers
@@ -121,3 +122,16 @@ def test_appended_tokens_are_not_other_tokens(corpus_folder, tmp_path):
     built.close()
     more = ExtendedTokenizer(built.tokenizers.target, ["<mask>"])
     assert check_tokenizers(built.cfg.train, built.cfg.model, Tokenizers(more, more), tmp_path / "first") is None
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_held_out_text_of_one_token_is_refused_before_training(tmp_path, split):
+    for name, text in (("train", "abc " * 20), ("validation", "ab"), ("test", "ab"), (split, "a")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    files = {name: f"{name}.txt" for name in ("train", "validation", "test")}
+    data = DataConfig(source="text", **files, tokenizer="bytes", batching="windows", window=8, batch_size=2)
+    cfg = Config(model=tiny("decoder_lm"), data=data, parallel=ParallelConfig(data=1))
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=None))
+    with pytest.raises(DataError, match=f"split {split} has 1 of the 2 or more tokens that an evaluation needs"):
+        experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
+    assert not (tmp_path / "run").exists()

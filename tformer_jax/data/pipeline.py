@@ -109,6 +109,19 @@ def _evaluation_batches(
         yield from bucketed_once(pending, rows, cfg.data.bucket_lengths, read)
 
 
+def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
+    """Raises `DataError` if the windows of a held-out split have no token to predict, which needs one before it."""
+    if cfg.data.batching != "windows":
+        return
+    for split, limit in (("validation", cfg.eval.examples), ("test", 0)):
+        reader, end = _reader(getattr(corpus, split), tokenizers), tokenizers.target.special.ends[0]
+        tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
+        if tokens < 2:
+            raise DataError(
+                f"split {split} has {tokens} of the 2 or more tokens that an evaluation needs: hold out more text"
+            )
+
+
 def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
     """Returns the batch; raises `DataError` if one of its token ids is outside the vocabulary."""
     for name in TOKEN_KEYS & batch.keys():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.data.corpora import DataError
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
@@ -45,7 +46,11 @@ class Likelihood:
         self._cached: list[Batch] | None = None
 
     def __call__(self, params: Any) -> tuple[float, float, Losses]:
-        """Returns the mean loss in nats per label, the percentage of labels predicted correctly, and the losses."""
+        """Returns the mean loss in nats per label, the percentage of labels predicted correctly, and the losses.
+
+        Raises:
+            DataError: there are no labels.
+        """
         rows: list[np.ndarray] = []
         mesh = mesh_of(params)
         pending: collections.deque[jax.Array] = collections.deque()
@@ -55,8 +60,10 @@ class Likelihood:
                 if len(pending) > MAX_PENDING_BATCHES:
                     rows.append(np.asarray(pending.popleft()))
             rows += map(np.asarray, pending)
-        sums = np.concatenate(rows).astype(np.float64)
+        sums = np.concatenate([*rows, np.zeros((0, 3))]).astype(np.float64)
         loss, hits, count = sums.sum(axis=0).tolist()
+        if not count:
+            raise DataError("the split has no token to predict: evaluate more or longer texts")
         return loss / count, 100 * hits / count, in_parts(sums[:, 0], sums[:, 2])
 
     def _all_batches(self) -> Iterator[Batch]:

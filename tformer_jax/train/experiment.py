@@ -16,7 +16,7 @@ from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.paths import as_path, is_remote, resolved
 from tformer_jax.data.corpora import Corpus, files, load_corpus
-from tformer_jax.data.pipeline import train_batches
+from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
@@ -105,6 +105,7 @@ def build(
     facts = _facts(corpus, CHECKED if cfg.data.source in files.KINDS else 2)
     group.check_equal(config.flat(cfg) | facts)
     shards = Shards(data_parallelism(mesh), own_shards(mesh))
+    check_predictable(cfg, corpus, tokenizers)
     batches = train_batches(cfg, corpus, tokenizers, shards=shards)
     model = registry.build(cfg.model, train=True)
     optimizers.build(cfg, registry.shapes(model))
