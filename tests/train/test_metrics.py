@@ -3,8 +3,10 @@
 import json
 import sys
 import types
+from unittest import mock
 
 import pytest
+from tensorboardX.proto import event_pb2
 
 from tests.train.conftest import small_config
 from tformer_jax.config import ConfigError
@@ -12,6 +14,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.train import metrics, run_folder
 from tformer_jax.train.errors import RunError
+from tformer_jax.train.loop import Trainer
 from tformer_jax.train.metrics import MetricsWriter
 
 
@@ -30,6 +33,52 @@ def test_metrics_of_a_resumed_run_are_continuous(tmp_path):
     second.write(3, "train", {"loss": 0.5})
     second.close()
     assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
+
+
+def events(run) -> list[tuple[str, int]]:
+    """Returns the starts and losses in TensorBoard's files of a run, in the order of writing, with their steps."""
+    found = []
+    for path in sorted((run / "tensorboard").iterdir()):
+        raw = path.read_bytes()
+        while raw:  # the length of a record and its checksum, the record and its checksum
+            size = int.from_bytes(raw[:8], "little")
+            event, raw = event_pb2.Event.FromString(raw[12 : 12 + size]), raw[16 + size :]
+            found += [("start", event.step)] if event.HasField("session_log") else []
+            found += [(value.tag, event.step) for value in event.summary.value]
+    return found
+
+
+@pytest.mark.parametrize("resume_step", [0, 2])
+def test_tensorboard_drops_the_steps_that_a_resumed_run_repeats(tmp_path, resume_step):
+    """Also those before the first checkpoint: TensorBoard drops earlier events from the step of a start on."""
+    writer = MetricsWriter(tmp_path, small_config(), resume_step=resume_step)
+    writer.write(resume_step + 1, "train", {"loss": 1.0})
+    writer.close()
+    assert events(tmp_path) == [("start", resume_step + 1), ("train/loss", resume_step + 1)]
+
+
+def test_a_flush_writes_the_records(tmp_path, monkeypatch):
+    """Those of a bucket at once; tensorboardX's flush leaves at most ten in its queue, and one that it writes."""
+    monkeypatch.setattr(metrics, "is_remote", lambda path: True)
+    writer = MetricsWriter(tmp_path, small_config())
+    for step in range(1, 31):
+        writer.write(step, "train", {"loss": 1.0})
+    assert lines(tmp_path) == []
+    writer.flush()
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 31))
+    assert ("train/loss", 30 - 10 - 1) in events(tmp_path)
+
+
+def test_a_save_flushes_the_metrics_first():
+    """So that a run resumed from the checkpoint has all records before it."""
+    trainer = mock.MagicMock(spec=Trainer, evaluated=None, step=2)
+    calls = mock.Mock()
+    trainer.writer, trainer.checkpointer = calls.writer, calls.checkpointer
+    for name in ("batches", "meter", "spikes", "best", "watchdog", "state"):
+        setattr(trainer, name, mock.MagicMock())
+    trainer.batches.get_state.return_value = {}
+    Trainer.save(trainer)
+    assert [call[0] for call in calls.mock_calls] == ["writer.flush", "checkpointer.save"]
 
 
 def test_non_finite_numbers_become_null(tmp_path):

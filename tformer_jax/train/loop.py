@@ -296,8 +296,9 @@ class Trainer:
         return metrics
 
     def save(self) -> None:
-        """Starts saving a checkpoint of this step, with its score if it was evaluated."""
+        """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
         self._check_losses(self.meter.fetch_all())
+        self.writer.flush()
         host = {
             "batches": jsonable(self.batches.get_state()),
             "meter": self.meter.state(),

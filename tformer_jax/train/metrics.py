@@ -1,10 +1,12 @@
 """Writes metrics to `metrics.jsonl` (one JSON object per line), TensorBoard and, optionally, Weights & Biases."""
 
+import contextlib
 import functools
 import importlib.util
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +16,7 @@ from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
 
 REMOTE_SECONDS = 60
-"""Minimum interval of writes of `metrics.jsonl` to a bucket, since each one writes the entire object."""
+"""Minimum interval of writes of `metrics.jsonl` to a bucket between flushes, since each writes the entire object."""
 
 
 class Sink(Protocol):
@@ -22,6 +24,10 @@ class Sink(Protocol):
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         """Records the values of one group at a step."""
+        ...
+
+    def flush(self) -> None:
+        """Writes the records that wait in memory."""
         ...
 
     def close(self) -> None:
@@ -42,10 +48,8 @@ class MetricsWriter:
         self._sinks: list[Sink] = []
         if not recording:
             return
-        try:
+        with self._explained():
             self._sinks = [JsonLines(run, resume_step), TensorBoard(run, resume_step)]
-        except OSError as error:
-            raise self._unwritable(error) from error
         if cfg.train.wandb:
             self._sinks.append(WeightsAndBiases(run, cfg, cfg.train.wandb))
 
@@ -55,19 +59,32 @@ class MetricsWriter:
         Raises:
             RunError: they cannot be written.
         """
-        try:
+        with self._explained():
             for sink in self._sinks:
                 sink.write(step, group, values)
-        except OSError as error:
-            raise self._unwritable(error) from error
+
+    def flush(self) -> None:
+        """Writes the records that wait in memory, since a run resumed from the next checkpoint does not repeat them.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        with self._explained():
+            for sink in self._sinks:
+                sink.flush()
 
     def close(self) -> None:
         """Closes all sinks."""
         for sink in self._sinks:
-            try:
+            with self._explained():
                 sink.close()
-            except OSError as error:
-                raise self._unwritable(error) from error
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> RunError:
         return RunError(
@@ -89,22 +106,22 @@ class JsonLines:
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._waiting += json.dumps({"step": step, "group": group, **numbers}) + "\n"
         if not is_remote(self._path) or time.monotonic() - self._written >= REMOTE_SECONDS:
-            self._append()
+            self.flush()
 
-    def close(self) -> None:
-        self._append()
-
-    def _append(self) -> None:
+    def flush(self) -> None:
         if self._waiting:
             append_text(self._path, self._waiting)
             self._waiting, self._written = "", time.monotonic()
+
+    def close(self) -> None:
+        self.flush()
 
 
 class TensorBoard:
     """Writes TensorBoard event files, one per start of the run."""
 
     def __init__(self, run: Path, resume_step: int):
-        self._folder, self._purge_step = run / "tensorboard", resume_step + 1 if resume_step else None
+        self._folder, self._purge_step = run / "tensorboard", resume_step + 1
 
     @functools.cached_property
     def _board(self) -> Any:
@@ -116,6 +133,10 @@ class TensorBoard:
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._board.add_scalar(f"{group}/{name}", value, step)
+
+    def flush(self) -> None:
+        """Writes all records but the last ten at most, which tensorboardX leaves in its queue."""
+        self._board.flush()
 
     def close(self) -> None:
         self._board.close()
@@ -135,6 +156,9 @@ class WeightsAndBiases:
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         self._run.log({f"{group}/{name}": value for name, value in values.items()}, step=step)
+
+    def flush(self) -> None:
+        """Does nothing: a process of the package uploads the records as they come."""
 
     def close(self) -> None:
         self._run.finish()
