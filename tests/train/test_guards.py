@@ -73,8 +73,23 @@ def test_spikes_are_detected_and_slow_changes_are_not():
     assert "is far above the" in remarks[250]
 
 
+def test_a_lasting_rise_is_reported_for_a_limited_number_of_steps():
+    """Then its losses are the usual ones, from which a further rise is a spike again."""
+    detector, losses = SpikeDetector(), [1.0] * 100 + [1.6] * 1000 + [2.5]
+    warned = [step for step, loss in enumerate(losses) if detector.detect(loss)]
+    assert warned == [*range(100, 100 + SpikeDetector.MOST_SPIKES), 1100]
+
+
+def test_repeated_short_spikes_are_all_reported():
+    detector, most = SpikeDetector(), SpikeDetector.MOST_SPIKES
+    losses = [1.0] * 100 + ([9.0] * (most - 1) + [1.0]) * 5
+    warned = [loss for loss in losses if detector.detect(loss)]
+    assert warned == [9.0] * (most - 1) * 5
+
+
 def test_a_detector_continues_where_it_stopped():
     losses = np.random.default_rng(1).normal(3, 0.1, 120)
+    losses[65:95] += 5
     uninterrupted, first = SpikeDetector(), SpikeDetector()
     for loss in losses[:70]:
         uninterrupted.detect(loss), first.detect(loss)

@@ -110,16 +110,20 @@ class Watchdog:
 
 
 class SpikeDetector:
-    """Detects losses far above the recent ones, by their running mean and standard deviation."""
+    """Detects losses far above the recent ones, by their running mean and standard deviation.
 
-    DECAY, DEVIATIONS, LEAST_STEPS, LEAST_RISE = 0.9, 6.0, 50, 0.5
+    After `MOST_SPIKES` in a row the loss has risen for good, and the statistics restart with the next one. Most spikes
+    end within fewer steps, and no more warnings are needed to notice one.
+    """
 
-    def __init__(self, *, mean: float = 0.0, variance: float = 0.0, count: int = 0):
-        self._mean, self._variance, self._count = mean, variance, count
+    DECAY, DEVIATIONS, LEAST_STEPS, LEAST_RISE, MOST_SPIKES = 0.9, 6.0, 50, 0.5, 20
+
+    def __init__(self, *, mean: float = 0.0, variance: float = 0.0, count: int = 0, spikes: int = 0):
+        self._mean, self._variance, self._count, self._spikes = mean, variance, count, spikes
 
     def state(self) -> dict[str, Any]:
         """Returns the keyword arguments that recreate this detector."""
-        return {"mean": self._mean, "variance": self._variance, "count": self._count}
+        return {"mean": self._mean, "variance": self._variance, "count": self._count, "spikes": self._spikes}
 
     def detect(self, loss: float) -> str | None:
         """Returns a warning if `loss` is a spike, else None; spikes and non-finite losses do not enter the mean."""
@@ -127,7 +131,12 @@ class SpikeDetector:
             return None
         bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.LEAST_RISE)
         if self._count >= self.LEAST_STEPS and loss > bound:
-            return f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
+            remark = f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
+            self._spikes += 1
+            if self._spikes == self.MOST_SPIKES:
+                self._count = self._spikes = 0
+            return remark
+        self._spikes = 0
         self._count += 1
         keep = min(self.DECAY, 1 - 1 / self._count)
         difference = loss - self._mean
