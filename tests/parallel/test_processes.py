@@ -1,6 +1,7 @@
 """Separate processes with CPU devices that train one model together."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def test_all_end_when_one_is_killed_and_the_run_is_resumed(bench, count, victim)
     assert all(other["status"] not in (0, 2, 130) for other in others)
     assert after["resumed"] == [0] * count
     assert after["seconds"] < 90
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_checkpoint_that_one_process_cannot_read_is_moved_aside(bench, victim):
+    """Parameters are sharded over two processes; the files that one of them wrote are zeroed."""
+    run = bench.folder / f"unreadable_{victim}"
+    wide = {"model__dim": 64, "parallel__data": 1, "parallel__fsdp": 2}  # smaller arrays are in one file of both
+    assert [each["status"] for each in bench.trained(2, run, train__steps=6, **wide)] == [0, 0]
+    for path in (run / f"checkpoints/6/state/ocdbt.process_{victim}/d").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    ended = bench.trained(2, run, "--resume", **wide)
+    assert [each["status"] for each in ended] == [0, 0], ended
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    assert [event["step"] for event in events if event["kind"] == "resume"] == [4]
+    assert (run / "damaged" / "6").is_dir()
+    assert json.loads((run / "result.json").read_text())["steps"] == 8
 
 
 @pytest.mark.slow

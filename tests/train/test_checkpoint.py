@@ -15,6 +15,7 @@ from tests.helpers import tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.errors import RunError
@@ -110,6 +111,25 @@ def test_a_truncated_one_is_quarantined_and_the_one_before_it_used(copied, caplo
     keeper.wait()
     assert_is(keeper.restore(abstract())[0], 3)
     keeper.close()
+
+
+class OtherFails(ProcessGroup):
+    """A group in which another process cannot read its shards of step 3."""
+
+    def run(self, action):
+        found = action()
+        if int(found[0].step) == 3:
+            raise ConfigError("process 1 (host b): checkpoints/3 is damaged")
+        return found
+
+
+def test_a_checkpoint_that_another_process_cannot_read_is_quarantined(copied, caplog):
+    keeper = Checkpointer(copied, keep=3, group=OtherFails())
+    found, _ = keeper.restore(abstract(), quarantine=True)
+    keeper.close()
+    assert_is(found, 2)
+    assert "process 1 (host b): checkpoints/3 is damaged; going back to step 2" in caplog.text
+    assert (copied.parent / "damaged" / "3").is_dir()
 
 
 def test_corrupted_checkpoints_are_always_detected(original, tmp_path):

@@ -141,25 +141,14 @@ class Checkpointer:
         """Restores the checkpoint of one step, as `restore`.
 
         Raises:
-            ConfigError: it is damaged, or its arrays have other shapes than `abstract`.
+            ConfigError: it is damaged for one of the processes, or its arrays have other shapes than `abstract`.
         """
         path = self.folder / str(step)
-        types = jax.tree.map(_restore_args, abstract)
-        args = ocp.args.Composite(
-            state=ocp.args.PyTreeRestore(abstract, restore_args=types), host=ocp.args.JsonRestore()
-        )
-        try:
-            restored = self._manager.restore(step, args=args)
-        except Exception as error:  # Orbax and TensorStore raise various types for damaged files
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-            raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
-        sealed = restored.host
-        if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
-            raise ConfigError(f"{path} is damaged: its host data has another checksum than when it was saved")
-        for name, checksum in _checksums(restored.state).items():
+        state, sealed = self._group.run(lambda: _read(path, abstract))
+        for name, checksum in _checksums(state).items():
             if sealed["checksums"].get(name) != checksum:
                 raise ConfigError(f"{path} is damaged: {name} has another checksum than when it was saved")
-        return restored.state, sealed["host"]
+        return state, sealed["host"]
 
     def wait(self) -> None:
         """Blocks until all started saves are on disk.
@@ -209,6 +198,30 @@ class Checkpointer:
             (self.folder / str(step)).rename(target)
         self._group.barrier("damaged checkpoints are in quarantine")
         self._manager.reload()
+
+
+def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    """Reads the shards of this process and the sealed host data of a checkpoint.
+
+    Waits for no other process: one that cannot read its shards would leave the others in Orbax's barriers.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or its arrays have other shapes than `abstract`.
+    """
+    types = jax.tree.map(_restore_args, abstract)
+    args = ocp.args.Composite(state=ocp.args.PyTreeRestore(abstract, restore_args=types), host=ocp.args.JsonRestore())
+    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
+    try:
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+            restored = reader.restore(path, args=args)
+    except Exception as error:  # Orbax and TensorStore raise various types for damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
+    sealed = restored.host
+    if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
+        raise ConfigError(f"{path} is damaged: its host data has another checksum than when it was saved")
+    return restored.state, sealed
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:
