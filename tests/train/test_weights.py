@@ -19,6 +19,7 @@ from tests.train.test_checkpoint import made
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import experiment, loop, optimizers, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.start_from import load_matching
@@ -211,6 +212,22 @@ def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp
     assert not report.unused
     kernel = params["decoder"]["layers_0"]["ffn"]["expand"]["kernel"]
     np.testing.assert_array_equal(kernel, fresh["decoder"]["layers_0"]["ffn"]["expand"]["kernel"])
+
+
+class OtherFails(ProcessGroup):
+    """A group in which another process cannot read its shards."""
+
+    def run(self, action):
+        action()
+        raise ConfigError("process 1 (host b): checkpoints/1 is damaged")
+
+
+def test_all_processes_load_the_same_checkpoint_of_another_run(first, tmp_path):
+    other = Path(shutil.copytree(first, tmp_path / "other"))
+    (other / "weights.json").unlink()
+    params = load_trained(other).params
+    with pytest.raises(ConfigError, match="process 1 .host b.: checkpoints/1 is damaged"):
+        load_matching(params, other, OtherFails())
 
 
 @pytest.mark.slow

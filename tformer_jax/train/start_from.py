@@ -13,6 +13,7 @@ from tformer_jax.config import ConfigError, ModelConfig, TrainConfig
 from tformer_jax.config.paths import resolved
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, token_texts
 from tformer_jax.models import registry
+from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.train.optimizers import parameter_names
 from tformer_jax.train.trained import load_trained
@@ -43,13 +44,16 @@ class Report:
         return "; ".join(parts)
 
 
-def load_matching(params: Any, run: Path) -> tuple[Any, Report]:
+def load_matching(params: Any, run: Path, group: ProcessGroup = SINGLE) -> tuple[Any, Report]:
     """Replaces each parameter by that of `run` with the same name and shape.
+
+    Args:
+        group: all processes that hold `params`.
 
     Raises:
         ConfigError: `run` holds no trained model, or no parameter matches.
     """
-    other = load_trained(run, mesh_of(params)).params
+    other = load_trained(run, mesh_of(params), group).params
     known = dict(zip(jax.tree.leaves(parameter_names(other)), jax.tree.leaves(other), strict=True))
     leaves, tree = jax.tree.flatten(params)
     names = jax.tree.leaves(parameter_names(params))

@@ -14,6 +14,7 @@ from tformer_jax.config import Config, ConfigError, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import optimizers, run_folder, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 
@@ -29,11 +30,12 @@ class Trained:
     labels: tuple[str, ...] | None
 
 
-def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
+def load_trained(run: Path, mesh: Mesh | None = None, group: ProcessGroup = SINGLE) -> Trained:
     """Loads the final weights of a run, or its newest checkpoint if the run has not finished.
 
     Args:
         mesh: mesh that holds the parameters; None: the first local device.
+        group: all processes of the mesh; each loads its own shards.
 
     Raises:
         ConfigError: `run` is not a run folder, or has neither final weights nor a checkpoint.
@@ -46,14 +48,14 @@ def load_trained(run: Path, mesh: Mesh | None = None) -> Trained:
     model = registry.build(cfg.model)
     tokenizers = Tokenizers.load(run / "tokenizers")
     mesh = mesh or make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
-    return Trained(cfg, model, _params(run, cfg, model, mesh), tokenizers, run_folder.load_labels(run))
+    return Trained(cfg, model, _params(run, cfg, model, mesh, group), tokenizers, run_folder.load_labels(run))
 
 
-def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh) -> Any:
+def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup) -> Any:
     abstract = registry.sharded_shapes(model, mesh)
     if not run_folder.checkpoints(run).is_dir():
         return weights.load(run, abstract, None)
-    with contextlib.closing(Checkpointer(run_folder.checkpoints(run))) as checkpointer:
+    with contextlib.closing(Checkpointer(run_folder.checkpoints(run), group=group)) as checkpointer:
         params = weights.load(run, abstract, checkpointer.latest_step())
         if params is not None:
             return params
