@@ -78,7 +78,7 @@ def train_table(name: str) -> str:
         step = f"{milliseconds:,.{milliseconds < 100:d}f} ms"
         size = f"{case['rows']} x {case['length']}"
         rows.append((f"`{case['case']}`", size, step, f"{100 * share:.0f} %", *faster))
-    titles = ("case", "rows x tokens", "step", "of the peak matmul rate", "ratio to `torch.compile`", "to eager PyTorch")
+    titles = ("case", "rows x tokens", "step", "of peak matmul rate", "ratio to `torch.compile`", "to eager PyTorch")
     peaks = [_peaks(record, system) for system in ("tformer_jax", "torch.compile", "PyTorch, eager")]
     memory = "Peak memory{}: {} GiB; with `torch.compile` {}, with eager PyTorch {}."
     of = " of the GPU" if record["cases"][0]["systems"]["tformer_jax"].get("peak_of") == "device" else ""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of
 from tests.helpers import rest_slow
-from tformer_jax.cli import benchmark, evaluate, prepare_data
+from tformer_jax.cli import evaluate, prepare_data
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
@@ -367,51 +367,3 @@ def test_a_corpus_without_end_is_not_prepared(tmp_path):
     with pytest.raises(DataError, match="data.source='cldr_translation' is generated on the fly and endless"):
         prepare(cfg, None, tmp_path / "p")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_benchmark_measures_text_and_prepared_data(corpus_folder, tmp_path, capsys):
-    file = tmp_path / "config.py"
-    file.write_text(
-        "from tformer_jax.config import *\n"
-        "def get_config():\n"
-        "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters', bucket_lengths=(64,))\n"
-        "    return to_config_dict(Config(data=data))\n"
-    )
-    record = tmp_path / "record.json"
-    arguments = ["data", "--config", str(file), "--data", str(corpus_folder), "--workers", "0", "--seconds", "0.1"]
-    benchmark.main([*arguments, "--record", str(record)])
-    assert "prepared, 0 workers: " in capsys.readouterr().out
-    cases = json.loads(record.read_text())["cases"]
-    assert [case["source"] for case in cases] == ["text", "prepared"]
-    assert all(case["tokens_per_second"] > 0 and 0 < case["padding_percent"] < 100 for case in cases)
-    with pytest.raises(ConfigError, match="unexpected argument '--config.seed=1'"):
-        benchmark.main(["attention", "--config.seed=1"])
-
-
-def test_the_command(corpus_folder, tmp_path, capsys):
-    file = tmp_path / "config.py"
-    file.write_text(
-        "from tformer_jax.config import *\n"
-        "def get_config():\n"
-        "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters')\n"
-        "    return to_config_dict(Config(data=data))\n"
-    )
-    arguments = ["--config", str(file), "--data", str(corpus_folder), "--output", str(tmp_path / "p")]
-    prepare_data.main(arguments)
-    assert "81" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
-        prepare_data.main(arguments)
-    prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / "p" / "tokenizers")])
-    with pytest.raises(ConfigError, match="contains other files than prepared data"):
-        prepare_data.main([*arguments[:-1], str(corpus_folder)])
-    (tmp_path / "p" / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="contains other files than prepared data"):
-        prepare_data.main([*arguments, "--overwrite"])
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "dataset.json").write_text('{"mine": 1}')
-    with pytest.raises(ConfigError, match="contains other files than prepared data"):
-        prepare_data.main([*arguments[:-1], str(tmp_path / "own"), "--overwrite"])
-    with pytest.raises(ConfigError, match="cannot be downloaded"):
-        prepare_data.main([*arguments[:-2], "--download"])
-    with pytest.raises(ConfigError, match="say where to write"):
-        prepare_data.main(arguments[:-2])

@@ -1,0 +1,64 @@
+"""The commands that prepare a corpus and measure how fast it is read."""
+
+import json
+
+import pytest
+
+from tformer_jax.cli import benchmark, prepare_data
+from tformer_jax.config import ConfigError
+
+
+@pytest.fixture(scope="module")
+def corpus_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    words = [f"word{number} zwölf {'x' * (number % 7)}" for number in range(90)]
+    (folder / "seq2seq.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in words), encoding="utf-8")
+    return folder
+
+
+def test_the_benchmark_measures_text_and_prepared_data(corpus_folder, tmp_path, capsys):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from tformer_jax.config import *\n"
+        "def get_config():\n"
+        "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters', bucket_lengths=(64,))\n"
+        "    return to_config_dict(Config(data=data))\n"
+    )
+    record = tmp_path / "record.json"
+    arguments = ["data", "--config", str(file), "--data", str(corpus_folder), "--workers", "0", "--seconds", "0.1"]
+    benchmark.main([*arguments, "--record", str(record)])
+    assert "prepared, 0 workers: " in capsys.readouterr().out
+    cases = json.loads(record.read_text())["cases"]
+    assert [case["source"] for case in cases] == ["text", "prepared"]
+    assert all(case["tokens_per_second"] > 0 and 0 < case["padding_percent"] < 100 for case in cases)
+    with pytest.raises(ConfigError, match="unexpected argument '--config.seed=1'"):
+        benchmark.main(["attention", "--config.seed=1"])
+
+
+def test_the_command(corpus_folder, tmp_path, capsys):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from tformer_jax.config import *\n"
+        "def get_config():\n"
+        "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters')\n"
+        "    return to_config_dict(Config(data=data))\n"
+    )
+    arguments = ["--config", str(file), "--data", str(corpus_folder), "--output", str(tmp_path / "p")]
+    prepare_data.main(arguments)
+    assert "81" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
+        prepare_data.main(arguments)
+    prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / "p" / "tokenizers")])
+    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+        prepare_data.main([*arguments[:-1], str(corpus_folder)])
+    (tmp_path / "p" / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+        prepare_data.main([*arguments, "--overwrite"])
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "dataset.json").write_text('{"mine": 1}')
+    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+        prepare_data.main([*arguments[:-1], str(tmp_path / "own"), "--overwrite"])
+    with pytest.raises(ConfigError, match="cannot be downloaded"):
+        prepare_data.main([*arguments[:-2], "--download"])
+    with pytest.raises(ConfigError, match="say where to write"):
+        prepare_data.main(arguments[:-2])
