@@ -106,7 +106,7 @@ def made(seed: int = 0, **data: object) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     "data",
-    rest_slow([{}, {"shared_vocab": False}, {"source": "cldr_language", "languages": ("en", "de", "fr")}], 2),
+    rest_slow([{}, {"shared_vocab": False}, {"source": "cldr_language", "languages": ("en", "de", "fr")}], 1),
 )
 def test_cached_cldr_data_is_identical(folder, monkeypatch, data):
     monkeypatch.setenv(user_cache.VARIABLE, "")

@@ -94,14 +94,17 @@ def assert_independent(function, model, params, rows, *, left: bool):
     np.testing.assert_array_equal(alone[0], together[1])
 
 
+@pytest.mark.slow
 def test_translation_does_not_depend_on_other_rows(seq2seq):
     assert_independent(jitted_loop.translate, *seq2seq, SOURCES, left=False)
 
 
+@pytest.mark.slow
 def test_continuation_does_not_depend_on_other_rows(decoder_lm):
     assert_independent(jitted_loop.continue_text, *decoder_lm, PROMPTS, left=True)
 
 
+@pytest.mark.slow
 def test_a_longer_prompt_leaves_fewer_new_tokens():
     model, params = build(tiny("decoder_lm", output_bias=True))
     params["head"]["bias"] = params["head"]["bias"].at[EOS].set(-1e4)
@@ -136,6 +139,7 @@ def test_the_second_call_compiles_nothing(decoder_lm, monkeypatch):
     run(jitted_loop.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
 
 
+@pytest.mark.slow
 def test_sampling_depends_only_on_the_key_of_the_row():
     model, params = build(tiny("decoder_lm"))
     sample = {"strategy": "sample", "temperature": 2.0}
@@ -151,6 +155,7 @@ def test_sampling_depends_only_on_the_key_of_the_row():
     np.testing.assert_array_equal(reversed_rows[::-1], first)
 
 
+@pytest.mark.slow
 def test_each_step_samples_independently():
     model, params = build(tiny("decoder_lm"))
     uniform = jax.tree.map(np.zeros_like, params)

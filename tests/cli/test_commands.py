@@ -58,6 +58,7 @@ def test_translate_arguments_in_order(runs, capsys):
     assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])
 
 
+@pytest.mark.slow
 def test_translate_on_several_devices(runs, capsys):
     translate.main(["--run", str(runs["seq2seq"]), "--mesh", "data=2,tensor=2", "abc", "b"])
     assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])

@@ -55,7 +55,7 @@ def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], flo
     return {output: log_p[number, : len(output)].sum() for number, output in enumerate(outputs)}
 
 
-@pytest.mark.parametrize("penalized", rest_slow([("average", 1.0), ("gnmt", 0.6), ("average", 0.0), ("gnmt", 2.0)], 2))
+@pytest.mark.parametrize("penalized", rest_slow([("average", 1.0), ("gnmt", 0.6), ("average", 0.0), ("gnmt", 2.0)], 1))
 def test_a_wide_beam_equals_exhaustive_search(seq2seq, penalized):
     kind, alpha = penalized
     model, params = seq2seq
@@ -142,6 +142,7 @@ def test_continuations_of_prompts_of_different_length():
         assert_close(together.scores[row], alone.scores[0], 1e-5)
 
 
+@pytest.mark.slow
 def test_stricter_early_stopping_finds_no_worse_outputs(seq2seq):
     """The k-th scores: those of `never` are at least those of `heuristic`, and those at least those of `first`."""
     model, params = seq2seq

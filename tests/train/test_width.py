@@ -109,6 +109,7 @@ def test_sizes_do_not_depend_on_widths_from_64_to_1024(family, optimizer, tied):
     assert max(ratios.values()) < 2, ratios
 
 
+@pytest.mark.slow
 def test_the_standard_parameterization_grows_with_the_width():
     ratios = spread([sizes(config("decoder_lm", dim, "adamw", base=None), seeds=1) for dim in (64, 256)])
     assert max(ratios.values()) > 3, ratios

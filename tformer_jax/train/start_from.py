@@ -77,7 +77,7 @@ def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokeniz
     """Returns a warning if `load_matching` loads embeddings or output heads of other tokens than those of `tokenizers`.
 
     Raises:
-        ConfigError: so for parameters that LoRA leaves as they are.
+        ConfigError: LoRA freezes one of them.
     """
     names = _of_other_tokens(model, tokenizers, run)
     if not names:
