@@ -124,8 +124,7 @@ def test_all_tokens_choose_experts_of_one_device(changes):
     assert_same_on(mesh_of("data=4,expert=2"), module, params, x)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,expert=2,sequence=2", "data=4,expert=2"])
+@pytest.mark.parametrize("mesh", rest_slow(["data=2,expert=2,sequence=2", "data=4,expert=2"], 0))
 def test_rows_and_positions_that_the_mesh_does_not_divide(mesh):
     module, x = mixture(moe={"experts_per_token": 2}), normal(3, 5, D)
     assert_same_on(mesh_of(mesh), module, init_module(module, x), x, np.arange(5) < np.array([5, 2, 4])[:, None])
@@ -136,7 +135,6 @@ def test_no_capacity_at_all():
     assert_same_on(mesh_of("expert=8"), module, init_module(module, x), x)
 
 
-@pytest.mark.slow
 def test_bfloat16():
     module, x = mixture(dtype="bfloat16"), normal(B, T, D)
     assert_same_on(mesh_of("expert=2,fsdp=2,tensor=2"), module, init_module(module, x), x, tolerance=0.03)
