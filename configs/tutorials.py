@@ -1,4 +1,4 @@
-"""The architectures of tutorials, small enough for minutes on two CPU cores, on real data.
+"""The architectures of tutorials, small enough for two CPU cores, on real data.
 
 python scripts/train.py --config configs/tutorials.py:gpt --data DIR
 
