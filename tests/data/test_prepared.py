@@ -345,6 +345,24 @@ def test_data_of_other_languages_or_texts_are_refused(name, value, corpus_folder
         load_corpus(prepared(other, tmp_path / "p"), None)
 
 
+@pytest.mark.parametrize("kind", ["seq2seq", "seq2seq spans"])
+def test_given_tokenizers_fit_the_data(kind, corpus_folder, tmp_path):
+    cfg, given = config(kind), Tokenizers(*[ByteTokenizer()] * 2)
+    prepare(cfg, corpus_folder, tmp_path / "p", tokenizers=given)
+    corpus = load_corpus(prepared(cfg, tmp_path / "p"), None)
+    train_batches(prepared(cfg, tmp_path / "p"), corpus, Tokenizers.load(corpus.tokenizers)).close()
+    with pytest.raises(ConfigError, match=r"data.normalize=\('lowercase',\): must be \(\), as in the given tokenizers"):
+        prepare(config(kind, normalize=("lowercase",)), corpus_folder, tmp_path / "q", tokenizers=given)
+
+
+def test_a_tokenizer_normalizes_once(corpus_folder, tmp_path):
+    cfg = config("seq2seq", normalize=("lowercase",))
+    train_tokenizers(cfg.data, load_corpus(cfg, corpus_folder).train).save(tmp_path)
+    data = dataclasses.replace(cfg.data, tokenizer="file", tokenizer_file=str(tmp_path / "target.json"))
+    with pytest.raises(ConfigError, match="must be .. for a tokenizer that normalizes already"):
+        train_tokenizers(data, load_corpus(cfg, corpus_folder).train)
+
+
 def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
     cfg = config("classifier")
     prepare(cfg, corpus_folder, tmp_path / "p")

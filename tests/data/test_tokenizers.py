@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import tokenize
 from tformer_jax.special_tokens import BOS, EOS, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
@@ -73,6 +74,10 @@ def test_names_of_special_tokens_are_ordinary_text(kind):
 
 def test_characters_outside_the_training_split_are_unknown():
     assert trained("characters").source.encode("caΩ")[-1] == UNK
+
+
+def test_ids_outside_the_bytes_are_left_out():
+    assert ByteTokenizer().decode([*ByteTokenizer().encode("ab"), 300]) == "ab"
 
 
 def test_words_are_ranked_by_frequency():

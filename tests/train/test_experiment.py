@@ -10,9 +10,10 @@ import pytest
 from tests.helpers import tiny
 from tests.train.conftest import small_config, write_pairs
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, DataConfig, ParallelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.train import experiment, loop, run_folder
 from tformer_jax.train.start_from import Report, check_tokenizers
 
@@ -135,3 +136,13 @@ def test_a_held_out_text_of_one_token_is_refused_before_training(tmp_path, split
     with pytest.raises(DataError, match=f"split {split} has 1 of the 2 or more tokens that an evaluation needs"):
         experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
     assert not (tmp_path / "run").exists()
+
+
+def test_tied_embeddings_need_one_vocabulary():
+    """Two vocabularies of equal size would pass for one."""
+    source, target = (CharacterTokenizer.train([letters], 16) for letters in ("abc", "xyz"))
+    assert source.vocab_size == target.vocab_size
+    cfg = Config(model=ModelConfig(tie_embeddings="all"))
+    with pytest.raises(ConfigError, match="model.tie_embeddings='all': needs one vocabulary, and the tokenizers"):
+        experiment.resolve(cfg, Tokenizers(source, target), None)
+    experiment.resolve(cfg, Tokenizers(source, source), None)

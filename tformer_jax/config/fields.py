@@ -49,9 +49,18 @@ def allowed_types(annotation: Any) -> tuple[type, ...]:
     return (typing.get_origin(annotation) or annotation,)
 
 
+def member_types(annotation: Any) -> tuple[type, ...]:
+    """Returns the types of the members that `tuple[int, ...]` admits; () for other annotations."""
+    if typing.get_origin(annotation) is not tuple:
+        return ()
+    return tuple(kind for kind in typing.get_args(annotation) if kind is not Ellipsis)
+
+
 def coerce(annotation: Any, value: Any) -> Any:
     """Converts a value to the annotated type: lists and strings to tuples, integers to floats, dicts to sections."""
     kinds = allowed_types(annotation)
+    if isinstance(value, list | tuple) and member_types(annotation) == (float,):
+        return tuple(float(part) if type(part) is int else part for part in value)
     if isinstance(value, Mapping) and issubclass(kinds[0], Section):
         return kinds[0].from_dict(value)
     if isinstance(value, str) and tuple in kinds and str not in kinds:
@@ -143,6 +152,10 @@ class Section:
             raise self.error(field.name, f"must be {expected}, not {type(value).__name__}")
         if value is None or isinstance(value, Section):
             return
+        members = member_types(annotation)
+        if wrong := [part for part in value if type(part) not in members] if members else []:
+            expected = " or ".join(kind.__name__ for kind in members)
+            raise self.error(field.name, f"must hold {expected}, not {type(wrong[0]).__name__}")
         choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
         for part in value if isinstance(value, tuple) else (value,):
             if choices is not None and part not in choices:

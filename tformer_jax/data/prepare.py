@@ -19,6 +19,7 @@ from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, SUFFIXES, TOKENIZERS, encode_record, id_dtype
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.training import checked
 from tformer_jax.data.transforms import tokenize
 
 EXAMPLES_PER_CHUNK = 1024
@@ -71,12 +72,12 @@ def prepare(
 
     Raises:
         DataError: the corpus cannot be read, one of its splits is empty, or it is endless.
-        ConfigError: the tokenizers cannot be trained.
+        ConfigError: the tokenizers cannot be trained, or do not normalize as `cfg.data` says.
     """
     splits = stream_corpus(cfg, root)
     if is_endless(splits.train):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
-    tokenizers = tokenizers or train_tokenizers(cfg.data, splits.train, root)
+    tokenizers = checked(cfg.data, tokenizers) if tokenizers else train_tokenizers(cfg.data, splits.train, root)
     folder = folder.absolute()
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)

@@ -19,7 +19,7 @@ from tformer_jax.data.corpora import Corpus, files, load_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, same_tokens, train_tokenizers
 from tformer_jax.eval import evaluators
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
@@ -187,8 +187,12 @@ def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -
     """Fills in the sizes that depend on the data: vocabularies and the number of classes.
 
     Raises:
-        ConfigError: a size in the config is smaller than the data requires.
+        ConfigError: a size in the config is smaller than the data requires, or source and target share embeddings but
+            no vocabulary.
     """
+    tied = cfg.model.family == "seq2seq" and cfg.model.tie_embeddings in ("inputs", "all")
+    if tied and not same_tokens(tokenizers.source, tokenizers.target):
+        raise cfg.model.error("tie_embeddings", "needs one vocabulary, and the tokenizers of source and target differ")
     needed: dict[str, Any] = {"vocab_size": tokenizers.target.vocab_size}
     if cfg.model.family == "seq2seq":
         needed["source_vocab_size"] = tokenizers.source.vocab_size

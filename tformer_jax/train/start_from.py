@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from tformer_jax import axes, config
 from tformer_jax.config import ConfigError, ModelConfig, TrainConfig
 from tformer_jax.config.paths import resolved
-from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, token_texts
+from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import registry
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
@@ -97,7 +97,7 @@ def _of_other_tokens(model: ModelConfig, tokenizers: Tokenizers, run: Path) -> l
     if not names:
         return []
     others = Tokenizers.load(run / "tokenizers")
-    same = {side: _same_tokens(getattr(tokenizers, side), getattr(others, side)) for side in ("source", "target")}
+    same = {side: same_tokens(getattr(tokenizers, side), getattr(others, side)) for side in ("source", "target")}
     return [name for name in names if not same["source" if name.startswith("source_") else "target"]]
 
 
@@ -105,9 +105,3 @@ def _along_vocabulary(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the parameters that have the axis V, by name."""
     boxes = flatten_dict(registry.shapes(registry.build(model)), sep="/")
     return {name: box.value.shape for name, box in boxes.items() if axes.VOCAB in getattr(box, "names", ())}
-
-
-def _same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Returns whether the ids that two tokenizers share have the same texts."""
-    ids = range(min(one.vocab_size, other.vocab_size))
-    return one.to_json() == other.to_json() or token_texts(one, ids) == token_texts(other, ids)

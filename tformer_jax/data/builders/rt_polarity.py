@@ -56,7 +56,8 @@ def _read_archive(path: Any) -> Iterator[tuple[int, str]]:
         for label, name in enumerate(("rt-polaritydata/rt-polarity.neg", "rt-polaritydata/rt-polarity.pos")):
             file = archive.extractfile(name)
             assert file is not None
-            for line in file.read().decode("latin-1").splitlines():
+            text = file.read().decode("cp1252", "replace")
+            for line in text.split("\n")[:-1]:
                 yield label, line.strip()
 
 

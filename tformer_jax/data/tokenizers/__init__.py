@@ -1,6 +1,6 @@
 """Tokenizers: conversion between text and token ids."""
 
-from tformer_jax.data.tokenizers.base import FIRST, Decoder, Tokenizer, ordinary, token_texts
+from tformer_jax.data.tokenizers.base import FIRST, Decoder, Tokenizer, ordinary, same_tokens, token_texts
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.dropout import BpeDropout, is_bpe
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer, mask_of
@@ -21,6 +21,7 @@ __all__ = [
     "mask_of",
     "normalizer",
     "ordinary",
+    "same_tokens",
     "signature",
     "token_texts",
     "train_tokenizers",

@@ -63,3 +63,9 @@ def ordinary(ids: Iterable[int]) -> Iterator[int]:
 def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:
     """Returns the text of each id alone; special tokens by their names."""
     return [tokenizer.special.name(i) or tokenizer.decode([i]) for i in ids]
+
+
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Returns whether the ids that two tokenizers share have the same texts."""
+    ids = range(min(one.vocab_size, other.vocab_size))
+    return one is other or one.to_json() == other.to_json() or token_texts(one, ids) == token_texts(other, ids)

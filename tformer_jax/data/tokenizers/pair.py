@@ -68,6 +68,12 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
+def normalization_of(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns the steps by which a tokenizer normalizes texts, as in `data.normalize`."""
+    inner = tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) else tokenizer
+    return inner.steps if isinstance(inner, NormalizedTokenizer) else ()
+
+
 def load_file(path: Path) -> Tokenizer:
     """Loads a tokenizer of a run folder (`tokenizers/target.json`), or a file that `load_tokenizer` reads.
 

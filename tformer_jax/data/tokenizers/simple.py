@@ -24,8 +24,8 @@ class ByteTokenizer:
         return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Inverts `encode`; invalid UTF-8 becomes U+FFFD."""
-        return bytes(i - FIRST for i in ordinary(ids)).decode("utf-8", "replace")
+        """Inverts `encode`; invalid UTF-8 becomes U+FFFD, and ids outside the vocabulary are left out."""
+        return bytes(i - FIRST for i in ordinary(ids) if i < self.vocab_size).decode("utf-8", "replace")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "ByteTokenizer":

@@ -18,7 +18,7 @@ from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer, normalizer
-from tformer_jax.data.tokenizers.pair import Tokenizers, load_file
+from tformer_jax.data.tokenizers.pair import Tokenizers, load_file, normalization_of
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
@@ -66,6 +66,18 @@ def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     return _extended(cfg, found.source, found.target)
 
 
+def checked(cfg: DataConfig, found: Tokenizers) -> Tokenizers:
+    """Returns given tokenizers for data that `cfg` describes, with the special tokens of its objective.
+
+    Raises:
+        ConfigError: they do not normalize as `cfg` says.
+    """
+    for tokenizer in (found.source, found.target):
+        if (steps := normalization_of(tokenizer)) != cfg.normalize:
+            raise cfg.error("normalize", f"must be {steps!r}, as in the given tokenizers")
+    return found if isinstance(found.target, ExtendedTokenizer) else _extended(cfg, found.source, found.target)
+
+
 def _extended(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers:
     """Returns the tokenizers with the special tokens that `cfg.objective` needs; its texts have one tokenizer."""
     if cfg.objective is None:
@@ -85,7 +97,10 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     def trained(kind: str, sides: Sequence[str]) -> Tokenizer:
         if kind == "file":
             assert cfg.tokenizer_file is not None
-            return load_file(Path(root or "") / cfg.tokenizer_file)
+            loaded = load_file(Path(root or "") / cfg.tokenizer_file)
+            if cfg.normalize and normalization_of(loaded):
+                raise cfg.error("normalize", "must be () for a tokenizer that normalizes already")
+            return loaded
         examples = _subsample(train, cfg.tokenizer_examples)
         return _train(cfg, kind, (normalizers[side](example[side]) for example in examples for side in sides))
 
