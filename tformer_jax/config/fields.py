@@ -50,10 +50,10 @@ def allowed_types(annotation: Any) -> tuple[type, ...]:
 
 
 def member_types(annotation: Any) -> tuple[type, ...]:
-    """Returns the types of the members that `tuple[int, ...]` admits; () for other annotations."""
+    """Returns the types of the members that `tuple[int, ...]` admits; () for any type, and other annotations."""
     if typing.get_origin(annotation) is not tuple:
         return ()
-    return tuple(kind for kind in typing.get_args(annotation) if kind is not Ellipsis)
+    return tuple(kind for kind in typing.get_args(annotation) if kind not in (Any, Ellipsis))
 
 
 def coerce(annotation: Any, value: Any) -> Any:
