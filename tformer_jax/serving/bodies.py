@@ -149,7 +149,7 @@ class Completion(Body):
     min_p: float | None = setting(None, "minimum probability relative to the largest one", low=0.0, high=1.0)
     n: int = setting(1, "outputs of each prompt", low=1, high=MOST_OUTPUTS)
     best_of: int | None = setting(None, "number of candidates, which must be n")
-    stop: tuple[str, ...] = setting((), "texts that end an output")
+    stop: tuple[Any, ...] = setting((), "texts that end an output")
     seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=MOST)
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MOST_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
