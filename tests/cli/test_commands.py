@@ -5,17 +5,12 @@ import gzip
 import io
 import json
 import math
-import random
-import signal
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import sacrebleu
 
 import tformer_jax as tj
-from tests import commands
 from tests.cli.trained_runs import train_each_family
 from tests.helpers import rest_slow
 from tformer_jax import api
@@ -193,32 +188,6 @@ def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
     found = run(score, "seq2seq", f"ab\t{'ab' * 10}")
     assert found["tokens"] == (15 if action == "cut" else None)
     assert found["too_long"] == action
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_ctrl_c_at_any_moment_of_a_translation(runs, tmp_path):
-    """The command ends with status 130 and one line, never by a crash; resumed, it gives the same output."""
-    draw = random.Random(0)
-    (tmp_path / "in.txt").write_text("".join(f"{'abc'[n % 3] * (1 + n % 15)}\n" for n in range(3000)))
-    files = ["--input", str(tmp_path / "in.txt"), "--beams", "2"]
-    command = [sys.executable, "scripts/translate.py", "--run", str(runs["seq2seq"]), *files]
-
-    def started(name: str, *flags: str):
-        return commands.start([*command, "--output", str(tmp_path / name), *flags], tmp_path / "cache")
-
-    assert started("expected.txt").communicate(timeout=300)[1] == ""
-    for moment in ["imports"] * 3 + ["at work"] * 9:
-        with started("out.txt", "--resume") as process:
-            maps, partial = Path(f"/proc/{process.pid}/maps"), tmp_path / "out.txt.partial"
-            while "jaxlib" not in maps.read_text() or (moment == "at work" and not partial.exists()):
-                time.sleep(0.02)
-            time.sleep(draw.uniform(0, 1.5))
-            process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=60)[1] == "interrupted\n"
-            assert process.returncode == 130
-    assert started("out.txt", "--resume").wait(300) == 0
-    assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "expected.txt").read_bytes()
 
 
 def test_classify_objects(runs, tmp_path):

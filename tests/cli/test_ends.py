@@ -1,6 +1,7 @@
 """Exit statuses and messages of commands for failures of their input and output."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,6 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests import commands
+from tests.cli.trained_runs import train_each_family
 
 ROOT = Path(__file__).resolve().parents[2]
 START = """
@@ -107,3 +111,29 @@ def test_closed_standard_streams():
     assert shell(f'$PYTHON -c "{PRINTS}" >&-') == (0, "", "")
     status, _, said = shell("$PYTHON scripts/translate.py --run nowhere <&-")
     assert (status, said) == (2, "error: standard input is closed: give texts or --input FILE\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ctrl_c_at_any_moment_of_a_translation(tmp_path):
+    """The command ends with status 130 and one line, never by a crash; resumed, it gives the same output."""
+    draw, run = random.Random(0), train_each_family(tmp_path)["seq2seq"]
+    (tmp_path / "in.txt").write_text("".join(f"{'abc'[n % 3] * (1 + n % 15)}\n" for n in range(3000)))
+    files = ["--input", str(tmp_path / "in.txt"), "--beams", "2"]
+    command = [sys.executable, "scripts/translate.py", "--run", str(run), *files]
+
+    def translating(name: str, *flags: str):
+        return commands.start([*command, "--output", str(tmp_path / name), *flags], tmp_path / "cache")
+
+    assert translating("expected.txt").communicate(timeout=300)[1] == ""
+    for moment in ["imports"] * 3 + ["at work"] * 9:
+        with translating("out.txt", "--resume") as process:
+            maps, partial = Path(f"/proc/{process.pid}/maps"), tmp_path / "out.txt.partial"
+            while "jaxlib" not in maps.read_text() or (moment == "at work" and not partial.exists()):
+                time.sleep(0.02)
+            time.sleep(draw.uniform(0, 1.5))
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60)[1] == "interrupted\n"
+            assert process.returncode == 130
+    assert translating("out.txt", "--resume").wait(300) == 0
+    assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "expected.txt").read_bytes()
