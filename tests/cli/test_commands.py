@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
