@@ -86,7 +86,7 @@ BASELINE = dataclasses.replace(
 PUBLISHED = dataclasses.replace(
     BASELINE,
     name="translate_multi30k_published",
-    model=dataclasses.replace(BASELINE.model, dim=128, encoder_layers=4, decoder_layers=4, ffn_dim=256, dropout=0.3),
+    model=dataclasses.replace(SMALL.model, dim=128, encoder_layers=4, decoder_layers=4, ffn_dim=256, dropout=0.3),
     data=dataclasses.replace(
         DATA,
         normalize=("punctuation", "lowercase", "moses"),
