@@ -86,17 +86,17 @@ BASELINE = dataclasses.replace(
 PUBLISHED = dataclasses.replace(
     BASELINE,
     name="translate_multi30k_published",
-    model=dataclasses.replace(SMALL.model, dim=128, encoder_layers=4, decoder_layers=4, ffn_dim=256, dropout=0.3),
+    model=dataclasses.replace(SMALL.model, dim=128, encoder_layers=4, decoder_layers=4, ffn_dim=176, dropout=0.3),
     data=dataclasses.replace(
         DATA,
         normalize=("punctuation", "lowercase", "moses"),
         bucket_lengths=(12, 15, 18, 23, 30, 48),
         batch_tokens=4096,
     ),
-    optim=dataclasses.replace(SMALL.optim, warmup_steps=500),
+    optim=dataclasses.replace(SMALL.optim, warmup_steps=200),
     train=dataclasses.replace(
         SMALL.train,
-        steps=6000,
+        steps=5000,
         label_smoothing=0.2,
         checkpoint_every=100,
         keep_checkpoints=8,
