@@ -1,4 +1,4 @@
-"""From the layers of 2017 to those of 2025, one switch at a time.
+"""From the layers of 2017, as PyTorch's `nn.Transformer` has them, to those of 2025, one switch at a time.
 
 python scripts/train.py --config configs/ladder.py:shakespeare:rope --data DIR
 python scripts/sweep.py --config configs/ladder.py:shakespeare --data DIR --choose optim.learning_rate \

@@ -1,5 +1,7 @@
 """Every config in configs/ is valid in each of its variants, and the shapes of its parameters can be computed."""
 
+import json
+import shlex
 from pathlib import Path
 
 import jax
@@ -72,6 +74,28 @@ def test_fine_tuning_keeps_the_architecture_of_a_run(tmp_path):
     assert (found.train.start_from, found.data.tokenizer_file) == (str(tmp_path), str(tmp_path))
 
 
+def test_fine_tuning_of_a_masked_language_model(tmp_path):
+    encoder = ModelConfig(family="masked_lm", dim=8, num_heads=2, head_transform=True, output_bias=True)
+    data = DataConfig(source="text", train="a", batching="windows", objective="masked_tokens")
+    config.save(Config(model=encoder, data=data), tmp_path / "config.json")
+    found = read_config(f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}").model
+    assert (found.family, found.dim, found.head_transform) == ("classifier", 8, False)
+
+
 def test_every_config_shows_its_command():
     for path in FOLDER.glob("*.py"):
         assert f"python scripts/train.py --config configs/{path.name}" in path.read_text(encoding="utf-8")
+
+
+def test_recorded_results_are_those_of_the_present_configs():
+    """By the number of steps, which most changes of a recipe change."""
+    found = 0
+    for path in sorted((FOLDER / "results").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        script, *flags = shlex.split(record["command"])[1:]
+        location = flags[flags.index("--config") + 1] if "--config" in flags else ""
+        if script == "scripts/train.py" and "finetune" not in location:  # needs a run
+            overrides = [flag for flag in flags if flag.startswith("--config.")]
+            assert read_config(str(FOLDER.parent / location), overrides).train.steps == record["steps"], path.name
+            found += 1
+    assert found > 10
