@@ -56,6 +56,7 @@ def test_a_translator(runs):
     assert "encoder" in run.params
 
 
+@pytest.mark.slow
 def test_a_language_model(runs):
     run = runs["decoder_lm"]
     assert run.generate(["ab", "c"], temperature=2.0, seed=3) == run.generate(["ab", "c"], temperature=2.0, seed=3)
@@ -114,6 +115,13 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("decoder_lm", lambda run: run.score("abc"), "'abc' is a single text: write a list of texts"),
         ("decoder_lm", lambda run: run.logits("abc"), "'abc' is a single text: write a list of texts"),
         ("decoder_lm", lambda run: run.watch("abc"), "'abc' is a single text: write a list of texts"),
+        (
+            "decoder_lm",
+            lambda run: run.generate(["a" * 15], prefix="abc"),
+            "text 1: the prompt leaves 1 tokens, fewer than decode.prefix='abc' has: shorten one",
+        ),
+        ("decoder_lm", lambda run: run.generate(["a"], seed=-1), "seed=-1: must be from 0 to 4294967295"),
+        ("classifier", lambda run: run.embed(["a"], pooling="max"), "pooling='max': must be one of mean, first, last"),
         ("decoder_lm", lambda run: run.logits(["a" * 17]), "text 1 has 17 tokens, but the model takes at most 16"),
     ],
 )  # fmt: skip

@@ -21,7 +21,6 @@ from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.engine import Engine, Event, Request, compiled
-from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.sampling import row_keys
 from tformer_jax.models import registry
@@ -189,16 +188,14 @@ def test_arrivals_and_cancellations_do_not_change_other_outputs(trained, data):
 
 def test_a_released_row_does_not_write_to_reused_pages():
     """All pages of a canceled row are given to the next request, which takes another row."""
-    trained = plain("decoder_lm")
-    served = engine(trained, slots=2, pages=4)
-    long = dataclasses.replace(GREEDY, max_new_tokens=20)
-    first, second = (served.submit(Request(text, long)) for text in ("abc", "gfe"))
+    trained, _ = endless()
+    served = engine(trained, slots=4, pages=2)
+    first, second = (served.submit(Request(text, GREEDY)) for text in ("abc", "g"))
     served.step()
     for request in (second, first):
         served.cancel(request)
-    number = served.submit(Request("cab", dataclasses.replace(GREEDY, max_new_tokens=36)))
-    (text, _) = finish(served)[number, 0]
-    assert text == alone(trained, "cab", dataclasses.replace(GREEDY, max_new_tokens=36))
+    number = served.submit(Request("abcabcabc", GREEDY))
+    assert finish(served)[number, 0][0] == alone(trained, "abcabcabc", GREEDY)
 
 
 @pytest.mark.parametrize("trained", rest_slow(["seq2seq", "decoder_lm"], 1), indirect=True)
@@ -315,18 +312,17 @@ def test_rules_and_limits_apply_per_request():
     assert len(found[second, 0][0]) == LONG - 3
 
 
-def test_pages_limit_concurrent_requests(monkeypatch):
-    monkeypatch.setattr(engines, "PAGE_SIZE", 4)
+def test_pages_limit_concurrent_requests():
     trained, _ = endless()
     served = engine(trained, slots=4, pages=2)
-    long = dataclasses.replace(GREEDY, max_new_tokens=5)
+    long = dataclasses.replace(GREEDY, max_new_tokens=14)
     numbers = [served.submit(Request("abc", long)) for _ in range(3)]
     events = served.step()
     assert (served.running, served.pending, served.pages_used) == (1, 2, 2)
     found = finish(served, events)
     assert len({found[number, 0][0] for number in numbers}) == 1
-    with pytest.raises(ConfigError, match="may need 3 pages of 4 tokens, and the engine has 2: request fewer"):
-        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=9)))
+    with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: request fewer"):
+        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=36)))
 
 
 def test_requests_that_need_pages_in_use_do_not_end_a_call():

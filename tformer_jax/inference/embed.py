@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.kinds import POOLINGS
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
@@ -28,10 +28,14 @@ class Embedder:
     Args:
         pooling: the mean over the tokens, or the state of the first or last token.
         normalize: divide each embedding by its Euclidean norm.
+
+    Raises:
+        ConfigError: `pooling` is unknown.
     """
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, pooling: str, normalize: bool):
-        assert pooling in POOLINGS
+        if pooling not in POOLINGS:
+            raise ConfigError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
         self.cfg, self.model, self.pooling, self.normalize = cfg, model, pooling, normalize
         self._pair = cfg.model.family == "seq2seq"
         self._tokenizer = tokenizers.source if self._pair else tokenizers.target

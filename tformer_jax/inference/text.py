@@ -11,6 +11,7 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
+from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.nn.sharding import replicate
@@ -116,7 +117,19 @@ class TextGenerator(_Generator):
             raise TextError(index, "the prompt is empty: write at least one character")
         last = max(max_length - self.cfg.decode.max_new_tokens, 1)
         fitting = long_texts.fit(index, ids, max_length - 1, "prompt", last=last)
-        return [] if fitting is None else tokenizer.special.whole(fitting)
+        if fitting is None:
+            return []
+        room, prefix = max_length - len(fitting), self.cfg.decode.prefix
+        if prefix and room < self._forced:
+            raise TextError(
+                index, f"the prompt leaves {room} tokens, fewer than decode.prefix={prefix!r} has: shorten one"
+            )
+        return tokenizer.special.whole(fitting)
+
+    @functools.cached_property
+    def _forced(self) -> int:
+        """Number of tokens with which every output starts."""
+        return len(Rules.of(self.cfg.decode, self.tokenizers.target).forced)
 
 
 class LabelClassifier:

@@ -202,6 +202,9 @@ class Engine:
             most = max_length if cfg.family == "seq2seq" else max_length - 1
             if not 0 < len(request.text) <= most:
                 raise ConfigError(f"{len(request.text)} tokens are given, and the model reads 1 to {most}")
+            vocab_size = cfg.known("source_vocab_size" if cfg.family == "seq2seq" else "vocab_size")
+            if unknown := [token for token in request.text if not 0 <= token < vocab_size]:
+                raise ConfigError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
             return list(request.text)
         if cfg.family == "seq2seq":
             tokenizer = self._tokenizers.source
@@ -256,6 +259,12 @@ class Engine:
         translates = self._cfg.model.family == "seq2seq"
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         max_new_tokens = min(decode.max_new_tokens, self._cfg.model.max_length - (0 if translates else len(prompt)))
+        kind = self._kind(decode)
+        if decode.prefix and len(kind[1].forced) > max_new_tokens:
+            room = f"the output has room for {max_new_tokens} tokens"
+            raise ConfigError(f"{room}, fewer than decode.prefix={decode.prefix!r} has: shorten it or the prompt")
+        if not 0 <= request.seed < 2**32:
+            raise ConfigError(f"seed={request.seed}: must be from 0 to {2**32 - 1}")
         rows = [
             RequestRow(
                 request=number,
@@ -277,7 +286,7 @@ class Engine:
                 f"the request may need {pages} pages of {PAGE_SIZE} tokens, and the engine has {self._pages}: "
                 "request fewer new tokens, samples or beams"
             )
-        return _QueuedRequest(self._kind(decode), rows)
+        return _QueuedRequest(kind, rows)
 
     def _stream(self, request: Request) -> TextStream | TextBuffer:
         """Returns the detokenizer of an output."""
@@ -357,9 +366,10 @@ def _token_event(running: RequestRow, new: NewTokens) -> Event:
         running.generated += 1
         if stream.done:
             break
-    finish = "stop" if stream.done else "length" if new.done else None
-    if finish:
+    finish = None
+    if stream.done or new.done:
         text += stream.close()
+        finish = "stop" if stream.done else "length"
     count = running.generated - before
     score = new.scores[count - 1] if finish and running.scored else None
     return Event(running.request, running.sample, text, finish, score, running.generated, tuple(new.tokens[:count]))

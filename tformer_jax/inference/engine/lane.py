@@ -24,8 +24,6 @@ from tformer_jax.special_tokens import PAD
 CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
-MIN_SIZE = Size(MIN_LENGTH, MIN_LENGTH, MIN_LENGTH)
-"""Initial lengths of arrays."""
 COMPACTION_LENGTH = 64
 """Output length from which beam search compacts its dense cache before it widens it."""
 SHRINK_FACTOR = 4
@@ -77,7 +75,7 @@ class Lane:
         self.table = PageTable(plan.pages, plan.page_size)
         self.running: dict[int, RequestRow] = {}
         self._reserved = 0
-        self._size = self._needed = self._smallest = MIN_SIZE
+        self._size = self._needed = self._smallest = Size(min(MIN_LENGTH, plan.longest_input), MIN_LENGTH, MIN_LENGTH)
         self.state = compiled.empty(plan, self._size)
         self._hypotheses: Hypotheses | None = None
         self._ended = np.zeros(plan.rows, bool)
@@ -195,6 +193,12 @@ class Lane:
         reports, taken = jax.device_get(done)
         return reports, taken
 
+    @property
+    def _chunk(self) -> int:
+        """Maximum number of prompt tokens per call; the tokens of a prefix LM's prompt attend to each other."""
+        longest = self.plan.longest_input
+        return longest if self.plan.model.cfg.prefix_lm else min(CHUNK, longest)
+
     def _steps_within(self, seconds: float) -> int:
         """Returns the number of steps that fit into `seconds`, at least 1 and at most `MAX_STEPS`."""
         return MAX_STEPS if seconds == math.inf else min(max(int(seconds / self._seconds_per_step), 1), MAX_STEPS)
@@ -220,11 +224,9 @@ class Lane:
         common ancestors.
         """
         translates = self.plan.model.cfg.family == "seq2seq"
-        self._widen(self.plan.length if translates else 0, new_tokens)
+        self._widen(self.plan.longest_input if translates else 0, new_tokens)
         self._smallest = self._size
-        lengths = powers_of_two(
-            MIN_LENGTH, self._size.source if translates else min(CHUNK, power_of_two(self.plan.length - 1))
-        )
+        lengths = powers_of_two(MIN_LENGTH, self._size.source if translates else self._chunk)
         for indices in map(self._padding_indices, sorted({1, self.plan.rows})):
             for length in lengths if translates else lengths[:1]:
                 self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows([], indices, length))
@@ -261,7 +263,8 @@ class Lane:
         """
         beam = self.plan.decode.strategy == "beam"
         positions = max(positions, min(output, COMPACTION_LENGTH) if beam else output)
-        wanted = Size(*(min(power_of_two(length), self.plan.length) for length in (source, output, positions)))
+        source = min(power_of_two(source), self.plan.longest_input)
+        wanted = Size(source, *(min(power_of_two(length), self.plan.length) for length in (output, positions)))
         self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
         if size != self._size:
@@ -317,7 +320,7 @@ class Lane:
             row.allocation.filled = len(row.prompt) - 1
         if longest == 0:
             return
-        chunk = self.plan.length if prefix_lm else CHUNK
+        chunk = self._chunk
         length = min(power_of_two(max(longest, MIN_LENGTH)), -(-longest // chunk) * chunk)
         tokens = pad_rows(unread, len(indices), length, pad_left=True)
         for start in range(0, length, chunk):

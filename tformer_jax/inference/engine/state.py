@@ -43,6 +43,11 @@ class Plan:
         return self.model.cfg.max_length + 1
 
     @property
+    def longest_input(self) -> int:
+        """Maximum number of tokens of a source or prompt."""
+        return self.model.cfg.max_length
+
+    @property
     def history(self) -> int:
         """Number of tokens per row that are kept for the rules."""
         return self.length if self.rules.need_history else 0

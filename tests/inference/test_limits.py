@@ -1,0 +1,60 @@
+"""The engine at the limits of the model: the longest inputs, few positions, and requests beyond them."""
+
+import dataclasses
+
+import pytest
+
+from tests.helpers import rest_slow
+from tests.inference.test_engine import GREEDY, LONG, engine, finish, models, plain
+from tests.inference.test_stopping import llama
+from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.inference.engine import Request
+from tformer_jax.inference.engine.engine import _token_event
+from tformer_jax.inference.engine.lane import NewTokens, RequestRow
+from tformer_jax.inference.stopping import TextStream
+
+
+@pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm"], 1))
+def test_learned_positions_suffice_for_the_longest_inputs(family):
+    """`LONG` is no power of two, to which inputs are padded; the table has no more positions."""
+    assert LONG & (LONG - 1)
+    cfg, model, params = models(family, position="learned")
+    learned = cfg, model, params
+    text = "abcdefg" * 5
+    served = engine(learned, few_shapes=True)
+    served.warm_up(GREEDY)
+    served.submit(Request(text, GREEDY))
+    alone = engine(learned, slots=1)
+    alone.submit(Request(text, GREEDY))
+    assert finish(served) == finish(alone)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "sentence"),
+    [
+        (lambda: Request((5, 11), GREEDY), "token id 11 is not in 0, ..., 10"),
+        (lambda: Request((5, -1), GREEDY), "token id -1 is not in 0, ..., 10"),
+        (lambda: Request("abc", GREEDY, seed=-1), "seed=-1: must be from 0 to 4294967295"),
+        (lambda: Request("abc", GREEDY, seed=2**32), "seed=4294967296: must be from 0 to"),
+        (
+            lambda: Request("a" * (LONG - 2), dataclasses.replace(GREEDY, prefix="abcde")),
+            "the output has room for 2 tokens, fewer than decode.prefix='abcde' has: shorten it or the prompt",
+        ),
+    ],
+)
+def test_requests_beyond_the_limits_are_refused(request_of, sentence):
+    served = engine(plain("decoder_lm"))
+    with pytest.raises(ConfigError, match=sentence):
+        served.submit(request_of())
+    assert served.idle
+
+
+def test_a_stop_text_in_the_last_bytes_of_an_output():
+    """Llama's bytes are held back until the output ends."""
+    tokenizer = llama()
+    letter, newline = tokenizer.encode("a")[-1], tokenizer.encode("\n")[-1]
+    assert newline in tokenizer.fallback_bytes
+    decode = DecodeConfig(stop=("\n",))
+    row = RequestRow(0, 0, decode, [letter], None, 2, (0, 0), TextStream(tokenizer, decode.stop), 1, scored=False)
+    event = _token_event(row, NewTokens([letter, newline], [0.0, 0.0], done=True))
+    assert (event.text, event.finish) == ("a", "stop")
