@@ -257,10 +257,11 @@ class Run:
         """
         model, tokenizer = self.config.model, self.tokenizers.target
         limit = model.max_length - tokenizer.special.added
-        ids = tokenizer.special.whole(encode_one(tokenizer, "".join(example), limit, f"text {number + 1}"))
-        if not model.prefix_lm:
-            return {"tokens": ids}
-        return {"tokens": ids, "prefix": [min(prompt_length(tokenizer, example), len(ids))]}
+        text = encode_one(tokenizer, "".join(example), limit, f"text {number + 1}")
+        ids = tokenizer.special.whole(text)
+        return (
+            {"tokens": ids, "prefix": [prompt_length(tokenizer, example, text)]} if model.prefix_lm else {"tokens": ids}
+        )
 
 
 def _check_texts(texts: Iterable[Any]) -> None:

@@ -71,6 +71,7 @@ def test_a_wide_beam_equals_exhaustive_search(seq2seq, penalized):
             assert_close(score, scores[output], 1e-5, proves=proves)
 
 
+@pytest.mark.slow
 def test_one_beam_is_greedy(seq2seq):
     model, params = seq2seq
     keys = jax.random.split(jax.random.key(0), 3)
@@ -79,21 +80,21 @@ def test_one_beam_is_greedy(seq2seq):
     np.testing.assert_array_equal(one.tokens[:, 0], greedy)
 
 
-def test_rules_see_the_prompt():
+@pytest.mark.parametrize("rules", rest_slow([Rules(no_repeat_ngram=2), Rules(forbidden=((4, 5), (4, 3), (3, 4)))], 1))
+def test_rules_see_the_prompt(rules):
     """One beam is greedy also under rules that look back: over the prompt, of different lengths, and the output."""
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB, max_length=32))
     prompts = np.array(
         [[PAD, PAD, first, second, first] for first in (3, 4, 5) for second in (3, 4, 5)] + [[3, 4, 5, 3, 3]], np.int32
     )
     keys = jax.random.split(jax.random.key(0), len(prompts))
-    for rules in (Rules(no_repeat_ngram=2), Rules(forbidden=((4, 5), (4, 3), (3, 4)))):
-        options = {"length": 9, "rules": rules}
-        greedy = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), **options)
-        cfg = DecodeConfig(strategy="beam", beams=1)
-        one = jitted_loop.best_continuations(model, params, prompts, cfg=cfg, **options)
-        np.testing.assert_array_equal(one.tokens[:, 0], greedy)
-        free = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), length=9)
-        assert (np.asarray(free) != np.asarray(greedy)).any()
+    options = {"length": 9, "rules": rules}
+    greedy = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), **options)
+    cfg = DecodeConfig(strategy="beam", beams=1)
+    one = jitted_loop.best_continuations(model, params, prompts, cfg=cfg, **options)
+    np.testing.assert_array_equal(one.tokens[:, 0], greedy)
+    free = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), length=9)
+    assert (np.asarray(free) != np.asarray(greedy)).any()
 
 
 def test_beams_do_not_compete_for_experts():
@@ -125,9 +126,10 @@ def test_finished_rows_do_not_change():
     prompts = np.array([[token, other] for token in (3, 4, 5) for other in (3, 4, 5)], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=2, early_stopping="first", length_alpha=2.0)
     together = jitted_loop.best_continuations(model, params, prompts, length=12, cfg=cfg)
-    for row, prompt in enumerate(prompts):
-        alone = jitted_loop.best_continuations(model, params, prompt[None], length=12, cfg=cfg)
-        np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
+    for row in range(len(prompts)):
+        others_empty = np.where(np.arange(len(prompts))[:, None] == row, prompts, PAD)
+        alone = jitted_loop.best_continuations(model, params, others_empty, length=12, cfg=cfg)
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[row])
     assert len(set((np.asarray(together.tokens[:, 0]) != PAD).sum(axis=1).tolist())) > 1
 
 
@@ -136,10 +138,10 @@ def test_continuations_of_prompts_of_different_length():
     prompts = np.array([[PAD, PAD, 4, 5], [3, 4, 5, 3]], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=3)
     together = jitted_loop.best_continuations(model, params, prompts, length=5, cfg=cfg)
-    for row, prompt in enumerate(([4, 5], [3, 4, 5, 3])):
-        alone = jitted_loop.best_continuations(model, params, np.array([prompt], np.int32), length=5, cfg=cfg)
-        np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
-        assert_close(together.scores[row], alone.scores[0], 1e-5)
+    for row, (rows, at) in enumerate((([[4, 5]], 0), ([[PAD] * 4, [3, 4, 5, 3]], 1))):
+        alone = jitted_loop.best_continuations(model, params, np.array(rows, np.int32), length=5, cfg=cfg)
+        np.testing.assert_array_equal(together.tokens[row], alone.tokens[at])
+        assert_close(together.scores[row], alone.scores[at], 1e-5)
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_repetition_is_penalized_by_the_strength_of_the_row():
     logits = jnp.tile(jnp.array([[2.0, -2.0, 0.0, 1.0, -jnp.inf]]), (3, 1))
     history = jnp.array([[0, 1, 1, 4], [0, 0, 1, 2], [3, 1, 0, 2]])
     strength = jnp.array([2.0, 1.0, 0.5])
-    found = constraints.penalize(logits, history, jnp.array([4, 3, 1]), strength)
+    found = jax.jit(constraints.penalize)(logits, history, jnp.array([4, 3, 1]), strength)
     same = [2.0, -2.0, 0.0, 1.0, -np.inf]
     np.testing.assert_array_equal(found, [[1.0, -4.0, 0.0, 1.0, -np.inf], same, [2.0, -2.0, 0.0, 2.0, -np.inf]])
 
@@ -105,7 +105,7 @@ def test_a_row_without_allowed_tokens_ends():
     found = constrained(Rules(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
     settings = RowSettings.of(DecodeConfig(), 3)
     keys = jax.random.split(jax.random.key(0), 3)
-    assert sampling.choose(jnp.asarray(found), settings, keys).tolist() == [EOS] * 3
+    assert jax.jit(sampling.choose)(found, settings, keys).tolist() == [EOS] * 3
 
 
 def test_rows_have_separate_histories():

@@ -12,7 +12,7 @@ from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.inference.fill_mask import MaskFiller
 
-TOKENIZER = ExtendedTokenizer.of(CharacterTokenizer("abcde"), ["<mask>"])
+TOKENIZER = ExtendedTokenizer.of(CharacterTokenizer("abcde "), ["<mask>"])
 CFG = Config(
     model=tiny("masked_lm", vocab_size=TOKENIZER.vocab_size, head_transform=True),
     data=DataConfig(source="text", train="-", batching="windows", window=16, objective="masked_tokens"),
@@ -29,10 +29,11 @@ def filler():
 
 def test_fills_are_the_best_tokens_of_the_logits(filler):
     filler, params = filler
-    texts = ["ab<mask>de", "", "<mask><mask>c", "abcde<mask>"]
+    texts = ["ab<mask>de", " ", "<mask><mask>c", "abcde<mask>"]
     mask, found = TOKENIZER.id_of("<mask>"), list(filler.stream(params, texts))
     assert [len(fills) for fills in found] == [TOP, 0, TOP, TOP]
-    rows = [[mask if c == "m" else TOKENIZER.encode(c)[0] for c in text.replace("<mask>", "m")] for text in texts]
+    marked = (text.strip().replace("<mask>", "m") for text in texts)
+    rows = [[mask if c == "m" else TOKENIZER.encode(c)[0] for c in text] for text in marked]
     tokens = pad_rows(rows, len(rows), 16)
     outputs = np.asarray(apply(filler.model, params, tokens, tokens >= 0))
     for ids, fills, logits in zip(rows, found, outputs, strict=True):
@@ -56,6 +57,8 @@ def test_texts_that_cannot_be_filled(filler):
         list(filler.stream(params, ["<mask>" + 16 * "a"]))
     (skipped,) = filler.stream(params, ["<mask>" + 16 * "a"], long_texts=LongTexts("skip"))
     assert skipped == []
+    with pytest.raises(TextError, match="text 1: the text has no mask within the 16 tokens to which it is cut"):
+        list(filler.stream(params, [16 * "a" + "<mask>"], long_texts=LongTexts("cut")))
     plain = CharacterTokenizer("abcde")
     with pytest.raises(ConfigError, match="the tokenizer of this run has no mask token"):
         MaskFiller(CFG, filler.model, Tokenizers(plain, plain), top=1)

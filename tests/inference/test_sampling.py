@@ -226,11 +226,11 @@ def test_rows_use_their_own_keys_and_settings():
         top_p=np.where(np.arange(40) % 5, 1.0, 0.5),
         sample=np.arange(40) % 7 > 0,
     )
-    logits, row_keys = normal(40, 12), keys(40)
-    chosen = np.asarray(choose(logits, each, row_keys))
+    inputs = jax.device_get((normal(40, 12), each, jax.random.key_data(keys(40))))  # NumPy's slices compile nothing
+    chosen = np.asarray(choose(*inputs[:2], jax.random.wrap_key_data(inputs[2])))
     for row in range(40):
-        alone = jax.tree.map(lambda leaf: leaf[row : row + 1], each)  # noqa: B023
-        assert choose(logits[row : row + 1], alone, row_keys[row : row + 1])[0] == chosen[row]
+        logits, alone, words = jax.tree.map(lambda leaf: leaf[row : row + 1], inputs)  # noqa: B023
+        assert np.asarray(choose(logits, alone, jax.random.wrap_key_data(words)))[0] == chosen[row]
     assert len(np.unique(chosen)) > 5
 
 

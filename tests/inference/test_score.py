@@ -9,8 +9,8 @@ import pytest
 from tests import oracles
 from tests.helpers import assert_close, build, tiny
 from tests.inference.test_text import LETTERS, TOKENIZERS, setup
-from tformer_jax.benchmarks import jitted_loop
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, DataConfig
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.inference import score
 from tformer_jax.inference.score import Scorer
 from tformer_jax.special_tokens import BOS, EOS, PAD
@@ -81,13 +81,9 @@ def test_logits_are_computed_for_few_positions_at_once(scored, monkeypatch):
 
 
 def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
-    """At each cached step, the chosen token is the most probable one, and the `top` ones are those of the step."""
+    """Each token is chosen by a cached step; the `top` tokens of a position are those of its step."""
     model, params = build(tiny("seq2seq"), seed=1)
     source = np.array([[5, 6, 7, EOS]], np.int32)
-    cfg = setup("seq2seq").decode
-    keys = jax.random.split(jax.random.key(0), 1)
-    ids = np.asarray(jitted_loop.translate(model, params, source, keys, length=6, cfg=cfg))[0]
-    ids = [token for token in ids.tolist() if token != PAD]
 
     @jax.jit
     def begin(source):
@@ -98,12 +94,11 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
     def step(token, cache):
         return model.apply({"params": params}, token[None, None], cache, method="decode_step")
 
-    cache, steps = begin(source), []
-    for read, token in zip([BOS, *ids], ids, strict=False):
-        logits, cache = step(np.int32(read), cache)
-        values = log_softmax(np.asarray(logits[0, 0], np.float64))
-        steps.append(values)
-        assert token == 2 + values[2:].argmax()  # neither PAD nor BOS is generated
+    cache, steps, ids = begin(source), [], []
+    while len(ids) < 6 and EOS not in ids:
+        logits, cache = step(np.int32(ids[-1] if ids else BOS), cache)
+        steps.append(log_softmax(np.asarray(logits, np.float64)[0, 0]))
+        ids.append(int(2 + steps[-1][2:].argmax()))  # neither PAD nor BOS is generated
     (found,) = score.score_rows(model, params, [score.pair_row(source[0].tolist(), ids)], 1, top=3)
     assert_close(found.log_probabilities, np.array(steps)[np.arange(len(ids)), ids], 1e-5)
     for top, values in zip(found.top, steps, strict=True):
@@ -128,3 +123,24 @@ def test_what_does_not_fit(family, examples, problem):
         next(found)
     with pytest.raises(ConfigError, match=problem):
         next(found)
+
+
+def test_a_token_across_the_end_of_a_prompt_is_scored():
+    """BPE joins the last space of a prompt with the next word."""
+    corpus = ["the answer is yes", "the answer is no"] * 20
+    tokenizer = train_tokenizers(
+        DataConfig(tokenizer="bpe", vocab_size=300), [{"text": text} for text in corpus]
+    ).target
+    cfg = setup("decoder_lm")
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=tokenizer.vocab_size))
+    model, params = build(cfg.model)
+    pairs = [("the answer is ", "yes"), ("the answer is", " yes"), ("", "yes"), ("yes", "")]
+    assert len(tokenizer.encode(pairs[0][0])) == len(tokenizer.encode("".join(pairs[0])))
+    found = list(Scorer(cfg, model, Tokenizers(tokenizer, tokenizer)).stream(params, pairs))
+    for (prompt, continuation), scored in zip(pairs, found, strict=True):
+        text = tokenizer.decode(scored.tokens)
+        assert (prompt + continuation).endswith(text)
+        assert len(text) >= len(continuation) or not prompt
+    assert found[0].tokens == found[1].tokens
+    assert_close(found[0].log_probabilities, found[1].log_probabilities, 1e-6)
+    assert found[-1].tokens == []

@@ -18,11 +18,11 @@ MODELS = {
     "states": {"attention": "gated_delta"},
 }
 DECODES = {
-    "greedy": DecodeConfig(max_new_tokens=6),
-    "samples": DecodeConfig(max_new_tokens=6, strategy="sample", temperature=2.0),
-    "beams": DecodeConfig(max_new_tokens=6, strategy="beam", beams=3, length_alpha=0.0),
+    "greedy": DecodeConfig(max_new_tokens=3),
+    "samples": DecodeConfig(max_new_tokens=3, strategy="sample", temperature=2.0),
+    "beams": DecodeConfig(max_new_tokens=3, strategy="beam", beams=3, length_alpha=0.0),
 }
-TEXTS = ["abc", "abcdefgabcdef", "a", "gfedcba", "abcdefgabcdeb"]
+TEXTS = ["abc", "abcdefg", "a", "gfedcba", "abcdefb"]
 
 
 CASES = [
@@ -35,7 +35,7 @@ CASES = [
 def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
     """Rows are reused, prompts are read in chunks, and two samples continue one prompt."""
     name, decode = case
-    monkeypatch.setattr(lanes, "CHUNK", 8)
+    monkeypatch.setattr(lanes, "CHUNK", 4)
     trained = models("decoder_lm", decoder_layers=2, **MODELS[name])
     _, model, params = trained
     served, settings = engine(trained, slots=2), DECODES[decode]

@@ -7,7 +7,7 @@ import pytest
 from tests import oracles, position_oracles
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tests.test_api import DATA, run_of
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.inference.watch import ATTENTIONS, rollout, watch
 from tformer_jax.models import registry
 from tformer_jax.nn import attention, conversions, latent_attention, layers, stacks
@@ -191,7 +191,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("case", rest_slow(TRAINED, 2))
+@pytest.mark.parametrize("case", rest_slow(TRAINED, 1))
 def test_the_train_step_is_the_same_program_as_without_hooks(case, monkeypatch):
     """XLA compiles the same text, so that hooks cost nothing when they are off."""
     family, settings = case
@@ -236,9 +236,12 @@ def test_a_prefix_lm_attends_to_its_prompt_as_in_generation():
     assert run.generate(["abc"], max_new_tokens=1) == [run.tokenizers.target.decode([int(logits[-1].argmax())])]
 
 
-@pytest.mark.parametrize("family", rest_slow(DATA.keys(), 1))
+MASKED = DataConfig(source="stdlib_text", batching="windows", window=8, objective="masked_tokens")
+
+
+@pytest.mark.parametrize("family", rest_slow(["masked_lm", *DATA], 1))
 def test_a_row_has_no_padding_and_does_not_depend_on_the_batch(family):
-    run = run_of(Config(model=tiny(family), data=DATA[family]))
+    run = run_of(Config(model=tiny(family), data=(DATA | {"masked_lm": MASKED})[family]))
     examples = [("abc", "cb"), ("ab", "abca")] if family == "seq2seq" else ["abca", "b"]
     together = list(run.watch(examples))
     for example, found in zip(examples, together, strict=True):
@@ -246,6 +249,8 @@ def test_a_row_has_no_padding_and_does_not_depend_on_the_batch(family):
         jax.tree.map(assert_close, found, alone)
         assert run.weight_shapes(example) == {name: weights.shape for name, weights in alone.weights.items()}
     first, lengths = together[0], {key: len(ids) for key, ids in together[0].tokens.items()}
+    read = 1 if family == "classifier" else lengths["target_in" if family == "seq2seq" else "tokens"]
+    assert first.predictions.shape[1] == first.probabilities.shape[1] == read
     for name, (queries, keys) in ATTENTIONS[family].items():
         assert first.weights[name].shape == (1, 4, lengths[queries], lengths[keys])
         assert first.masks[name].shape == (1, lengths[queries], lengths[keys])

@@ -1,5 +1,6 @@
 """Encodes texts as token ids that fit the model's maximum length."""
 
+import itertools
 from collections.abc import Sequence
 
 from tformer_jax.config import ConfigError
@@ -89,9 +90,18 @@ def check_example(family: str, index: int, example: Sequence[str]) -> None:
         raise ConfigError(f"example {index + 1} must be {texts}")
 
 
-def prompt_length(tokenizer: Tokenizer, example: Sequence[str]) -> int:
-    """Returns the number of tokens of a prompt, with those before it, of (prompt, continuation); 0 for a text."""
-    return len(tokenizer.special.before) + len(tokenizer.encode(example[0])) if len(example) > 1 else 0
+def prompt_length(tokenizer: Tokenizer, example: Sequence[str], text: Sequence[int]) -> int:
+    """Returns the number of tokens of a prompt, with those before it, of (prompt, continuation); 0 for a text.
+
+    A token with the end of the prompt and the beginning of the continuation belongs to the continuation.
+
+    Args:
+        text: token ids of the joined example.
+    """
+    if len(example) == 1:
+        return 0
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokenizer.encode(example[0]), text, strict=False))
+    return len(tokenizer.special.before) + sum(1 for _ in alike)
 
 
 def too_long(name: str, tokens: int, limit: int) -> str:

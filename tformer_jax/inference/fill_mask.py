@@ -61,10 +61,14 @@ class MaskFiller:
         limit = self.cfg.model.max_length - special.added
 
         def encode(index: int, text: str) -> list[int]:
-            ids = fit(index, self._encode(text), limit, "text") or []
-            if ids and self._mask not in ids:
-                raise TextError(index, f"the text has no mask: write {self._name} where a token is to be predicted")
-            return special.whole(ids) if ids else []
+            ids = self._encode(text) if text.strip() else []
+            fitting = fit(index, ids, limit, "text") or []
+            if fitting and self._mask not in fitting:
+                cut = f" within the {limit} tokens to which it is cut" if self._mask in ids else ""
+                raise TextError(
+                    index, f"the text has no mask{cut}: write {self._name} where a token is to be predicted"
+                )
+            return special.whole(fitting) if fitting else []
 
         size = WINDOW * self.cfg.eval.batch_size
         return in_chunks(texts, encode, functools.partial(self._fill, params), skip=skip, size=size)

@@ -104,7 +104,7 @@ class Scorer:
         before = tokenizer.special.before
         text = long_texts.fit(index, tokenizer.encode("".join(example)), model.max_length + 1 - len(before), "text")
         ids = [*before, *text] if text else []
-        prompt = min(prompt_length(tokenizer, example), len(ids))
+        prompt = min(prompt_length(tokenizer, example, text or ()), len(ids))
         row = text_row(ids, max(prompt, len(before), 1))
         return row._replace(inputs=row.inputs | {"prefix": [prompt]}) if model.prefix_lm else row
 

@@ -6,12 +6,15 @@ from tformer_jax.data.tokenizers import Decoder
 
 BROKEN = "\ufffd"
 """Replacement character, to which tokenizers decode invalid or incomplete UTF-8."""
+MOST_WAITING = 16
+"""Maximum number of tokens that are kept although they add no text: some become spaces before the next token."""
 
 
 class TextStream:
     """Detokenizes one output incrementally, in pieces that later tokens do not change.
 
-    The joined pieces are `cut(tokenizer.decode(tokens), stop)`. Text that may still become another character, or part
+    The joined pieces are `cut(tokenizer.decode(tokens), stop)`, unless more than `MOST_WAITING` tokens in a row add no
+    text. Text that may still become another character, or part
     of a stop text, is held back. The cost of a token does not depend on the length of the output: a tokenizer decodes
     a token differently at the start of a text than after another token, and bytes depend on their neighbors, so the
     last token before a character boundary is kept as context for the following ones, and earlier tokens are dropped.
@@ -70,7 +73,8 @@ class TextStream:
         start, self._settled = self._settled, len(self._text) - broken
         new = self._text[start : self._settled]
         if before and self._text == before and not broken:
-            self._tokens.pop()  # a token without text
+            if len(self._tokens) > MOST_WAITING:
+                self._tokens.pop()
         elif not broken:
             self._forget(len(self._tokens))
         elif self._text == before + self._tokenizer.decode(self._tokens[-1:]) != before:

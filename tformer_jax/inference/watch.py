@@ -150,7 +150,7 @@ def without_padding(found: Watched, family: str, lengths: dict[str, int]) -> Wat
     """Removes the padding of one row, whose arrays have no axis B; `lengths` are numbers of tokens by batch key."""
     sides = {name: tuple(lengths[key] for key in keys) for name, keys in ATTENTIONS[family].items()}
     queries = {name: T for name, (T, _) in sides.items()}
-    T = queries.get("decoder", 1)
+    T = 1 if family == "classifier" else queries.get("decoder", queries.get("encoder"))
     return Watched(
         tokens={key: tokens[: lengths[key]] for key, tokens in found.tokens.items()},
         weights={name: x[..., : sides[name][0], : sides[name][1]] for name, x in found.weights.items()},

@@ -56,9 +56,15 @@ def render(
         attentions=list(zip(attentions, masks, strict=True)),
         norms=residuals,
         lens=_lens(found, label),
-        read=shown.get("decoder", ["text"]),
+        read=_read(found, shown),
         with_heads=with_heads,
     )
+
+
+def _read(found: Watched, shown: Mapping[str, list[str]]) -> list[str]:
+    """Returns the texts of the tokens from which `found` has predictions; a classifier has one for the whole text."""
+    tokens = shown.get("decoder") or shown["encoder"]
+    return tokens if found.predictions.shape[1] == len(tokens) else ["text"]
 
 
 def visible(text: str) -> str:
