@@ -247,5 +247,9 @@ def test_the_tokenizer_that_lm_evaluation_harness_uses(lm):
     assert lm.post("/tokenize", prompt=info["eos_token"], add_special_tokens=False).json()["tokens"] == [EOS]
     assert lm.post("/detokenize", tokens=BYTES.encode("é a")).json() == {"prompt": "é a"}
     assert lm.post("/detokenize", tokens=[]).json() == {"prompt": ""}
+    documents = [*BYTES.encode("a"), EOS, *BYTES.encode("é")]
+    assert lm.post("/detokenize", tokens=documents).json() == {"prompt": "a</s>é"}
+    echoed = lm.post("/v1/completions", prompt=documents, echo=True, max_tokens=0).json()["choices"][0]
+    assert echoed["text"] == "aé"
     for tokens in ([-1], [260], ["a"], "a"):
         assert lm.post("/detokenize", tokens=tokens).status_code == 400

@@ -9,7 +9,7 @@ import pytest
 from tests import oracles
 from tests.helpers import assert_close, build, rest_slow, tiny
 from tests.serving.live import around, until
-from tformer_jax.config import Config, DataConfig, DecodeConfig
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.engine import Engine, Request
@@ -51,7 +51,8 @@ def parts(family: str, *, warm: bool = False, **settings):
     data = {"seq2seq": DataConfig(bucket_lengths=(8, 16))}.get(
         family, DataConfig(source="stdlib_text", batching="windows", window=8)
     )
-    cfg = Config(model=tiny(family, **settings), data=data, decode=DecodeConfig(max_new_tokens=6))
+    slots = EvalConfig(batch_size=3)  # those of the engine, so that server and commands share compiled functions
+    cfg = Config(model=tiny(family, **settings), data=data, decode=DecodeConfig(max_new_tokens=6), eval=slots)
     model, params = build(cfg.model, seed=3)
     engine = Engine(cfg, model, params, TOKENIZERS, slots=3, few_shapes=warm)
     if warm:

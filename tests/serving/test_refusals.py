@@ -7,6 +7,7 @@ import pytest
 
 from tests.serving.fake_engine import FakeEngine, served
 from tests.serving.live import around, live, until
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 
 COMPLETE, TRANSLATE = "/v1/completions", "/translate"
 
@@ -226,3 +227,12 @@ def test_a_stream_that_takes_too_long_ends_with_an_error():
         assert last["error"]["code"] == "timeout"
         until(lambda: one.engine.canceled == [1])
         until(lambda: one.metric(f'tformer_requests_total{{route="{COMPLETE}",status="504"}}') == 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "route", "field"), [("decoder_lm", COMPLETE, "prompt"), ("seq2seq", TRANSLATE, "text")]
+)
+def test_too_many_texts_are_refused_before_they_are_tokenized(family, route, field, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenized"))
+    with live(family) as one:
+        refused(one.post(route, **{field: ["a"] * 9}), 400, f"{field}: at most 8 texts at once", field)

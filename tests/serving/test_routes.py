@@ -137,6 +137,14 @@ def test_settings_of_a_request_override_those_of_the_run(family, route, body, de
         assert one.engine.seen[0].samples == body.get("n", body.get("n_best", 1))
 
 
+@pytest.mark.parametrize(("family", "body"), [("decoder_lm", {"max_tokens": 2}), ("seq2seq", {"max_new_tokens": 2})])
+def test_a_shorter_output_than_the_minimum_of_the_run(family, body):
+    route, field = ("/translate", "text") if family == "seq2seq" else ("/v1/completions", "prompt")
+    with live(family, decode=DecodeConfig(min_new_tokens=5, max_new_tokens=50)) as one:
+        assert one.post(route, **{field: "abc"}, **body).status_code == 200
+        assert one.engine.seen[0].decode == DecodeConfig(min_new_tokens=2, max_new_tokens=2)
+
+
 def test_stop_texts_and_lengths_end_an_output(lm):
     found = lm.post("/v1/completions", prompt="abcdef", temperature=0, stop=["c", "d"]).json()["choices"][0]
     assert (found["text"], found["finish_reason"]) == ("fe", "stop")

@@ -208,6 +208,18 @@ def test_missing_headers_end_the_connection(sent):
         assert client.recv(100) == b""  # closed by the server
 
 
+def test_a_body_that_was_answered_unread_ends_the_connection():
+    with live(body_timeout=0.3) as one, one.raw() as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += client.recv(10_000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        client.sendall(b"a")
+        client.settimeout(5)
+        assert client.recv(100) == b""
+
+
 def test_headers_in_two_parts_and_a_second_request():
     head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     with live(body_timeout=0.5) as one, one.raw() as client:
@@ -253,6 +265,7 @@ def test_a_signal_ends_the_process_with_status_0(number):
         assert (process.returncode, output, errors) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_long_step_does_not_outlive_the_grace_period():
     """A compilation may exceed the grace period: the process ends without waiting for it."""
     command = [sys.executable, "-m", "tests.serving.fake_engine", "--port", "0", "--delay", "300", "--grace", "0.1"]

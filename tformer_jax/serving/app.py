@@ -139,10 +139,11 @@ class Handlers:
         """Translates one or several texts."""
         self._require("translate", "seq2seq")
         body = await self._read(request, Translation)
+        self._check_count(body, "text")
         rows = self.served.encode("text", body.texts("text"), self.served.longest_prompt)
         scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs)
         requests = body.requests(rows, self.served.decode)
-        return self._generate(requests, TranslationReply(scores), "text", body.stream)
+        return self._generate(requests, TranslationReply(scores), body.stream)
 
     async def attention(self, request: HttpRequest) -> Response:
         """Returns a page with what the model attends to in a text and its output."""
@@ -150,16 +151,17 @@ class Handlers:
             raise Refusal(f"this server shows no attention: {render}", 404)
         body = await self._read(request, Attention)
         reply = AttentionReply(functools.partial(render, body.text, body.output))
-        return self._generate([], reply, "text", stream=False)
+        return self._generate([], reply, stream=False)
 
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""
         self._require("complete prompts", "seq2seq", "decoder_lm")
         body = await self._read(request, Completion)
         self._check_model(body.model)
+        self._check_count(body, "prompt")
         rows = body.rows(self.served)
         reply = CompletionReply(self.served, body, rows)
-        return self._generate(body.requests(rows, self.served.decode), reply, "prompt", body.stream)
+        return self._generate(body.requests(rows, self.served.decode), reply, body.stream)
 
     async def embed(self, request: HttpRequest) -> Response:
         """Computes embeddings of one or several texts."""
@@ -167,7 +169,7 @@ class Handlers:
         body = await self._read(request, Embedding)
         self._check_model(body.model)
         rows = self.served.encode("input", body.texts("input"), self.served.max_length)
-        return self._generate([], EmbeddingReply(self.served, body, rows), "input", stream=False)
+        return self._generate([], EmbeddingReply(self.served, body, rows), stream=False)
 
     async def classify(self, request: HttpRequest) -> Response:
         """Computes the probabilities of all labels of one or several texts."""
@@ -177,7 +179,7 @@ class Handlers:
         body = await self._read(request, Classification)
         self._check_model(body.model)
         rows = self.served.encode("input", body.texts("input"), self.served.max_length)
-        return self._generate([], ClassificationReply(self.served, rows), "input", stream=False)
+        return self._generate([], ClassificationReply(self.served, rows), stream=False)
 
     async def tokenizer_info(self, _: HttpRequest) -> Response:
         """Returns the special tokens of texts, as vLLM does."""
@@ -200,15 +202,18 @@ class Handlers:
         body = await self._read(request, Detokenization)
         self._check_model(body.model)
         self.served.check_ids("tokens", body.tokens)
-        return JSONResponse({"prompt": self.served.tokenizer.decode(body.tokens)})
+        return JSONResponse({"prompt": self.served.text_of(body.tokens, named=True)})
 
     async def _read(self, request: HttpRequest, kind: type[BodyKind]) -> BodyKind:
         limits = self.limits
         return kind.read(await read_object(request, max_body=limits.max_body, seconds=limits.body_timeout))
 
-    def _generate(self, requests: Sequence[Request | Empty], reply: Reply, field: str, stream: bool) -> Response:
-        if len(requests) > self.limits.queue:
+    def _check_count(self, body: Body, field: str) -> None:
+        """Raises `Refusal` if a request has more texts than the queue holds; before they are tokenized."""
+        if len(body.texts(field)) > self.limits.queue:
             raise Refusal(f"{field}: at most {self.limits.queue} texts at once", param=field)
+
+    def _generate(self, requests: Sequence[Request | Empty], reply: Reply, stream: bool) -> Response:
         seconds = self.limits.timeout
         return Generation(self.thread, self.metrics, requests, reply, seconds=seconds, stream=stream)
 

@@ -108,7 +108,7 @@ class Translation(Body):
         if self.beams or self.n_best > 1:
             changes |= {"strategy": "beam", "beams": max(beams, self.n_best)}
         if self.max_new_tokens:
-            changes["max_new_tokens"] = self.max_new_tokens
+            changes |= at_most(self.max_new_tokens, saved)
         decode = dataclasses.replace(saved, **changes)
         return [
             Request(ids, decode, samples=self.n_best, scored=True) if ids else Empty(self.n_best, "stop")
@@ -199,7 +199,7 @@ class Completion(Body):
         if self.temperature == 0:
             changes = {"strategy": "greedy"}
         if self.max_tokens:
-            changes["max_new_tokens"] = self.max_tokens
+            changes |= at_most(self.max_tokens, saved)
         if self.stop:
             changes["stop"] = self.stop
         decode = dataclasses.replace(saved, **changes)
@@ -262,6 +262,11 @@ class Detokenization(Body):
     def check(self) -> None:
         if self.tokens and not is_ids(self.tokens):
             raise self.error("tokens", "must be a list of token ids")
+
+
+def at_most(count: int, saved: DecodeConfig) -> dict[str, int]:
+    """Returns the settings that limit an output to `count` tokens, and the minimum of the run to as many."""
+    return {"max_new_tokens": count, "min_new_tokens": min(saved.min_new_tokens, count)}
 
 
 def is_ids(value: Any) -> bool:

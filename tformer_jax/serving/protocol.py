@@ -11,7 +11,7 @@ class TimedProtocol(H11Protocol):
     """Closes a connection whose first or next request headers do not arrive completely within `header_seconds`.
 
     The time starts with the connection, and later with the first byte of a request: uvicorn's `timeout_keep_alive` ends
-    connections that send none.
+    connections that send none. The rest of a body that was answered before it was read counts as headers.
     """
 
     def __init__(self, *args: Any, header_seconds: float, **options: Any) -> None:
@@ -32,8 +32,9 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _time_headers(self) -> None:
-        """Starts the timer if headers are incomplete, or stops it."""
-        if self.conn.their_state is not h11.IDLE:
+        """Starts the timer if headers, or a body that nothing waits for, are incomplete; otherwise stops it."""
+        unread = (self.conn.our_state, self.conn.their_state) == (h11.DONE, h11.SEND_BODY)
+        if self.conn.their_state is not h11.IDLE and not unread:
             self._stop_timer()
         elif self._header_timer is None:
             self._header_timer = self.loop.call_later(self._header_seconds, self.transport.close)

@@ -154,9 +154,7 @@ class CompletionReply(Reply):
 
     def __init__(self, served: Served, body: Completion, rows: Sequence[tuple[int, ...]]) -> None:
         self.body, self.rows = body, rows
-        self._prompts = [
-            text if isinstance(text, str) else served.tokenizer.decode(text) for text in body.texts("prompt")
-        ]
+        self._prompts = [text if isinstance(text, str) else served.text_of(text) for text in body.texts("prompt")]
         self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, echo=body.echo)
         self._started: set[int] = set()
         """Choices of a stream of which a chunk was sent."""

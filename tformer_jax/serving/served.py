@@ -1,6 +1,7 @@
 """The model that a server serves, and what it computes for one request besides generation."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -123,6 +124,14 @@ class Served:
         self.check_ids(field, text)
         closing = self.tokenizer.special.closing if self.translates else ()
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
+
+    def text_of(self, ids: Sequence[int], *, named: bool = False) -> str:
+        """Returns the text of all ids, also of those after an end token; `named`: with the names of special tokens."""
+        special, decode = self.tokenizer.special, self.tokenizer.decode
+        if not named:
+            return decode([i for i in ids if special.name(i) is None and i not in special.ends])
+        runs = ((name, list(run)) for name, run in itertools.groupby(ids, special.name))
+        return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
 
     def check_ids(self, field: str, ids: Sequence[int]) -> None:
         """Raises `Refusal` if ids are not in the vocabulary."""
