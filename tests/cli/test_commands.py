@@ -33,9 +33,10 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded_once():
-    """Loads each run once for all tests."""
+    """Loads each run once for all tests, and gives all engines as many slots, so that few functions are compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "load_trained", functools.cache(load_trained))
+        patch.setattr("tformer_jax.inference.outputs.power_of_two", lambda needed: 64)
         yield
 
 
@@ -78,14 +79,14 @@ def test_translate_a_file_into_a_file(runs, tmp_path, name):
 
 def test_translate_with_several_outputs_and_their_scores(runs, capsys):
     run = runs["seq2seq"]
-    translate.main(["--run", str(run), "--n-best", "3", "--scores", "abc", "", "b"])
+    translate.main(["--run", str(run), "--n-best", "2", "--scores", "abc", "", "b"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[3:6] == [""] * 3
-    found = [line.split("\t") for line in (*lines[:3], *lines[6:])]
-    for scores in ([float(value) for value, _ in part] for part in (found[:3], found[3:])):
+    assert lines[2:4] == [""] * 2
+    found = [line.split("\t") for line in (*lines[:2], *lines[4:])]
+    for scores in ([float(value) for value, _ in part] for part in (found[:2], found[2:])):
         assert scores == sorted(scores, reverse=True)
-    translate.main(["--run", str(run), "--beams", "3", "abc", "b"])
-    assert capsys.readouterr().out.splitlines() == [found[0][1], found[3][1]]
+    translate.main(["--run", str(run), "--beams", "2", "abc", "b"])
+    assert capsys.readouterr().out.splitlines() == [found[0][1], found[2][1]]
     translate.main(["--run", str(run), "--beams", "1", "abc", "b"])
     assert capsys.readouterr().out.splitlines() == translated(run, ["abc", "b"])
 
@@ -226,6 +227,19 @@ def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
     assert output("--top-k", "1") == greedy
 
 
+def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
+    command = ["--run", str(runs["decoder_lm"]), "abc"]
+    generate.main(command)
+    first = capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"^text 2: the prompt has 20 tokens.*, or add --on-long-line cut or skip$"):
+        generate.main([*command, "ab" * 10])
+    assert capsys.readouterr().out == first
+    generate.main([*command, "ab" * 10, "--on-long-line", "skip"])
+    found = capsys.readouterr()
+    assert found.out == f"{first}{generate.SEPARATOR}\n"
+    assert found.err == "too long for the model and skipped: 1 of the lines, first text 2\n"
+
+
 def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):
     flags = ["--run", str(runs["decoder_lm"]), "--samples", "2", "--seed", "3", "--scores"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nb\n")))
@@ -358,14 +372,14 @@ def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
 
 def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     run, record = runs["seq2seq"], tmp_path / "record.json"
-    flags = ["--beams", "3", "--max-new-tokens", "4"]
+    flags = ["--beams", "2", "--max-new-tokens", "4"]
     evaluate.main(
         ["--run", str(run), "--data", str(run.parent), "--split", "validation", *flags, "--record", str(record)]
     )
     found = json.loads(record.read_text())
     last = (run.parent / "pairs.tsv").read_text().splitlines()[-found["examples"] :]
     sources, references = zip(*(line.split("\t") for line in last), strict=True)
-    translations = tj.load(run).translate(sources, beams=3, max_new_tokens=4)
+    translations = tj.load(run).translate(sources, beams=2, max_new_tokens=4)
     assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
     with pytest.raises(ConfigError, match="--beams changes no metric of a classifier"):
         evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])

@@ -4,8 +4,11 @@ import argparse
 import io
 import itertools
 import json
+import os
 import tracemalloc
+from pathlib import Path
 
+import pyarrow
 import pytest
 from rich.console import Console
 
@@ -130,7 +133,19 @@ def test_progress_on_a_terminal(source):
     assert shown(Source([], source), terminal=True, wanted=False) == ""
 
 
-def test_no_share_of_an_unknown_size():
-    found = shown(Source(["a", "b", "c"], None), terminal=True)
+@pytest.mark.parametrize("kind", ["arguments", "standard input", "pipe", "zst"])
+def test_no_share_of_an_unknown_size(kind, tmp_path, monkeypatch):
+    text, path = b"a\nb\nc\n", tmp_path / "in.zst"
+    if kind == "zst":
+        with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(text)
+    else:
+        reader, writer = os.pipe()
+        os.write(writer, text)
+        os.close(writer)
+        monkeypatch.setattr("sys.stdin", os.fdopen(reader))
+        path = Path(f"/dev/fd/{reader}")
+    given = {"arguments": (["a", "b", "c"], None), "standard input": ([], None)}
+    found = shown(Source(*given.get(kind, ([], path))), terminal=True)
     assert "3 lines" in found
     assert "%" not in found

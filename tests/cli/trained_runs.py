@@ -22,7 +22,7 @@ def train(family: str, folder: Path, data: DataConfig) -> Path:
     cfg = Config(
         model=ModelConfig(family=family, dropout=0.0, **with_own_stacks(family, SMALL)),
         data=data,
-        optim=OptimConfig(learning_rate=1e-2, warmup_steps=1),
+        optim=OptimConfig(optimizer="sgd", beta1=0.0, learning_rate=1e-2, warmup_steps=1),
         train=TrainConfig(steps=1),
         parallel=ParallelConfig(data=1),
         decode=DecodeConfig(max_new_tokens=6),

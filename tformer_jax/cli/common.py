@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of the names or permissions of files that a user gives."""
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 
 
@@ -32,9 +34,9 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     The status is 0, 2 for a user error, 1 for a run that cannot continue, or 130 for Ctrl-C.
     """
     interrupt.install()
-    for stream in (sys.stdout, sys.stderr):
+    for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")
+            stream.reconfigure(encoding="utf-8", errors=errors)
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about options that are set on purpose
     keep_memory()
@@ -56,6 +58,9 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     except BrokenPipeError:
         discard_output()
     except OSError as error:
+        if error.errno in REFUSED and error.filename is not None:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            sys.exit(USER_ERROR)
         if error.errno not in FULL:
             raise
         discard_output()

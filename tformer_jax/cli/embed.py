@@ -12,6 +12,7 @@ from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import ConfigError
 from tformer_jax.config.kinds import POOLINGS
 from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.train.errors import RunError
 
 NAMES = ("embedding",)
 """Field that is added to a record."""
@@ -21,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the embedding of each text as numbers separated by spaces, in order, or writes them to --output."""
     options = parser().parse_args(argv)
     as_array = options.output is not None and options.output.suffix == ".npy"
+    if as_array and outputs.is_stream(options.output):
+        raise ConfigError(f"{options.output} is no regular file, and .npy files are replaced: name another --output")
     if as_array and (options.resume or options.on_long_line == "skip"):
         raise ConfigError(
             f"{options.output} is written at once, with a row per line: leave out --resume and --on-long-line skip"
@@ -56,8 +59,10 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
     """Writes all embeddings to a .npy file, float32 [texts, D], atomically, and how they were made.
 
     Raises:
-        ConfigError: as in `lines.process`, or the file cannot be written; nothing is written.
+        ConfigError: as in `lines.process`; nothing is written.
+        RunError: the file cannot be written.
     """
+    path = options.output.resolve()
     long = lines.LongLines(source, work.long_texts)
     rows = []
     for index, (_, embedding) in enumerate(lines.results_of(source, work)):
@@ -65,15 +70,16 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
         rows.append(embedding)
     if not rows:
         raise ConfigError("there is no text to embed")
-    partial = outputs.partial_of(options.output)
+    partial = outputs.partial_of(path)
     try:
         with partial.open("wb") as file:
             np.save(file, np.stack(rows))
-        partial.replace(options.output)
+        partial.replace(path)
     except OSError as error:
-        raise ConfigError(f"{options.output} cannot be written: {error.strerror}") from error
+        partial.unlink(missing_ok=True)
+        raise RunError(f"{options.output} cannot be written: {error.strerror}") from error
     facts = {**lines.settings_of(options, work), "input": source.identity()}
-    outputs.write_facts(outputs.provenance_of(options.output), facts)
+    outputs.write_facts(outputs.provenance_of(path), facts)
     long.report()
 
 

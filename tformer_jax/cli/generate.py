@@ -2,8 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tformer_jax.cli import decoding, interactive, lines
+from tformer_jax.cli.inputs import Source
+
+if TYPE_CHECKING:
+    from tformer_jax.inference.outputs import Output
 
 SEPARATOR = "-" * 20 + "\n"
 
@@ -19,18 +24,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.cli import generation
 
     continuation = generation.load(options, "generate", "decoder_lm")
+    work = continuation.work(lambda prompt, output: prompt + output.text)
     if options.interactive:
         continuation.answer()
     elif options.text and not options.output:
-        found = zip(options.text, continuation.outputs(iter(options.text)), strict=True)
-        shown = (
-            continuation.with_score(output, f"{prompt}{output.text}\n")
-            for prompt, outputs in found
-            for output in outputs
-        )
-        print(SEPARATOR.join(shown), end="")
+        show(source, work)
     else:
-        continuation.process(source, lambda prompt, output: prompt + output.text)
+        lines.process(options, source, work)
+
+
+def show(source: Source, work: "lines.Work[list[Output]]") -> None:
+    """Prints each prompt with its continuations, which may have several lines, as soon as they are known."""
+    long, separator = lines.LongLines(source, work.long_texts), ""
+    for index, (line, outputs) in enumerate(lines.results_of(source, work)):
+        skipped = long.action(index) == "skip"
+        for text in [""] * work.lines_per_text if skipped else work.plain(line, outputs):
+            print(f"{separator}{text}", flush=True)
+            separator = SEPARATOR
+    long.report()
 
 
 def parser() -> argparse.ArgumentParser:

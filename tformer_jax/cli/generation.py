@@ -2,12 +2,13 @@
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tformer_jax.cli import decoding, interactive, interrupt, lines
 from tformer_jax.cli.common import load_run
-from tformer_jax.cli.inputs import Line, Source
+from tformer_jax.cli.inputs import Line
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import Output
@@ -35,19 +36,22 @@ class Generation:
 
         def pieces(text: str, count: int) -> Iterator[str]:
             seed = self.options.seed + count
-            return self.model.stream_pieces(self.params, text, seed=seed, long_texts=self.long_texts)
+            found = self.model.stream_pieces(self.params, text, seed=seed, long_texts=self.long_texts)
+            if self.long_texts.pop(0):
+                print(f"too long for the model and {lines.DONE[self.long_texts.action]}", file=sys.stderr)
+            return found
 
         with interrupt.raised():
             interactive.ask(pieces)
 
-    def process(self, source: Source, shown: Callable[[str, Output], str]) -> None:
-        """Writes the outputs of each line; `shown` formats an input and an output as plain text."""
+    def work(self, shown: Callable[[str, Output], str]) -> lines.Work[list[Output]]:
+        """Returns what `lines.process` needs; `shown` formats an input and an output as plain text."""
 
         def results(found: Iterator[Line], skip: int) -> Iterator[list[Output]]:
             return self.outputs((line.texts[0] for line in found), skip)
 
         def plain(line: Line, found: list[Output]) -> list[str]:
-            return [self.with_score(output, shown(line.texts[0], output)) for output in found]
+            return [self._with_score(output, shown(line.texts[0], output)) for output in found]
 
         def added(_: Line, found: list[Output]) -> dict[str, Any]:
             scores = {"scores": [output.score for output in found]} if self.options.scores else {}
@@ -57,12 +61,11 @@ class Generation:
         command = {name: getattr(options, name) for name in ("field", "seed", "outputs", "scores")}
         settings = {"command": command, "decode": dataclasses.asdict(self.decode)}
         names = ("outputs", "scores") if options.scores else ("outputs",)
-        work = lines.Work(
+        return lines.Work(
             {"--field": options.field}, settings, results, plain, added, names, self.long_texts, options.outputs
         )
-        lines.process(options, source, work)
 
-    def with_score(self, output: Output, text: str) -> str:
+    def _with_score(self, output: Output, text: str) -> str:
         """Returns `text` after the output's score, if scores are requested and the output has one."""
         return f"{output.score:.4f}\t{text}" if self.options.scores and output.score is not None else text
 

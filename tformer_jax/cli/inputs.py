@@ -62,8 +62,8 @@ class Source:
 
     @property
     def position(self) -> int:
-        """Number of bytes of the file that have been read."""
-        return 0 if self._file is None else getattr(self._file, "fileobj", self._file).tell()
+        """Number of bytes of the file that have been read; 0 if its size is unknown."""
+        return 0 if self._file is None or self.size is None else getattr(self._file, "fileobj", self._file).tell()
 
     def identity(self, lines: int | None = None) -> dict[str, Any]:
         """Returns facts that identify a file, or its first `lines` lines; empty if the input is not a file."""

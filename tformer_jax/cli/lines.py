@@ -24,6 +24,10 @@ TOO_LONG = "too_long"
 """Field of records of lines that are too long for the model: the action taken."""
 
 
+DONE = {"cut": "cut", "skip": "skipped"}
+"""What was done with a text that is too long for the model, by action."""
+
+
 class Work(NamedTuple, Generic[Result]):
     """Functions and settings of a command that processes lines."""
 
@@ -50,7 +54,7 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of such a command."""
     result = run_parser(prog, description)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
-    result.add_argument("--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain or .gz")
+    result.add_argument("--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz or .zst")
     result.add_argument(
         "--output", type=Path, metavar="FILE", help="text or .jsonl, plain or .gz (default: standard output)"
     )
@@ -142,8 +146,7 @@ class LongLines:
     def report(self) -> None:
         """Prints the number of lines to stderr, if there are any."""
         if self._count:
-            done = {"cut": "cut", "skip": "skipped"}[self._texts.action]
-            first = self._source.location(self._first)
+            done, first = DONE[self._texts.action], self._source.location(self._first)
             print(f"too long for the model and {done}: {self._count:,} of the lines, first {first}", file=sys.stderr)
 
 

@@ -294,7 +294,7 @@ def write_facts(path: Path, facts: Facts) -> None:
     """
     partial = path.with_name(f"{path.name}.new")
     try:
-        partial.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

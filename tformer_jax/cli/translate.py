@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.interactive:
         translation.answer()
     else:
-        translation.process(source, lambda _, output: output.text)
+        lines.process(options, source, translation.work(lambda _, output: output.text))
 
 
 def parser() -> argparse.ArgumentParser:
