@@ -73,7 +73,7 @@ def test_interrupted_at_any_byte_and_resumed_is_the_same_file(source, name):
         assert left(source.parent) == [name, f"{name}.provenance.json"]
 
 
-@pytest.mark.parametrize("name", ["out.txt", "out.jsonl.gz"])
+@pytest.mark.parametrize("name", ["out.jsonl.gz", pytest.param("out.txt", marks=pytest.mark.slow)])
 def test_killed_again_and_again(source, name):
     texts = [f"text {number}" for number in range(120)]
     source.write_text("".join(f"{text}\n" for text in texts))

@@ -27,21 +27,22 @@ def run_without_cache_settings(program: str, cache: Path, *flags: str, **variabl
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("flag", ["--help", "--no-such-flag"])
-def test_flags_are_read_before_jax_is_imported(tmp_path, flag):
+def test_flags_are_read_before_jax_is_imported(tmp_path):
+    """For the help, and for a flag that does not exist."""
+    calls = [(script, flag) for script in SCRIPTS for flag in ("--help", "--no-such-flag")]
     program = f"""
 import importlib, sys
 from tformer_jax.cli.common import run_main
-for script in {SCRIPTS!r}:
-    sys.argv = [script, {flag!r}]
+for script, flag in {calls!r}:
+    sys.argv = [script, flag]
     try:
         run_main(importlib.import_module(f"tformer_jax.cli.{{script}}").main)
     except SystemExit:
         pass
-    print("loaded:", script, sorted({HEAVY!r} & sys.modules.keys()))
+    print("loaded:", script, flag, sorted({HEAVY!r} & sys.modules.keys()))
 """
     found = [line for line in run_without_cache_settings(program, tmp_path).splitlines() if line.startswith("loaded:")]
-    assert found == [f"loaded: {script} []" for script in SCRIPTS]
+    assert found == [f"loaded: {script} {flag} []" for script, flag in calls]
 
 
 @pytest.fixture

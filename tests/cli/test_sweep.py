@@ -69,6 +69,15 @@ def test_invalid_sweeps(text):
         sweep.expand(text)
 
 
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [("configs/transfer.py", "transfer"), ("configs/ladder.py:shakespeare", "ladder_shakespeare")],
+)
+def test_a_sweep_over_variants_has_the_name_of_its_file(config, name):
+    assert sweep.name_of(config, [], [("variant=a", "seed=0"), ("variant=b", "seed=0")]) == name
+    assert sweep.name_of("configs/translate_cldr.py", [], [("seed=0",)]) == "translate_cldr_en_de"
+
+
 def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     monkeypatch.setenv("COLUMNS", "200")

@@ -42,6 +42,7 @@ def test_none_unsets_a_setting():
         (["--config.modle.dim=3"], "unknown setting 'modle.dim'; did you mean 'model'?"),
         (["--config.model.dim=None"], "model.dim=None: must be int, not NoneType"),
         (["--config.model.dim=wide"], "--config.model.dim=wide: invalid literal for int"),
+        (["--config.optim.learning_rates=*embedding=None"], "learning_rates=.*embedding=None"),
         (["--config.model.norm=layer"], "model.norm='layer': is not a known value; did you mean 'layernorm'?"),
         (["--resum"], "Unknown command line flag 'resum'"),
         (["en-fr"], "unexpected argument 'en-fr'; settings are written --config.SECTION.SETTING=VALUE"),

@@ -82,6 +82,26 @@ def test_unset_settings_accept_values_of_their_type():
         ({"model": {"norm_eps": 0.0}}, "model.norm_eps=0.0: must be at least 1e-12"),
         ({"data": {"source": "text", "train": "x"}}, "data.source='text': does not fit model.family='seq2seq'"),
         ({"data": {"source": "parallel_lines", "train": "x"}}, "must contain {lang}"),
+        (
+            {"data": {"source": "parallel_lines", "train": "x.{lang}", "validation": "y"}},
+            r"data.validation=\('y',\): 'y' must contain {lang}",
+        ),
+        (
+            {"data": {"batching": "packed", "window": 8, "source_window": 512}, "model": {"max_length": 256}},
+            "data.source_window=512: must not exceed model.max_length=256",
+        ),
+        (
+            {
+                "model": {"family": "decoder_lm"},
+                "data": {
+                    "source": "stdlib_text",
+                    "batching": "windows",
+                    "target_tokenizer": "bytes",
+                    "shared_vocab": False,
+                },
+            },
+            "data.target_tokenizer='bytes': must be None for model.family='decoder_lm': set data.tokenizer",
+        ),
         ({"data": {"source": "tsv"}}, r"data.train=\(\): must say what data.source='tsv' reads"),
         (
             {"data": {"source": "lines", "train": "x", "batching": "windows", "bpe_dropout": 0.1}},
@@ -301,6 +321,9 @@ def test_a_config_with_renamed_settings_loads(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model": model, "data": data}))
     loaded = config.load(tmp_path / "config.json").model.gated_delta
     assert (loaded.key_head_dim, loaded.conv_kernel_size) == (6, 2)
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"most_skipped": 3, "layer_norms": True}}))
+    train = config.load(tmp_path / "config.json").train
+    assert (train.max_skipped_steps, train.log_norms) == (3, True)
 
 
 @pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])

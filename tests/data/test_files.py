@@ -161,6 +161,8 @@ MISTAKES = [
         r"a\.jsonl, line 1: field 'target' has half of a surrogate pair, which is not a character",
     ),
     ("jsonl", {"a.jsonl": b"[]\n"}, r"a\.jsonl, line 1: is not an object with named fields"),
+    ("jsonl", {"a.jsonl": b"[" * 100_000 + b"\n"}, r"a\.jsonl, line 1: is not valid JSON"),
+    ("jsonl", {"a.jsonl": b"1" * 5000 + b"\n"}, r"a\.jsonl, line 1: is not valid JSON"),
     (
         "parquet",
         {"a.parquet": b"PAR1 nothing"},

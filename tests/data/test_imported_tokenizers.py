@@ -72,6 +72,13 @@ def test_round_trip_and_saved_form(files, name, tmp_path):
         assert loaded.encode(text) == again.encode(text) == ids == trained.source.encode_batch(["x", text])[1]
 
 
+def test_a_folder_has_the_tokenizers_of_both_sides(files):
+    """A kind for one side would be ignored silently."""
+    cfg = DataConfig(tokenizer="file", target_tokenizer="bytes", shared_vocab=False, tokenizer_file=str(files))
+    with pytest.raises(ConfigError, match="tokenizer_file=.*: is a folder with the tokenizers of both sides"):
+        train_tokenizers(cfg, [{"source": "x", "target": "y"}])
+
+
 def test_ids_are_those_of_the_library_moved_up(files):
     text = TEXTS[0]
     own = len(SPECIAL_TOKENS)

@@ -54,7 +54,7 @@ KINDS = {
 RESTORED = ("translation packed", "translation with BPE dropout", "windows", "documents packed and carried")
 RESTORED += ("a mixture", "a mixture of masked tokens", "spans", "denoising")
 ORDERED = ("a mixture", "translation with BPE dropout", "masked tokens", "denoising")
-SPLIT = ("translation packed", "documents packed and carried", "a mixture", "spans")
+SPLIT = ("documents packed and carried", "a mixture", "spans")
 
 
 def first_fast(kinds: tuple[str, ...]):
@@ -91,7 +91,7 @@ def assert_same(first, second) -> None:
 
 @pytest.mark.parametrize("kind", first_fast(RESTORED))
 def test_restored_anywhere_it_continues_with_the_very_next_batch(kind):
-    assert_restored_exactly(setup(kind), batches=40, points=8)
+    assert_restored_exactly(setup(kind), batches=20, points=3)
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
-"""Estimated costs against XLA's own count, real arrays, and hand arithmetic."""
+"""Estimated costs against XLA's own count, the arrays of models, and hand arithmetic."""
 
 import jax
 import pytest
 
 from tests.helpers import build, init_module, normal, tiny
+from tformer_jax.benchmarks import train_cases
 from tformer_jax.cli import describe
+from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config.sizes import with_sizes
 from tformer_jax.models import cost, registry
 from tformer_jax.nn import grouped
 from tformer_jax.nn.ffn import make_ffn
@@ -139,8 +142,9 @@ def test_parameters_by_module():
 )
 def test_predicted_cache_size_equals_the_real_one(settings):
     cfg = tiny("decoder_lm", decoder_layers=3, dtype="bfloat16", **settings)
-    cache = registry.build(cfg).apply({}, 3, 9, method="init_cache")
-    assert cost.of(cfg, 3, 9).cache_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers))
+    cache = jax.eval_shape(lambda: registry.build(cfg).apply({}, 3, 9, method="init_cache"))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache.layers))
+    assert cost.of(cfg, 3, 9).cache_bytes == size
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "gpt2"], ["--config", "configs/translate_cldr.py"]])
@@ -157,7 +161,7 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
         source = {"seq2seq": "cldr_translation", "decoder_lm": "stdlib_text"}[family]
         batching = {"seq2seq": "buckets", "decoder_lm": "windows"}[family]
         data = DataConfig(source=source, batching=batching, vocab_size=500, shared_vocab=False, **tokenizers)
-        found = describe.with_vocabulary(Config(model=model, data=data))
+        found = with_sizes(Config(model=model, data=data))
         return found.source_vocab_size, found.vocab_size
 
     assert sizes(tokenizer="bpe", target_tokenizer="bytes") == (500, 260)
@@ -173,3 +177,24 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
 def test_sizes_are_shown_in_units():
     assert describe.size_of(3 * 2**30) == "3.00 GiB"
     assert describe.size_of(2**19) == "512.00 KiB"
+
+
+def test_the_cache_has_the_dtype_of_the_config():
+    cfg = tiny("decoder_lm", num_heads=2, head_dim=8, decoder_layers=3)
+    tokens, heads = 2 * 10 * 3, 2 * 2  # in all layers; of keys and values
+    assert cost.of(cfg, 2, 10).cache_bytes == tokens * heads * 8 * 4
+    assert cost.of(cfg, 2, 10, cache_dtype="bfloat16").cache_bytes == tokens * heads * 8 * 2
+    assert cost.of(cfg, 2, 10, cache_dtype="int8").cache_bytes == tokens * heads * (8 + 4)  # and a float32 scale
+
+
+@pytest.mark.parametrize("name", ["lm_tiny_shakespeare.py:cpu", "pretrain_stdlib.py", "classify_cldr.py"])
+def test_batches_of_any_config(name):
+    flags = ["--config.model.vocab_size=65"] if "shakespeare" in name else []
+    cfg = read_config(str(train_cases.CONFIGS / name), flags)
+    case = train_cases.of_config(cfg)
+    (batch,) = case.batches(1)
+    assert set(batch) == {*registry.FAMILIES[cfg.model.family].inputs, registry.FAMILIES[cfg.model.family].labels}
+    assert case.cfg.model.vocab_size == {"lm": 65, "cl": 260}.get(name[:2], cfg.data.vocab_size)
+    if flags:
+        with pytest.raises(ConfigError, match="vocab_size=None: depends on the characters of the text"):
+            train_cases.of_config(read_config(str(train_cases.CONFIGS / name)))

@@ -1,4 +1,4 @@
-"""What is checked when a run is built: other processes that use its folder, and the run that it starts from."""
+"""What is checked when a run is built: other processes in its folder, the run that it starts from, and its sizes."""
 
 import dataclasses
 import shutil
@@ -146,3 +146,30 @@ def test_tied_embeddings_need_one_vocabulary():
     with pytest.raises(ConfigError, match="model.tie_embeddings='all': needs one vocabulary, and the tokenizers"):
         experiment.resolve(cfg, Tokenizers(source, target), None)
     experiment.resolve(cfg, Tokenizers(source, source), None)
+
+
+LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
+TOKENIZERS = Tokenizers(LETTERS, LETTERS)
+
+
+def of_sizes(**sizes: int | None) -> Config:
+    return Config(model=tiny("classifier", **sizes), data=DataConfig(source="cldr_language", bucket_lengths=(8,)))
+
+
+def test_missing_sizes_are_those_of_the_data():
+    found = experiment.resolve(of_sizes(vocab_size=None, num_classes=None), TOKENIZERS, ["x", "y"]).model
+    assert (found.vocab_size, found.num_classes) == (11, 2)
+    assert experiment.resolve(of_sizes(vocab_size=16, num_classes=2), TOKENIZERS, ["x", "y"]).model.vocab_size == 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ({"vocab_size": 10}, "model.vocab_size=10: is smaller than the 11 that the data has; leave it"),
+        ({"num_classes": 1}, "model.num_classes=1: is smaller than the 2 that the data has"),
+        ({"num_classes": 3}, "model.num_classes=3: must be 2, the number of classes in the data; leave it out"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        experiment.resolve(of_sizes(**{"num_classes": 2, **sizes}), TOKENIZERS, ["x", "y"])

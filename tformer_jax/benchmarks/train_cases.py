@@ -10,6 +10,7 @@ import numpy as np
 
 from tformer_jax import presets
 from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config.sizes import with_sizes
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -95,7 +96,7 @@ class Case:
         text = draw(model.known("vocab_size"), self.length + 1)
         if model.family == "classifier":
             return {"tokens": text[:, 1:], "label": rng.integers(0, model.known("num_classes"), self.rows, np.int32)}
-        if model.family == "decoder_lm":
+        if model.family in ("decoder_lm", "masked_lm"):
             return {"tokens": text[:, :-1], "targets": text[:, 1:]}
         source = draw(model.known("source_vocab_size"), self.length)
         return {"source": source, "target_in": text[:, :-1], "target_out": text[:, 1:]}
@@ -119,13 +120,18 @@ def published(name: str) -> Case:
 
 
 def of_config(cfg: Config) -> Case:
-    """Builds the case of a config with its batch size; with buckets, that of the middle one."""
+    """Builds the case of a config with its batch size; with buckets, that of the middle one.
+
+    Raises:
+        ConfigError: the config does not determine the size of the vocabulary.
+    """
     data = cfg.data
     rows, length = data.batch_size, data.window
     if data.batching == "buckets":
         length = data.bucket_lengths[len(data.bucket_lengths) // 2]
         rows = data.batch_tokens // length // data.batch_multiple * data.batch_multiple
-    return Case(cfg.name, resolved(cfg, data.vocab_size), rows, length)
+    model = with_sizes(cfg)
+    return Case(cfg.name, resolved(dataclasses.replace(cfg, model=model), model.known("vocab_size")), rows, length)
 
 
 def resolved(cfg: Config, vocab_size: int) -> Config:
@@ -176,7 +182,7 @@ SUPPORTED_SETTINGS = {
 """Settings of the model that it supports with any value; others must have their default."""
 UNSUPPORTED_SETTINGS = {
     "optim": ("optimizer", "learning_rates", "decayed", "adaptive_clip"),
-    "train": ("accumulate", "z_loss", "ema_decay", "layer_norms", "noise_scale"),
+    "train": ("accumulate", "z_loss", "ema_decay", "log_norms", "noise_scale"),
 }
 """Settings outside the model that must have their default."""
 

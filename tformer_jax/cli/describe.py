@@ -11,14 +11,12 @@ from rich.table import Table
 from tformer_jax import presets
 from tformer_jax.cli.common import integer, size_of
 from tformer_jax.cli.train import read_config
-from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, ModelConfig, read_mesh
+from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, OBJECTIVES, SOURCES
+from tformer_jax.config.sizes import with_sizes
 
 if TYPE_CHECKING:
     from tformer_jax.models.cost import Cost
-
-UNKNOWN_SIZES = {"characters": ("the characters of the text", 100), "file": ("data.tokenizer_file", 32000)}
-"""Kinds of tokenizers whose vocabulary is unknown before training: what its size depends on, and an example of it."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = of_preset(options.preset)
     else:
         config = read_config(options.config, overrides)
-        config = dataclasses.replace(config, model=with_vocabulary(config))
+        config = dataclasses.replace(config, model=with_sizes(config))
     length = min(options.length, config.model.max_length)
     if options.mesh:
         config = dataclasses.replace(config, parallel=read_mesh(options.mesh))
@@ -44,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.models import cost
 
     batch = options.batch or 1
-    show(config.name, cost.of(config.model, batch, length), batch, length)
+    found = cost.of(config.model, batch, length, cache_dtype=config.decode.cache_dtype)
+    show(config.name, found, batch, length)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,25 +87,6 @@ def of_preset(name: str) -> Config:
     objective = OBJECTIVES[model.family][0]
     data = DataConfig(source=source, objective=objective, batching=batching, window=1, bucket_lengths=(1,))
     return Config(name=name, model=model, data=data)
-
-
-def with_vocabulary(config: Config) -> ModelConfig:
-    """Returns the model config with vocabulary sizes and number of classes as in training, as far as known before."""
-    cfg = config.model
-    source, target = config.data.tokenizer_kinds
-    sides = {"vocab_size": target, "source_vocab_size": source} if cfg.family == "seq2seq" else {"vocab_size": source}
-    sizes = {name: _vocabulary(config, name, kind) for name, kind in sides.items() if getattr(cfg, name) is None}
-    if cfg.family == "classifier" and cfg.num_classes is None:
-        sizes["num_classes"] = len(config.data.languages) if config.data.source == "cldr_language" else 2
-    return ModelConfig(**{**vars(cfg), **sizes})
-
-
-def _vocabulary(config: Config, name: str, kind: str) -> int:
-    """Returns the size of the vocabulary of a tokenizer of this kind, which the model's setting `name` is to have."""
-    if kind in UNKNOWN_SIZES:
-        reason, example = UNKNOWN_SIZES[kind]
-        raise config.model.error(name, f"depends on {reason}; add --config.model.{name}={example} or so")
-    return 260 if kind == "bytes" else config.data.vocab_size
 
 
 def show(name: str, found: "Cost", batch: int, length: int) -> None:

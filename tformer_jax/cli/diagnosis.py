@@ -18,9 +18,9 @@ from rich.table import Table
 from tformer_jax import __version__
 from tformer_jax.cli import checks, placement
 from tformer_jax.cli.common import FAILED, GIB, size_of
-from tformer_jax.cli.describe import with_vocabulary
 from tformer_jax.cli.placement import Placement
 from tformer_jax.config import Config, ConfigError, TrainConfig
+from tformer_jax.config.sizes import with_sizes
 from tformer_jax.data.pipeline import check_divisible
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
@@ -124,7 +124,7 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     if cfg.model.dtype == "float32" and (options.devices or jax.default_backend() != "cpu"):
         findings.hints.append("model.dtype='float32' leaves much of a GPU or TPU unused: try 'bfloat16'")
     try:
-        filled = with_vocabulary(cfg)
+        filled = with_sizes(cfg)
     except ConfigError as error:
         findings.hints.append(f"what a device would hold is not shown: {error}")
         return None
@@ -200,7 +200,7 @@ def budget(cfg: Config, found: Placement) -> Table:
         ("micro-batches", str(cfg.train.accumulate)),
         ("parameters", size_of(found.parameters)),
         ("optimizer state", size_of(found.optimizer)),
-        ("running mean of the parameters", size_of(found.mean)),
+        ("EMA of the parameters", size_of(found.mean)),
         ("gradients (estimated)", size_of(found.gradients)),
         ("activations, at least (estimated)", size_of(found.activations)),
         ("checkpoint, on disk", size_of(found.checkpoint)),

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import shlex
 import statistics
 import subprocess
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     combinations = expand(options.sweep)
     check_options(options, combinations)
     configs = [read_config(location(options.config, found), [*overrides, *as_flags(found)]) for found in combinations]
-    name, metric = read_config(options.config, overrides).name, configs[0].train.metric
+    name, metric = name_of(options.config, overrides, combinations), configs[0].train.metric
     folder = options.output or Path("runs") / f"{name}_sweep"
     check_comparable(configs, combinations)
     check_same_sweep(folder, configs, combinations)
@@ -61,6 +62,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         write(options, facts | sweeps.record(results, of=best) | {"failed": failed})
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
+
+
+def name_of(config: str, overrides: Sequence[str], combinations: Sequence[Combination]) -> str:
+    """Returns the name of the sweep: that of the config, or of its file and variant if `combinations` have variants."""
+    named = any(override.startswith("--config.name=") for override in overrides)
+    if named or not any(setting.startswith("variant=") for setting in combinations[0]):
+        return read_config(config, overrides).name
+    path, _, variant = config.partition(":")
+    return re.sub(r"\W+", "_", f"{Path(path).stem}_{variant}").strip("_")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -132,7 +132,7 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     last = {override.partition("=")[0]: override for override in overrides}
     unset = [name.removeprefix("--config.") for name, override in last.items() if override == f"{name}=None"]
-    return [override for override in overrides if not override.endswith("=None")], unset
+    return [override for override in overrides if override != f"{override.partition('=')[0]}=None"], unset
 
 
 def check_writable(path: Path, flag: str = "--record") -> None:

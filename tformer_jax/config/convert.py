@@ -18,15 +18,16 @@ from tformer_jax.config.schema import Config, DecodeConfig, EvalConfig, Parallel
 CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
 """Sections that may differ each time a run is used."""
 RENAMED = {
+    "train": {"most_skipped": "max_skipped_steps", "layer_norms": "log_norms"},
     "gated_delta": {
         "heads": "num_heads",
         "key_heads": "num_key_heads",
         "key_dim": "key_head_dim",
         "value_dim": "value_head_dim",
         "conv_width": "conv_kernel_size",
-    }
+    },
 }
-"""Settings of sections of `model` in earlier versions, and their present names."""
+"""Settings of sections in earlier versions, and their present names."""
 
 
 def to_config_dict(section: Section) -> ConfigDict:
@@ -67,8 +68,8 @@ def save(cfg: Config, path: Path) -> None:
 def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE` sections, with a warning.
 
-    Settings of `model` may also be those of earlier versions: flat, such as `rotary_base` for `rotary.base`, or
-    `RENAMED`.
+    Settings may also be those of earlier versions: `RENAMED` ones, or in `model` flat ones, such as `rotary_base` for
+    `rotary.base`.
 
     Raises:
         ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
@@ -82,7 +83,8 @@ def load(path: Path) -> Config:
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
-        return Config.from_dict({**values, "model": _of_this_version(values.get("model", {}))})
+        sections = {"model": _of_this_version(values.get("model", {})), "train": values.get("train", {})}
+        return Config.from_dict({**values, **_renamed(sections)})
     except ConfigError as error:
         version = path.with_name("provenance.json")
         raise ConfigError(f"{path} is of another version: {error}; use the version that {version} names") from None
@@ -106,10 +108,17 @@ def _of_this_version(model: dict[str, Any]) -> dict[str, Any]:
     for key in model.keys() - known:
         group, _, name = (ModelConfig.nested_name(key) or key).partition(".")
         result[group] = {**result.get(group, {}), name: model[key]} if name else model[key]
-    for section, names in RENAMED.items():
-        if section in result:
-            result[section] = {names.get(name, name): value for name, value in result[section].items()}
-    return result
+    return _renamed(result)
+
+
+def _renamed(sections: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings by section, with those of `RENAMED` under their present names."""
+
+    def present(section: str, values: Any) -> Any:
+        names = RENAMED.get(section)
+        return {names.get(name, name): value for name, value in values.items()} if names else values
+
+    return {section: present(section, values) for section, values in sections.items()}
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -107,7 +107,9 @@ class DataConfig(Section):
         "file: tokenizer.json, SentencePiece .model, .tiktoken ranks, a run's tokenizers/target.json, or the folder of "
         "a Hugging Face checkpoint or of a run, below the data folder",
     )
-    vocab_size: int = setting(8000, "maximum size of a trained vocabulary, special tokens included", low=8)
+    vocab_size: int = setting(
+        8000, "maximum size of a trained vocabulary, special tokens included (characters: all that occur)", low=8
+    )
     split_digits: bool = setting(False, "bpe and unigram: one token per digit")
     bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
@@ -151,11 +153,11 @@ class DataConfig(Section):
                 "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"
             )
         if self.source == "parallel_lines":
-            for name in (*self.train, *self.validation, *self.test):
-                if "{lang}" not in name:
-                    raise self.error(
-                        "train", f"{name!r} must contain {{lang}}, for example 'multi30k/train.{{lang}}.gz'"
-                    )
+            for split in ("train", "validation", "test"):
+                for name in getattr(self, split):
+                    if "{lang}" not in name:
+                        example = "multi30k/train.{lang}.gz"
+                        raise self.error(split, f"{name!r} must contain {{lang}}, for example {example!r}")
         if self.weights and len(self.weights) != len(self.train):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
@@ -351,7 +353,8 @@ class Config(Section):
         if self.data.batching not in batchings:
             raise self.data.error("batching", f"must be one of {batchings} for {of_data}")
         if self.data.longest > self.model.max_length:
-            name = "bucket_lengths" if self.data.batching == "buckets" else "window"
+            longer = self.data.batching == "packed" and (self.data.source_window or 0) > self.data.window
+            name = "bucket_lengths" if self.data.batching == "buckets" else "source_window" if longer else "window"
             raise self.data.error(name, f"must not exceed model.max_length={self.model.max_length}")
         sources = TEXTS if objective else SOURCES[family]
         if self.data.source not in sources:
@@ -380,6 +383,8 @@ class Config(Section):
             raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
+        if family != "seq2seq" and self.data.target_tokenizer is not None:
+            raise self.data.error("target_tokenizer", f"must be None for model.family={family!r}: set data.tokenizer")
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
             raise self.data.error(
                 "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"

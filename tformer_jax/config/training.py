@@ -142,9 +142,9 @@ class TrainConfig(Section):
     keep_checkpoints: int = setting(2, "number of newest scheduled checkpoints to keep", low=1)
     keep_best: int = setting(0, "number of best checkpoints to keep as well, saved at evaluations", low=0)
 
-    most_skipped: int = setting(5, "consecutive non-finite steps to skip before the run stops", low=1)
+    max_skipped_steps: int = setting(5, "consecutive non-finite steps to skip before the run stops", low=1)
     hang_seconds: int = setting(1800, "a longer step ends the run with the stacks of its threads; 0 disables it", low=0)
-    layer_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
+    log_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
     noise_scale: bool = setting(False, "log the gradient noise scale (McCandlish et al., 2018); needs accumulate")
     report: bool = setting(False, "write the report of the run, report.html, at the end")
     wandb: str | None = setting(None, "Weights & Biases project that also receives the metrics")

@@ -39,8 +39,13 @@ class Cost:
         return sum(self.parameters.values())
 
 
-def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
-    """Computes the cost of a model on `batch` rows of `length` tokens; module paths are cut to `depth` names."""
+def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = None, depth: int = 3) -> Cost:
+    """Computes the cost of a model on `batch` rows of `length` tokens.
+
+    Args:
+        cache_dtype: dtype of cached keys and values, as `decode.cache_dtype`.
+        depth: module paths are cut to this number of names.
+    """
     cfg = dataclasses.replace(cfg, attention_backend="reference")  # other backends hide their products in loops
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model))
@@ -52,7 +57,7 @@ def of(cfg: ModelConfig, batch: int, length: int, *, depth: int = 3) -> Cost:
         tokens=registry.count_tokens(cfg, tokens),
         forward_flops=forward_flops(cfg, example),
         parameter_bytes=_bytes(jax.tree.leaves(shapes)),
-        cache_bytes=_cache_bytes(cfg, batch, length),
+        cache_bytes=_cache_bytes(cfg, batch, length, cache_dtype),
     )
 
 
@@ -87,13 +92,13 @@ def _bytes(leaves: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _cache_bytes(cfg: ModelConfig, batch: int, length: int) -> int:
+def _cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -> int:
     """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
     if cfg.family in ("classifier", "masked_lm"):
         return 0
-    total = _bytes(jax.tree.leaves(jax.eval_shape(lambda: empty_cache(cfg, batch, length).layers)))
+    total = _bytes(jax.tree.leaves(jax.eval_shape(lambda: empty_cache(cfg, batch, length, dtype=dtype).layers)))
     if cfg.family == "seq2seq":
-        memory = jax.eval_shape(lambda: empty_entries(cfg, cfg.attention, batch, length))
+        memory = jax.eval_shape(lambda: empty_entries(cfg, cfg.attention, batch, length).stored(dtype or cfg.dtype))
         total += cfg.decoder_layers * _bytes(jax.tree.leaves(memory))
     return total
 

@@ -132,7 +132,7 @@ def init(model: nn.Module, key: jax.Array) -> Any:
     return model.init(key, **arguments)["params"]
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=512)
 def shapes(model: nn.Module) -> Any:
     """Returns the shapes of the parameters of `init`, without computing them; cached for each model."""
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))

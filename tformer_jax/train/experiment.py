@@ -187,8 +187,8 @@ def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -
     """Fills in the sizes that depend on the data: vocabularies and the number of classes.
 
     Raises:
-        ConfigError: a size in the config is smaller than the data requires, or source and target share embeddings but
-            no vocabulary.
+        ConfigError: a size in the config is smaller than the data requires, there are more classes than the data has,
+            or source and target share embeddings but no vocabulary.
     """
     tied = cfg.model.family == "seq2seq" and cfg.model.tie_embeddings in ("inputs", "all")
     if tied and not same_tokens(tokenizers.source, tokenizers.target):
@@ -202,5 +202,7 @@ def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -
         written = getattr(cfg.model, name)
         if written is not None and written < size:
             raise cfg.model.error(name, f"is smaller than the {size} that the data has; leave it out, or write {size}")
+        if name == "num_classes" and written not in (None, size):
+            raise cfg.model.error(name, f"must be {size}, the number of classes in the data; leave it out")
     sizes = {name: getattr(cfg.model, name) or size for name, size in needed.items()}
     return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **sizes))

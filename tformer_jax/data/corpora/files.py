@@ -89,10 +89,10 @@ def jsonl(reader: FileReader, name: str) -> Iterator[Example]:
                 continue
             try:
                 yield as_example(json.loads(line), fields)
-            except json.JSONDecodeError as error:
-                reader.bad.record(path, number, f"is not valid JSON ({error.msg})")
             except DataError as error:
                 reader.bad.record(path, number, str(error))
+            except (ValueError, RecursionError) as error:  # too many digits, or too many brackets
+                reader.bad.record(path, number, f"is not valid JSON ({getattr(error, 'msg', error)})")
 
     return reader.each_file(name, read_file)
 

@@ -44,7 +44,7 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         ConfigError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
         DataError: the training split has no example.
     """
-    if cfg.tokenizer == "file" and (folder := Path(root or "") / (cfg.tokenizer_file or "")).is_dir():
+    if cfg.tokenizer_file is not None and (folder := Path(root or "") / cfg.tokenizer_file).is_dir():
         return _of_folder(cfg, folder)
     if not isinstance(train, Phrases) or "file" in cfg.tokenizer_kinds:
         return _train_sides(cfg, train, root)
@@ -59,6 +59,8 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
 
 def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     """Loads the tokenizers of a run or a checkpoint."""
+    if {*cfg.tokenizer_kinds} != {"file"}:
+        raise cfg.error("tokenizer_file", "is a folder with the tokenizers of both sides; name a file for one side")
     if cfg.normalize:
         raise cfg.error("normalize", "must be () for the tokenizers of a folder, which normalize as they need")
     saved = folder / "tokenizers"

@@ -111,7 +111,8 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
     with rules.on(mesh):
         model = registry.build(cfg.model)
     params = registry.sharded_shapes(model, mesh)
-    cache = jax.eval_shape(lambda: model.apply({}, rows, length, method="init_cache"))
+    dtype = cfg.decode.cache_dtype
+    cache = jax.eval_shape(lambda: model.apply({}, rows, length, dtype=dtype, method="init_cache"))
     tokens = jax.ShapeDtypeStruct((rows, 1), jnp.int32, sharding=rules.batch_sharding(mesh))
 
     def step(params: Any, cache: Any, tokens: jax.Array) -> Any:
