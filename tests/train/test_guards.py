@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import jax
@@ -47,20 +48,32 @@ def test_a_dead_process_holds_no_lock(tmp_path):
     FolderLock(tmp_path / "run").release()
 
 
-def test_a_step_that_hangs_ends_the_process():
-    program = "import time; from tformer_jax.train.guards import Watchdog; dog = Watchdog(1); dog.beat();"
-    program += "time.sleep(0.6); dog.beat(); time.sleep(0.6); print('alive', flush=True); time.sleep(60)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+WATCHED = "import time; from tformer_jax.train.guards import Watchdog; dog = Watchdog(1); dog.beat()"
+HANGS = f"{WATCHED}; time.sleep(0.6); dog.beat(); time.sleep(0.6); print('alive', flush=True); time.sleep(60)"
+PAUSES = f"{WATCHED}\nwith dog.paused(): time.sleep(1.7)\ntime.sleep(0.5)"
+
+
+@pytest.fixture(scope="module")
+def watched():
+    """Two programs with a watchdog, run at the same time."""
+
+    def run(program):
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((HANGS, PAUSES), pool.map(run, (HANGS, PAUSES)), strict=True))
+
+
+def test_a_step_that_hangs_ends_the_process(watched):
+    done = watched[HANGS]
     assert done.returncode == HUNG
     assert done.stdout == "alive\n"
     assert "no step ended within train.hang_seconds=1" in done.stderr
     assert 'File "<string>", line 1 in <module>' in done.stderr
 
 
-def test_no_alarm_while_paused():
-    program = "import time; from tformer_jax.train.guards import Watchdog; dog = Watchdog(1); dog.beat()\n"
-    program += "with dog.paused(): time.sleep(1.7)\ntime.sleep(0.5)"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=50).returncode == 0
+def test_no_alarm_while_paused(watched):
+    assert watched[PAUSES].returncode == 0
 
 
 def test_spikes_are_detected_and_slow_changes_are_not():
@@ -102,7 +115,8 @@ def test_a_detector_continues_where_it_stopped():
 
 def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(monkeypatch):
     """Of seven steps that were started, the sixth is the second in a row that was skipped."""
-    trainer = mock.MagicMock(spec=Trainer, fetched=4, step=7, cfg=Config(seed=3, train=TrainConfig(most_skipped=2)))
+    cfg = Config(seed=3, train=TrainConfig(max_skipped_steps=2))
+    trainer = mock.MagicMock(spec=Trainer, fetched=4, step=7, cfg=cfg)
     for name in ("spikes", "view", "events", "writer", "experiment", "checkpointer", "state"):
         setattr(trainer, name, mock.MagicMock())
     trainer.spikes.detect.return_value, trainer.checkpointer.latest_step.return_value = None, 4

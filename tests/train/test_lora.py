@@ -97,7 +97,7 @@ def test_the_model_is_unchanged_at_first(dtype):
     train = TrainConfig(lora_rank=4)
     cfg = tiny("decoder_lm", ffn_dim=400, dim=100, param_dtype=dtype)
     model, params = build(cfg)
-    start = lora.adapt(train, registry.shapes(model), params, jax.random.key(0))
+    start = jax.jit(lambda params: lora.adapt(train, registry.shapes(model), params, jax.random.key(0)))(params)
     for path, leaf in flat(lora.merged(start)).items():
         assert leaf.dtype == dtype
         np.testing.assert_array_equal(leaf, flat(params)[path])

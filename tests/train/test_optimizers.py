@@ -132,7 +132,7 @@ def test_schedule_free_equals_the_formula():
     averages = expected(lambda p, grads, path: schedule_free(p, grads, decay_of(path))[1])
     proves = ("optim.optimizer=schedule_free_adamw", "NumPy float64, three steps")
     jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
-    evaluated = optimizers.evaluation_params(state, found)
+    evaluated = jax.jit(optimizers.evaluation_params)(state, found)
     jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), evaluated, averages)
 
 
@@ -248,12 +248,12 @@ def steps(cfg: Config, shapes, params, all_grads):
     return params
 
 
-BY_TENSOR = {name: {"optimizer": name} for name in ("lamb", "adafactor", "muon")}
+BY_TENSOR = {name: {"optimizer": name} for name in ("lamb", "muon", "adafactor")}
 BY_TENSOR["adaptive_clip"] = {"optimizer": "sgd", "adaptive_clip": 0.1}
 EACH = BY_TENSOR | {name: {"optimizer": name} for name in optimizers.OPTIMIZERS}
 
 
-@pytest.mark.parametrize("changes", rest_slow(EACH, len(BY_TENSOR)))
+@pytest.mark.parametrize("changes", rest_slow(EACH, 2))
 def test_updates_of_scanned_layers_equal_those_of_a_loop(changes):
     """Stacks of different depth, and parameters outside of layers."""
     loops = {"encoder": 2, "decoder": 1}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from tests import oracles
 from tests.helpers import assert_close, rest_slow, tiny
@@ -61,9 +62,15 @@ def batch(rows: int = 8, length: int = 6, seed: int = 0) -> dict[str, np.ndarray
 
 
 @functools.cache
+def drawn(model):
+    """Returns the parameters with which `state.create` starts, compiled once for all optimizers."""
+    return jax.jit(lambda: nn.unbox(registry.init(model, jax.random.key(0))))()
+
+
+@functools.cache
 def start(model, optimizer, *, ema: float | None = None):
     cfg = Config(model=model.cfg, data=DATA[model.cfg.family], train=TrainConfig(ema_decay=ema))
-    return state.create(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)))
+    return state.create(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)), drawn(model))
 
 
 def test_loss_is_the_mean_over_counted_labels():
@@ -115,6 +122,7 @@ def test_padding_rows_and_columns_change_nothing():
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-4), wide.params, plain.params)
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one():
     model, optimizer, step = experiment(dropout=0.2)
     results = []
@@ -235,7 +243,7 @@ def poisoned(current):
 
 
 def test_a_non_finite_step_changes_only_the_counts():
-    model, optimizer, step = experiment(train={"ema_decay": 0.9})
+    model, optimizer, step = experiment(train={"ema_decay": 0.5})
     current = start(model, optimizer, ema=0.9)
     bad = poisoned(current)
     after, metrics = step(bad, batch())
@@ -246,10 +254,11 @@ def test_a_non_finite_step_changes_only_the_counts():
     assert int(step(dataclasses.replace(after, params=current.params), batch())[0].skipped) == 0
 
 
+NORMS_AND_NOISE = {"log_norms": True, "noise_scale": True, "accumulate": 2, "label_smoothing": 0.0}
+
+
 def test_norms_by_layer_and_the_noise_of_the_gradient():
-    model, optimizer, step = experiment(
-        dropout=0.0, train={"layer_norms": True, "noise_scale": True, "accumulate": 2, "label_smoothing": 0.0}
-    )
+    model, optimizer, step = experiment(train=NORMS_AND_NOISE)
     initial, data = start(model, optimizer), batch(rows=8)
     data["targets"] = np.where(data["targets"] == IGNORED, 4, data["targets"])
     after, metrics = step(initial, data)
@@ -308,7 +317,7 @@ def test_initialization_is_compiled_at_level_1_unless_another_is_chosen(flags, o
     assert found == [options]
 
 
-@pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm", "classifier"], 1))
+@pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm", "classifier"], 0))
 def test_overfits_one_batch(family):
     model, optimizer, step = experiment(family, train={"label_smoothing": 0.0}, optim={"weight_decay": 0.0})
     data = {
@@ -339,12 +348,12 @@ def test_low_precision_learns_and_keeps_its_statistics_in_float32(param_dtype):
 
 
 def test_compiled_metrics_are_one_array():
-    more = {"layer_norms": True}
-    model, optimizer, step = experiment(train=more)
+    cfg = settings(train=NORMS_AND_NOISE)
+    model, optimizer, step = built(cfg)
     mesh = make_mesh(ParallelConfig(data=1))
-    current = state.create(model, optimizer, settings(train=more), mesh)
+    current = state.create(model, optimizer, cfg, mesh)
     expected = jax.device_get(step(current, batch())[1])
-    _, found = compiled(make_train_step(model, optimizer, settings(train=more)), current, mesh)(current, batch())
+    _, found = compiled(make_train_step(model, optimizer, cfg), current, mesh)(current, batch())
     assert found.array.shape == (len(expected),)
     assert set(found) == set(expected)
     for name in expected:

@@ -94,7 +94,7 @@ def _training(runs: Sequence[Run]) -> Iterator[Chart]:
 
 
 def _layers(runs: Sequence[Run]) -> Iterator[Chart]:
-    """Yields a chart per run of the norms by layer, which `train.layer_norms` records."""
+    """Yields a chart per run of the norms by layer, which `train.log_norms` records."""
     for prefix, title in (("grad_norm/", "Gradient norm by layer"), ("param_norm/", "Parameter norm by layer")):
         for number, run in enumerate(runs):
             names = [name for name in run.train.columns if name.startswith(prefix)]

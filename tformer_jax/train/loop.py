@@ -121,13 +121,14 @@ class Trainer:
             group=experiment.group,
         )
         if self.checkpointer.latest_step() is None:
+            self.batches.start()  # the first ones are read while the initial state is compiled
             params = None
             if experiment.start_from is not None:
                 params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
             self._begin(state.create(model, optimizer, cfg, mesh, params))
         else:
             self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), quarantine=True))
-        self.batches.start()
+            self.batches.start()
         self.step = self.fetched = int(self.state.step)
         self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)
         self.recent: list[Mapping[str, jax.Array]] = []
@@ -192,7 +193,7 @@ class Trainer:
         waited = self.batches.waited
         batch = placement.shard_batch(self.experiment.mesh, next(self.batches), self.experiment.shards.own)
         self.state, metrics = self.train_step(self.state, batch)
-        self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.most_skipped :], batch]
+        self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.max_skipped_steps :], batch]
         done = self.meter.add(metrics, flops=self._flops(batch), waited=self.batches.waited - waited)
         self.step += 1
         self._check_losses(done)
@@ -220,7 +221,7 @@ class Trainer:
         """Checks the losses of finished steps for spikes and non-finite values.
 
         Raises:
-            RunError: `train.most_skipped` consecutive steps were not finite.
+            RunError: `train.max_skipped_steps` consecutive steps were not finite.
         """
         for values in steps:
             self.fetched += 1
@@ -233,7 +234,7 @@ class Trainer:
                 reason = "skipped, because its loss or gradient is not finite"
                 self.view.say(f"step {self.fetched}: {reason}")
                 self.events.write(self.fetched, "skipped", reason)
-            if values["skipped"] >= self.cfg.train.most_skipped:
+            if values["skipped"] >= self.cfg.train.max_skipped_steps:
                 raise self._not_finite(int(values["skipped"]))
 
     def _not_finite(self, steps: int) -> RunError:

@@ -38,7 +38,7 @@ CHANGEABLE = (
     "permanent_every",
     "keep_checkpoints",
     "keep_best",
-    "most_skipped",
+    "max_skipped_steps",
     "hang_seconds",
     "report",
     "wandb",

@@ -53,7 +53,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
-        if train.layer_norms:
+        if train.log_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trained, "param_norm")
         if train.noise_scale:
             metrics |= diagnostics.noise_parts(norm, norms, sums.labels / train.accumulate, sums.labels)
