@@ -113,6 +113,7 @@ def test_a_longer_prompt_leaves_fewer_new_tokens():
     np.testing.assert_array_equal((output != PAD).sum(1), [16 - 12, 0, 6, 0])
 
 
+@pytest.mark.slow
 def test_finished_rows_take_no_steps(monkeypatch):
     calls = []
 

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tformer_jax.benchmarks import decode, paged
+from tformer_jax.benchmarks import paged, turns
 from tformer_jax.cli import benchmark
 from tformer_jax.config import ConfigError
 from tformer_jax.train.errors import RunError
@@ -20,7 +20,7 @@ def flags(**sizes: int) -> list[str]:
 
 @pytest.mark.slow
 def test_the_record(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(decode, "PAUSE", 0.0)
+    monkeypatch.setattr(turns, "PAUSE", 0.0)
     benchmark.main([*flags(), "--record", str(tmp_path / "paged.json")])
     found = json.loads((tmp_path / "paged.json").read_text())
     assert found["sizes"] == SIZES

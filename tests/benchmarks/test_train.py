@@ -1,6 +1,7 @@
 """`benchmark.py train` and `growth` without PyTorch; tests/parity has the comparison."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -9,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers import on_platform, tiny
+from tests.helpers import on_platform, rest_slow, tiny
 from tformer_jax import config, presets
-from tformer_jax.benchmarks import growth, train, train_cases
+from tformer_jax.benchmarks import growth, train, train_cases, turns
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.cli import benchmark
@@ -162,7 +163,7 @@ def test_a_config_has_batches_of_its_middle_bucket():
     assert batch["tokens"].shape == (24, 8)
     assert batch["label"].shape == (24,)
     assert case.cfg.model.vocab_size == 30
-    assert case.cfg.model.num_classes == 2
+    assert case.cfg.model.num_classes == len(data.languages)
 
 
 def test_speeds_are_medians_and_the_peak_is_the_best_square_product():
@@ -186,24 +187,25 @@ def test_different_losses_are_refused():
 
 
 def test_systems_alternate(monkeypatch):
-    monkeypatch.setattr(train, "PAUSE", 0.0)
-    turns = []
+    monkeypatch.setattr(turns, "PAUSE", 0.0)
+    calls = []
 
     class Fake:
         def __init__(self, name):
             self.name = name
 
         def call(self, method, count):
-            turns.append((self.name, method, count))
+            calls.append((self.name, method, count))
             return 0.5 * count, []
 
-    seconds = train.alternate({name: Fake(name) for name in "ab"}, rounds=3, steps=2)
-    assert [name for name, _, _ in turns] == list("aabbbbaaaabb")
-    assert [turn[1:] for turn in turns] == [("steps", 1), ("steps", 2)] * 6
+    runs = {name: functools.partial(train.turn, Fake(name), 2) for name in "ab"}
+    seconds = turns.alternate(runs, rounds=3)
+    assert [name for name, _, _ in calls] == list("aabbbbaaaabb")
+    assert [call[1:] for call in calls] == [("steps", 1), ("steps", 2)] * 6
     assert seconds == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
-@pytest.mark.parametrize("name", growth.GROWTHS)
+@pytest.mark.parametrize("name", rest_slow(growth.GROWTHS.keys(), 1))
 def test_only_one_size_grows(name):
     grown = growth.GROWTHS[name]
     cases = dict(grown.cases(name))

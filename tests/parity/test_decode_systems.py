@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tformer_jax.benchmarks import decode
+from tformer_jax.benchmarks import decode, turns
 from tformer_jax.cli import benchmark
 from tformer_jax.special_tokens import EOS
 
@@ -41,7 +41,7 @@ def test_every_row_is_equal(systems, name, beams):
 
 
 def test_the_command_compares_what_is_installed(systems, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(decode, "PAUSE", 0.0)
+    monkeypatch.setattr(turns, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
     found = json.loads((tmp_path / "decode.json").read_text())
     assert list(found["versions"]) == list(systems)

@@ -4,8 +4,7 @@ import argparse
 import dataclasses
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from rich.table import Table
 from tformer_jax import presets
 from tformer_jax.benchmarks import decode_systems
 from tformer_jax.benchmarks.decode_systems import PEERS, Rows, System
+from tformer_jax.benchmarks.turns import alternate, timed
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
@@ -35,8 +35,6 @@ BANNED_BIAS = -1e4
 """Output bias of tokens that must not be generated."""
 MIN_EQUAL_ROWS = 0.95
 """Minimum share of rows on which two systems must agree."""
-PAUSE = 0.3
-"""Seconds before each measurement; idle threads of the previous system may spin this long."""
 
 
 class Flag(NamedTuple):
@@ -196,7 +194,7 @@ def measure(workload: Workload, systems: Mapping[str, System], rounds: int) -> d
     equal = {name: equal_row_share(workload, name, outputs[OURS], outputs[name]) for name in systems if name != OURS}
     for run in runs.values():
         run()
-    seconds = alternate(runs, rounds)
+    seconds = alternate({name: timed(run) for name, run in runs.items()}, rounds)
     produced = outputs[OURS].size
     speeds = {name: produced / statistics.median(times) for name, times in seconds.items()}
     return {
@@ -224,20 +222,6 @@ def equal_row_share(workload: Workload, name: str, ours: np.ndarray, theirs: np.
             f"{len(equal):,} rows, so their speeds cannot be compared"
         )
     return float(equal.mean())
-
-
-def alternate(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each run in each round; the run that starts a round rotates."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            time.sleep(PAUSE)
-            start = time.perf_counter()
-            runs[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
 
 
 def show(title: str, case: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
+from tformer_jax.benchmarks.turns import MIB
 from tformer_jax.config import Config, DataConfig, ModelConfig
 
 MODEL: dict[str, Any] = {
@@ -26,7 +27,6 @@ MODEL: dict[str, Any] = {
 """Common settings of all cases."""
 WIDER: dict[str, Any] = {"dim": 128, "ffn_dim": 512, "num_heads": 4}
 DATA = DataConfig(source="stdlib_text", batching="windows")
-MIB = 2**20
 
 
 class Growth(NamedTuple):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.benchmarks.decode import alternate
+from tformer_jax.benchmarks.turns import MIB, alternate, timed
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.inference.engine import PAGE_SIZE
 from tformer_jax.inference.model_step import step_fn
@@ -38,7 +38,6 @@ SHARE = 4
 """The dense cache has this many times the slots of the pool."""
 TOLERANCE = 1e-3
 """Largest difference of the logits, as a fraction of the largest logit."""
-MIB = 2**20
 
 Run = Callable[[], jax.Array]
 
@@ -64,9 +63,8 @@ def measure_paged(options: argparse.Namespace) -> dict[str, Any]:
     difference = relative_difference(*(np.asarray(run()) for run in runs.values()))
     if not difference < TOLERANCE:
         raise RunError(f"the logits over a paged and a dense cache differ by {difference:.1e} of the largest one")
-    seconds = {
-        name: [time / options.steps for time in times] for name, times in alternate(runs, options.rounds).items()
-    }
+    totals = alternate({name: timed(run) for name, run in runs.items()}, options.rounds)
+    seconds = {name: [time / options.steps for time in times] for name, times in totals.items()}
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     for name, median in medians.items():
         print(f"{name}: {1000 * median:.1f} ms per step, {size[name] / MIB:,.0f} MiB of keys and values", flush=True)

@@ -1,6 +1,7 @@
 """`scripts/benchmark.py train`: training speed compared with PyTorch, with the same weights and batches."""
 
 import contextlib
+import functools
 import importlib.util
 import statistics
 import tempfile
@@ -16,6 +17,7 @@ from rich.table import Table
 from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
+from tformer_jax.benchmarks.turns import MIB, alternate
 from tformer_jax.train.errors import RunError
 
 OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
@@ -29,13 +31,10 @@ TensorFloat-32 has 3 bits more than bfloat16, which makes rounding errors 8 time
 """
 SQUARES = {"cpu": (1024, 2048), "gpu": (4096, 8192), "tpu": (4096, 8192)}
 """Sizes of the square matrix products that measure the machine's peak FLOP/s, by backend."""
-PAUSE = 0.3
-"""Seconds before each measurement; idle threads of the previous system may spin this long."""
 WARM_UP_STEPS = 1
 """Steps at the start of each turn that are not measured."""
 PRODUCT_GROUPS, PRODUCTS = 5, 4
 """Repetitions of each product: the number of groups, the fastest of which counts, and of products per group."""
-MIB = 2**20
 
 
 def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str, Any]:
@@ -59,7 +58,8 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
         first = {name: first_step(system) for name, system in systems.items()}
         if compared == case:
             losses = {name: [first[name][0], *remaining_losses(system)] for name, system in systems.items()}
-        seconds = alternate(systems, rounds, steps)
+        turns = {name: functools.partial(turn, system, steps) for name, system in systems.items()}
+        seconds = alternate(turns, rounds)
         facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
         work, backend = systems[OURS].call("work"), systems[OURS].call("hardware")["backend"]
         shapes = [(size, size, size) for size in SQUARES[backend]] + [case.product]
@@ -137,19 +137,10 @@ def product_dtype(dtype: str, backend: str) -> str:
     return "tensorfloat32" if (dtype, backend) == ("float32", "gpu") else dtype
 
 
-def alternate(systems: Mapping[str, Remote], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Returns each system's mean seconds of a step by round; the system that starts a round rotates.
-
-    Steps are not synchronized within a round, so that a GPU need not wait for the host between them.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
-    names = list(systems)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            time.sleep(PAUSE)
-            systems[name].call("steps", WARM_UP_STEPS)
-            seconds[name].append(systems[name].call("steps", steps)[0])
+def turn(system: Remote, steps: int) -> float:
+    """Returns the mean seconds of a step; steps are not synchronized, so that a GPU need not wait for the host."""
+    system.call("steps", WARM_UP_STEPS)
+    seconds: float = system.call("steps", steps)[0]
     return seconds
 
 

@@ -79,6 +79,8 @@ def bart(dim: int, layers: int, heads: int) -> Settings:
         "embedding_norm": True,
         "tie_embeddings": "all",
         "scale_embeddings": False,
+        "attention_dropout": 0.1,
+        "ffn_dropout": 0.1,
         "initializer": "normal",
     }
 

@@ -1,0 +1,32 @@
+"""Measures several systems in turn, so that changes of the machine's speed affect all of them."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PAUSE = 0.3
+"""Seconds before each measurement; idle threads of the previous system may spin this long."""
+MIB = 2**20
+
+
+def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Returns what each run returns, such as seconds, by round; the run that starts a round rotates."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            time.sleep(PAUSE)
+            found[name].append(runs[name]())
+    return found
+
+
+def timed(run: Callable[[], Any]) -> Callable[[], float]:
+    """Returns a function that calls `run` and returns the seconds it takes."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return seconds
