@@ -33,6 +33,7 @@ print(min(faults() for _ in range(4)))
 """Prints the page faults of ten runs of a program with a temporary array of 64 MiB, after the heap has grown."""
 
 
+@pytest.mark.slow
 def test_temporary_arrays_touch_no_new_memory_pages():
     found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True)
     assert int(found.stdout) < 10 * 2**26 // 2**21  # a new huge page for every 2 MiB of the ten arrays

@@ -11,7 +11,8 @@ def examine(seed: int, checks: list[str] | None = None) -> None:
     assert not crossings.faults(case, findings), case.cfg
 
 
-@pytest.mark.parametrize(("seed", "check"), [(0, "rows"), pytest.param(1, "cached", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "check"), [(0, "rows"), (1, "cached")])
 def test_one_check_of_a_few_configs(seed, check):
     examine(seed, [check])
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests import oracles
-from tests.helpers import apply, build, tiny
+from tests.helpers import apply, build, rest_slow, tiny
 from tformer_jax.data.corpora import DataError
 from tformer_jax.eval import likelihood
 from tformer_jax.eval.likelihood import Likelihood
@@ -45,7 +45,7 @@ def test_sums_do_not_depend_on_the_number_of_pending_batches(count):
     np.testing.assert_allclose(losses.nll[-2:], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["decoder_lm", "masked_lm"])
+@pytest.mark.parametrize("family", rest_slow(["masked_lm", "decoder_lm"], 1))
 def test_chunks_of_logits_give_the_same_sums(family):
     """Four positions in chunks of three; the logits of all positions are never in memory."""
     model, params = build(tiny(family))

@@ -20,7 +20,7 @@ SOURCE = np.array([[9, 8, 7, 4], [6, 5, PAD, PAD]], np.int32)
 REAL = TOKENS != PAD
 
 SIZES = ("encoder_layers", "decoder_layers", "num_heads", "head_dim", "window", "relative.buckets", "relative.distance")
-WINDOWS = {"window": 2, "layer_pattern": ("window", "full"), "decoder_layers": 3, "encoder_layers": 3}
+WINDOWS = {"window": 2, "layer_pattern": ("window", "full"), "decoder_layers": 2, "encoder_layers": 2}
 VARIANTS = [
     {},
     {"norm_placement": "post", "activation": "gelu", "position": "learned", "final_norm": False},
@@ -49,12 +49,12 @@ ANY_FAMILY = [
 SINKS = {"attention_sinks": True, "position": "rotary", "rotary": {"fraction": 0.5}, "head_dim": 4}
 LANGUAGE_MODELS = [
     {"output_softcap": 1.5, "scale_output": True},
-    {**WINDOWS, "position": "rotary", "rotary": {"window_base": 100.0}, "head_dim": 4},
+    {**WINDOWS, "decoder_layers": 3, "position": "rotary", "rotary": {"window_base": 100.0}, "head_dim": 4},
     {**WINDOWS, "position": "alibi"},
     SINKS,
     {
         "layer_pattern": ("full", "nope"),
-        "decoder_layers": 3,
+        "decoder_layers": 2,
         "position": "rotary",
         "head_dim": 4,
         "ffn": "moe",
@@ -62,7 +62,7 @@ LANGUAGE_MODELS = [
     },
     {
         "layer_pattern": ("nope", "full"),
-        "decoder_layers": 3,
+        "decoder_layers": 2,
         "position": "alibi",
         "ffn": "moe",
         "moe": {"num_experts": 3, "dense_layers": 1, "shared_dim": 5},
@@ -121,14 +121,14 @@ def test_prefix_lm_equals_the_formulas():
     "cfg",
     variants(
         "seq2seq",
-        {"encoder_layers": 1, "decoder_layers": 3},
         {"tie_embeddings": "all"},
         {"tie_embeddings": "inputs"},
-        SINKS,
-        {**WINDOWS, "position": "alibi"},
         {"lookahead": 1},
+        {**WINDOWS, "position": "alibi"},
+        {"encoder_layers": 1, "decoder_layers": 3},
+        SINKS,
         RELATIVE,
-        fast=9,
+        fast=4,
     ),
 )
 def test_seq2seq_equals_the_formulas(cfg):
@@ -138,7 +138,7 @@ def test_seq2seq_equals_the_formulas(cfg):
     assert_close(logits[REAL], expected[REAL], proves=proves(cfg))
 
 
-@pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS, fast=6))
+@pytest.mark.parametrize("cfg", variants("classifier", *CLASSIFIERS, fast=3))
 def test_classifier_equals_the_formulas(cfg):
     model, params = build(cfg)
     logits = apply(model, params, TOKENS, padding_mask=REAL)
@@ -170,8 +170,7 @@ def test_masked_lm_and_classifier_have_the_same_parameters_but_the_head():
 
 
 def count(cfg: ModelConfig) -> int:
-    shapes = jax.eval_shape(lambda: flax.linen.unbox(registry.init(registry.build(cfg), jax.random.key(0))))
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
+    return sum(leaf.size for leaf in jax.tree.leaves(registry.shapes(registry.build(cfg))))
 
 
 def test_parameter_counts_by_hand():
@@ -229,6 +228,7 @@ def test_the_decoder_reads_the_shifted_target_and_never_the_labels():
     assert_close(logits, expected, 1e-6)
 
 
+@pytest.mark.slow
 def test_logits_are_not_normalized():
     model, params = build(tiny("decoder_lm"))
     assert apply(model, params, TOKENS).min() < 0

@@ -59,7 +59,7 @@ def test_steps_equal_the_recurrence():
 @pytest.mark.parametrize("chunk", [4, 64])
 def test_segments_start_without_a_state(chunk, monkeypatch):
     monkeypatch.setattr(delta_rule, "CHUNK", chunk)
-    out, last = delta_rule.full_pass(*inputs(), jnp.asarray(SEGMENTS))
+    out, last = jax.jit(lambda *tokens: delta_rule.full_pass(*tokens))(*inputs(), SEGMENTS)
     parts = [recurrence(rows, start) for rows, start in ((slice(4), True), (slice(4, 5), False), (slice(5, T), False))]
     assert_close(out, np.concatenate([part for part, _ in parts], axis=1))
     assert_close(last, parts[-1][1])

@@ -9,6 +9,8 @@ from tests.helpers import assert_close, normal, tiny
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, Lineage, Quantized, empty_cache
 from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, RowSlots, Slots, Tokens
 
+admit, extend = jax.jit(DecoderCache.admit, static_argnames="same_position"), jax.jit(KeyValues.extend)
+
 
 def test_an_empty_cache_has_one_entry_per_layer():
     cache = empty_cache(tiny("decoder_lm", decoder_layers=3, num_kv_heads=2, dtype="bfloat16"), batch=2, length=5)
@@ -31,7 +33,7 @@ def test_window_layers_cache_only_their_window(window):
 def test_new_keys_fill_the_slots_from_the_index_on():
     old = KeyValues.pack(jnp.zeros((1, 5, 2, 3)), jnp.ones((1, 5, 2, 3)))
     new = normal(1, 2, 2, 3), normal(1, 2, 2, 3, seed=1)
-    kept, seen = old.extend(KeyValues.pack(*new), DenseSlots(Tokens.empty(1, 5), jnp.int32(4)))
+    kept, seen = extend(old, KeyValues.pack(*new), DenseSlots(Tokens.empty(1, 5), jnp.int32(4)))
     for before, added, now in zip(old.unpack("float32"), new, kept.unpack("float32"), strict=True):
         np.testing.assert_array_equal(now[:, 2:4], added)
         np.testing.assert_array_equal(now[:, [0, 1, 4]], before[:, [0, 1, 4]])
@@ -62,10 +64,10 @@ def test_a_ring_keeps_the_newest(calls):
 
 def test_positions_count_real_tokens_only():
     cache = empty_cache(tiny("decoder_lm"), batch=2, length=6)
-    cache, positions, seen = cache.admit(jnp.array([[False, True, True], [True, True, True]]))
+    cache, positions, seen = admit(cache, np.array([[False, True, True], [True, True, True]]))
     np.testing.assert_array_equal(positions, [[0, 0, 1], [0, 1, 2]])
     np.testing.assert_array_equal(seen["full"].positions, [[-1, 0, 1, -1, -1, -1], [0, 1, 2, -1, -1, -1]])
-    cache, positions, seen = cache.admit(jnp.ones((2, 2), bool))
+    cache, positions, seen = admit(cache, np.ones((2, 2), bool))
     np.testing.assert_array_equal(positions, [[2, 3], [3, 4]])
     np.testing.assert_array_equal(seen["full"].positions, [[-1, 0, 1, 2, 3, -1], [0, 1, 2, 3, 4, -1]])
     np.testing.assert_array_equal(cache.lengths, [4, 5])
@@ -73,8 +75,8 @@ def test_positions_count_real_tokens_only():
 
 def test_beams_share_a_position():
     cache = empty_cache(tiny("decoder_lm"), batch=2, length=4, width=2)
-    cache, _, _ = cache.admit(jnp.array([[False, True], [True, True]]))
-    cache, positions, seen = cache.admit(jnp.ones((2, 2), bool), same_position=True)
+    cache, _, _ = admit(cache, np.array([[False, True], [True, True]]))
+    cache, positions, seen = admit(cache, np.ones((2, 2), bool), same_position=True)
     np.testing.assert_array_equal(positions, [[1, 1], [2, 2]])
     np.testing.assert_array_equal(seen["full"].positions[:, :4], [[-1, 0, 1, 1], [0, 1, 2, 2]])
     np.testing.assert_array_equal(seen["full"].columns[:, :4], [[0, 1, 0, 1]] * 2)
@@ -97,7 +99,7 @@ def test_tokens_that_no_beam_attends_to_are_removed():
     keys = 10.0 * jnp.arange(2)[:, None, None, None] + jnp.arange(6)[:, None]
     layer = LayerCache(KeyValues(keys, -keys), None)
     lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]], [[0] * 3] * 2]), start=jnp.array([1, 1]))
-    cache = DecoderCache((layer,), slots, None, jnp.array([3, 1])).compact(lineage)
+    cache = jax.jit(DecoderCache.compact)(DecoderCache((layer,), slots, None, jnp.array([3, 1])), lineage)
     after, (layer,) = cache.slots["full"], cache.layers
     np.testing.assert_array_equal(after.tokens.positions, [[0, 1, 2, 2, EMPTY, EMPTY], [0] + 5 * [EMPTY]])
     np.testing.assert_array_equal(after.tokens.columns[0, :4], [0, 1, 0, 1])
@@ -108,7 +110,7 @@ def test_tokens_that_no_beam_attends_to_are_removed():
 
 def test_int8_is_within_half_a_step():
     x = normal(2, 3, 4, 8) * jnp.array([1.0, 1e-3, 1e3, 0.0])[:, None]
-    stored = Quantized.of(x)
+    stored = jax.jit(Quantized.of)(x)
     assert stored.values.dtype == jnp.int8
     step = np.abs(np.asarray(x, np.float64)).max(axis=-1, keepdims=True) / 127
     assert (np.abs(np.asarray(stored.astype("float32"), np.float64) - x) <= step * 0.5001).all()
@@ -124,7 +126,7 @@ def test_bytes_of_a_cache(dtype, bytes_a_number):
 def test_low_precision_storage_rounds_values():
     old = KeyValues.pack(jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))).stored("int8")
     k, v = normal(1, 2, 2, 8), normal(1, 2, 2, 8, seed=1)
-    kept, _ = old.extend(KeyValues.pack(k, v), DenseSlots(Tokens.empty(1, 4), jnp.int32(2)))
+    kept, _ = extend(old, KeyValues.pack(k, v), DenseSlots(Tokens.empty(1, 4), jnp.int32(2)))
     for read, written in zip(kept.unpack("float32"), (k, v), strict=True):
         assert_close(read[:, :2], written, 0.5 / 127)
         assert not read[:, 2:].any()

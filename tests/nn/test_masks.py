@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import rest_slow
 from tformer_jax.config import ConfigError
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask, as_mask, hidden_suffix
@@ -95,18 +96,22 @@ def test_hidden_suffix_of_length_minus_one_is_causal():
     np.testing.assert_array_equal(hidden_suffix(7, 6)[0, 0], dense(Mask(causal=True), 7, 7))
 
 
-@settings(max_examples=60)
-@given(data=st.data())
-def test_blocks_equal_parts_of_the_dense_mask_and_skipped_ones_are_masked(data):
-    mask = data.draw(any_mask(8, 12))
-    whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
-    for t in range(0, 8, 4):
-        for s in range(0, 12, 4):
-            part = whole[..., t : t + 4, s : s + 4]
-            block = mask.block(jnp.int32(t), 4, jnp.int32(s), 4)
-            np.testing.assert_array_equal(np.broadcast_to(True if block is None else block, part.shape), part)
-            if mask.hides_block(t, 4, s, 4):
-                assert not part.any()
+@pytest.mark.parametrize("examples", rest_slow([20, 200], 1))
+def test_blocks_equal_parts_of_the_dense_mask_and_skipped_ones_are_masked(examples):
+    @settings(max_examples=examples)
+    @given(data=st.data())
+    def check(data):
+        mask = data.draw(any_mask(8, 12))
+        whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
+        for t in range(0, 8, 4):
+            for s in range(0, 12, 4):
+                part = whole[..., t : t + 4, s : s + 4]
+                block = mask.block(jnp.int32(t), 4, jnp.int32(s), 4)
+                np.testing.assert_array_equal(np.broadcast_to(True if block is None else block, part.shape), part)
+                if mask.hides_block(t, 4, s, 4):
+                    assert not part.any()
+
+    check()
 
 
 SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3], [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 3]])

@@ -84,11 +84,14 @@ def test_attention_in_place_equals_dense_attention(T, explicit, monkeypatch):
     queries = jnp.asarray(lengths)[:, None] - T + jnp.arange(T)
     some = jax.random.bernoulli(jax.random.key(3), 0.6, (4, 1, T, 16)) if explicit else None
     mask = Mask(explicit=some, positions=(queries, slots.tokens.positions), causal=True, window=10)
-    found = jax.jit(lambda q, slots, mask: paged.attend_pages(q, pool, slots, mask, scale=0.7, softcap=3.0))(
-        q, slots, mask
-    )
+
+    @jax.jit
+    def attend(q, slots, mask):
+        return paged.attend_pages(q, pool, slots, mask, scale=0.7, softcap=3.0), mask.dense(T, 16)
+
+    found, dense = attend(q, slots, mask)
     k, v = (np.swapaxes(np.asarray(x)[slots.table], 2, 3).reshape(4, 16, K, H) for x in (pool.k, pool.v))
-    expected = oracles.attention_core(*map(oracles.f64, (q, k, v)), mask.dense(T, 16), scale=0.7, softcap=3.0)
+    expected = oracles.attention_core(*map(oracles.f64, (q, k, v)), np.asarray(dense), scale=0.7, softcap=3.0)
     assert_close(found, np.where(np.array(reads)[:, None, None, None], expected, 0))
     assert not np.asarray(found)[2].any()
 
@@ -100,13 +103,13 @@ def test_only_pages_in_use_are_read(monkeypatch):
     slots = call(lengths, 1, reads)
     mask = Mask(positions=(jnp.zeros((4, 1), jnp.int32), slots.tokens.positions))
     x = paged.Operands(normal(4, 1, 1, 1), None, slots, mask, None, None)
-    assert int(paged._blocks(x).groups) == math.ceil((8 + 3 + 5) / 2)
+    assert int(jax.jit(lambda x: paged._blocks(x).groups)(x)) == math.ceil((8 + 3 + 5) / 2)
 
 
 def test_a_step_has_no_array_of_the_size_of_a_dense_cache(monkeypatch):
     monkeypatch.setattr(paged, "GROUP", 64)
     B, pages_per_row, size = 8, 64, 4
-    model, params = build(tiny("decoder_lm", decoder_layers=2, max_length=256, position="rotary", head_dim=8))
+    model, params = build(tiny("decoder_lm", max_length=256, position="rotary", head_dim=8))
     cache = jax.eval_shape(lambda: paged_cache(model.cfg, B, pages=65, page_size=size, pages_per_row=pages_per_row))
 
     def step(params, tokens, cache):

@@ -97,10 +97,8 @@ def prompt_read(T, backend):
 
 def test_a_prompt_of_4096_tokens_is_read_without_all_weights():
     N, T = 4, 4096
-    compiled, params = prompt_read(T, "auto")
-    planned = compiled.memory_analysis().temp_size_in_bytes
-    assert planned < N * T * T * 4 / 10
-    assert np.isfinite(compiled(params, jnp.ones((1, T), jnp.int32))).all()
+    compiled, _ = prompt_read(T, "auto")
+    assert compiled.memory_analysis().temp_size_in_bytes < N * T * T * 4 / 10
 
 
 def test_prompts_read_by_blockwise_and_by_reference_agree(monkeypatch):

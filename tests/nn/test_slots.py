@@ -31,6 +31,11 @@ def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
 
 
 @jax.jit
+def admit(slots, places):
+    return slots.admit(Tokens.of_call(places))
+
+
+@jax.jit
 def call(slots, kept, places, keys):
     slots, seen = slots.admit(Tokens.of_call(places))
     kept, attended = slots.extend(kept, keys)
@@ -92,8 +97,8 @@ def test_rows_remove_different_numbers_of_tokens(kind):
 @pytest.mark.parametrize(("T", "width"), [(7, 1), (6, 2)])
 def test_tokens_of_one_call_have_distinct_slots_of_a_ring(T, width):
     """A scatter to equal indices keeps any of the values."""
-    places = jnp.repeat(jnp.arange(T // width), width)[None]
-    slots, _ = RingSlots.empty(1, 2, width).admit(Tokens.of_call(places))
+    places = np.repeat(np.arange(T // width, dtype=np.int32), width)[None]
+    slots, _ = admit(RingSlots.empty(1, 2, width), places)
     stored = [slot for slot in slots.added[0].tolist() if slot < 2 * width]
     assert sorted(stored) == list(range(2 * width))
 
@@ -116,7 +121,7 @@ def test_a_ring_keeps_each_rows_window_for_any_padding(window):
     def check(data):
         slots, kept = RingSlots.empty(ROWS, window, 1), jnp.zeros((ROWS, 1, window, 1))
         read_so_far: list[list[int]] = [[] for _ in range(ROWS)]
-        for T in data.draw(st.lists(st.sampled_from([1, 2, 5]), min_size=1, max_size=4)):
+        for T in data.draw(st.lists(st.sampled_from([1, 4]), min_size=1, max_size=4)):
             real = np.array(data.draw(st.lists(st.booleans(), min_size=ROWS * T, max_size=ROWS * T))).reshape(ROWS, T)
             start = sum(map(len, read_so_far))
             tokens = [[start + T * b + t if real[b, t] else None for t in range(T)] for b in range(ROWS)]
@@ -134,7 +139,7 @@ def test_a_ring_keeps_each_rows_window_for_any_padding(window):
 
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RowSlots.empty(2, 4)])
 def test_a_full_cache_refuses_the_next_token(make):
-    slots, _ = make().admit(Tokens.of_call(jnp.arange(4)[None].repeat(2, axis=0)))
+    slots, _ = admit(make(), np.arange(4, dtype=np.int32)[None].repeat(2, axis=0))
     with pytest.raises(
         ConfigError, match="5 tokens do not fit a cache of 4 slots; pass a larger length to `init_cache`"
     ):

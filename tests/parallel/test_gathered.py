@@ -65,7 +65,7 @@ def test_a_product_and_its_gradients(on_cpus, sizes, width):
         assert_close(jnp.reshape(one, other.shape), other, 1e-6)
 
 
-@pytest.mark.parametrize("sizes", rest_slow([{"fsdp": 4, "expert": 2}, {"fsdp": 8}], 1), ids=str)
+@pytest.mark.parametrize("sizes", rest_slow([{"fsdp": 4, "expert": 2}, {"fsdp": 8}], 0), ids=str)
 def test_experts(on_cpus, sizes):
     module, x = experts.mixture(moe={"experts_per_token": 2}), normal(experts.B, experts.T, experts.D)
     experts.assert_same_on(make_mesh(ParallelConfig(**sizes)), module, init_module(module, x), x)

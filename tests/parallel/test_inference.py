@@ -94,6 +94,7 @@ def test_the_likelihood_of_uneven_batches(mesh):
     assert parts.labels == losses.labels
 
 
+@pytest.mark.slow
 def test_scores_and_labels():
     cfg, model, params = built("seq2seq")
     pairs = [(text, text[::-1]) for text in TEXTS]

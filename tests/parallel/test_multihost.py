@@ -125,23 +125,21 @@ def wait_for_others(run, index, seconds) -> None:
 
 
 def test_missing_processes_are_named(tmp_path, capfd):
-    """Two of four processes wait; the file of an earlier start is not counted."""
+    """One of four processes waits; the new file of another is counted, and that of an earlier start is not."""
     run = tmp_path / "runs" / "mine"
-    stale = run.with_name(".mine.start") / "3"
+    new, stale = (run.with_name(".mine.start") / index for index in "23")
     stale.parent.mkdir(parents=True)
-    stale.touch()
-    os.utime(stale, (0, 0))
-    context = multiprocessing.get_context("spawn")
-    waiting = [context.Process(target=wait_for_others, args=(run, index, 3)) for index in (1, 2)]
-    for process in waiting:
-        process.start()
-    for process in waiting:
-        process.join(30)
-    assert [process.exitcode for process in waiting] == [2, 2]
-    first, second = capfd.readouterr().err.splitlines()
-    assert first == second
-    assert "error: of 4 processes, 0, 3 did not start within 3 s (parallel.start_seconds)" in first
-    assert f"or do not see {run.parent}" in first
+    for file, touched in ((new, time.time() + 60), (stale, 0)):
+        file.write_text(f"node{file.name}")
+        os.utime(file, (touched, touched))
+    waiting = multiprocessing.get_context("spawn").Process(target=wait_for_others, args=(run, 1, 2))
+    waiting.start()
+    waiting.join(30)
+    assert waiting.exitcode == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "error: of 4 processes, 0, 3 did not start within 2 s (parallel.start_seconds)" in line
+    assert f"or do not see {run.parent}" in line
+    assert line.endswith(f"started: 1 on {HOST}, 2 on node2")
 
 
 def appears(path) -> bool:
