@@ -31,3 +31,8 @@ gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay
 collect_ignore = [] if importlib.util.find_spec("torch") else ["parity"]
 if not (importlib.util.find_spec("playwright") and shutil.which("chromium")):
     collect_ignore.append("report/test_page.py")
+
+
+def pytest_sessionfinish() -> None:
+    """Excludes what the tests left from the collections at exit, which would take seconds."""
+    gc.freeze()

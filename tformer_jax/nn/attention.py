@@ -14,6 +14,7 @@ from tformer_jax.nn.attention_ops.select import backend_for_cache
 from tformer_jax.nn.kv_cache import KeyValues, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
 from tformer_jax.nn.sharding import constrain, named
@@ -21,7 +22,7 @@ from tformer_jax.nn.slots import PagedSlots, Slots
 from tformer_jax.nn.watch import watch
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Multi-head, grouped-query (K < N) or multi-query (K = 1) attention, for self- and cross-attention.
 
     Queries, keys and values may have three different inputs. With `fused_qkv`, self-attention has one projection

@@ -12,13 +12,14 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
 from tformer_jax.nn.linear import as_rows, kernel_initializer, product
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import make_positions
 from tformer_jax.nn.sharding import constrain, mesh_axes, named
 from tformer_jax.special_tokens import PAD
 
 
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(Module):
     """Table of one vector per token, [V, D], which a tied output head shares.
 
     Initialized with N(0, cfg.embedding_std^2). By default that is N(0, 1/D) under `xavier` and `fan_in`, so that scaled
@@ -58,7 +59,7 @@ def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
     return constrain(table, axes.VOCAB, None).at[tokens].get(mode="fill", wrap_negative_indices=False)
 
 
-class InputEmbedding(nn.Module):
+class InputEmbedding(Module):
     """Adds position embeddings and token types to token embeddings, then applies the norm and dropout.
 
     In training, `cfg.token_dropout` zeroes whole token embeddings first ("A Theoretically Grounded Application of
@@ -102,7 +103,7 @@ class InputEmbedding(nn.Module):
         return self.dropout(constrain(vectors, axes.BATCH, axes.LENGTH, None), train=train)
 
 
-class OutputHead(nn.Module):
+class OutputHead(Module):
     """Projects features to `size` float32 logits, with a tied embedding or a separate kernel."""
 
     cfg: ModelConfig

@@ -13,6 +13,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn import delta_rule
 from tformer_jax.nn.kv_cache import RowState
 from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import rms_norm
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.sharding import constrain, named
@@ -60,7 +61,7 @@ class DeltaState(RowState):
         return cls(queries, keys, values, jnp.zeros((rows, width, N, H, V), jnp.float32))
 
 
-class ConvolvedHeads(nn.Module):
+class ConvolvedHeads(Module):
     """Projection to heads, a causal convolution of each feature over `conv_kernel_size` tokens, and SiLU."""
 
     cfg: ModelConfig
@@ -101,7 +102,7 @@ class ConvolvedHeads(nn.Module):
         return constrain(nn.silu(out), axes.BATCH, axes.LENGTH, self.axis, None), jnp.swapaxes(tail, 1, 2)
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(Module):
     """The gated delta rule over unit queries and keys, and an RMS norm of each head times a gate.
 
     A token's decay is `exp(-exp(A_log) softplus(x W_decay + dt_bias))`, and its `beta` is `sigmoid(x W_beta)`.

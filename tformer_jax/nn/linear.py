@@ -10,6 +10,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.gathered import Names, with_gathered
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import mesh_axes, named
 
 
@@ -82,7 +83,7 @@ def as_rows(x: jax.Array) -> jax.Array:
     return x if mesh_axes(axes.LENGTH) else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-class Linear(nn.Module):
+class Linear(Module):
     """Computes `y = x W + b` from the axes `inputs` to the axes `outputs`, each a tuple of (logical name, size)."""
 
     cfg: ModelConfig

@@ -12,6 +12,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn.experts import AXES, mixture
 from tformer_jax.nn.ffn import make_dense
 from tformer_jax.nn.linear import kernel_initializer, residual_factor
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.sharding import named
 
@@ -25,7 +26,7 @@ class Routing(NamedTuple):
     """float32 [B, T, k]: factors of the experts' outputs; 0 for padding and for tokens beyond an expert's capacity."""
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(Module):
     """Computes `sum_i weight_i * expert_i(x)` over the `cfg.moe.experts_per_token` most probable experts of each token.
 
     With `cfg.moe.shared_dim`, `shared(x)` is added, an expert that every token uses ("DeepSeekMoE", 2024), or

@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import named
 
 
@@ -75,7 +76,7 @@ def _sum_rows(x: jax.Array) -> jax.Array:
     return x.sum(axis=tuple(range(x.ndim - 1)))
 
 
-class Norm(nn.Module):
+class Norm(Module):
     """Base class of normalization over the last axis."""
 
     cfg: ModelConfig

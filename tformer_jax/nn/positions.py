@@ -8,6 +8,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.gathered import with_gathered
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import named
 
 
@@ -36,7 +37,7 @@ def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
     return indices - jax.lax.cummax(jnp.where(starts, indices, 0), axis=1)
 
 
-class EmbeddingPositions(nn.Module):
+class EmbeddingPositions(Module):
     """Base class of position embeddings that are added to token embeddings."""
 
     cfg: ModelConfig

@@ -15,6 +15,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention_ops import Bias
+from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import named
 
 LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
@@ -56,7 +57,7 @@ class AttentionPosition:
     bias: Bias | None = None
 
 
-class AttentionPositions(nn.Module):
+class AttentionPositions(Module):
     """Base class of position information applied inside attention.
 
     `bidirectional`: queries also attend to later positions.
