@@ -22,7 +22,8 @@ def test_learned_positions_suffice_for_the_longest_inputs(family):
     served.warm_up(GREEDY)
     number = served.submit(Request("abcdefg" * 5, GREEDY))
     _, last = finish(served)[number, 0]
-    assert last.tokens == GREEDY.max_new_tokens or last.finish == "stop"
+    room = LONG - 35 if family == "decoder_lm" else LONG
+    assert last.finish == "stop" or last.tokens == min(GREEDY.max_new_tokens, room)
 
 
 @pytest.mark.parametrize(
