@@ -14,10 +14,10 @@ class TextStream:
     """Detokenizes one output incrementally, in pieces that later tokens do not change.
 
     The joined pieces are `cut(tokenizer.decode(tokens), stop)`, unless more than `MOST_WAITING` tokens in a row add no
-    text. Text that may still become another character, or part
-    of a stop text, is held back. The cost of a token does not depend on the length of the output: a tokenizer decodes
-    a token differently at the start of a text than after another token, and bytes depend on their neighbors, so the
-    last token before a character boundary is kept as context for the following ones, and earlier tokens are dropped.
+    text. Text that may still become another character, or part of a stop text, is held back. The cost of a token does
+    not depend on the length of the output: a tokenizer decodes a token differently at the start of a text than after
+    another token, and bytes depend on their neighbors, so the last token before a character boundary is kept as context
+    for the following ones, and earlier tokens are dropped.
     """
 
     def __init__(self, tokenizer: Decoder, stop: Sequence[str] = ()):
@@ -73,7 +73,7 @@ class TextStream:
         start, self._settled = self._settled, len(self._text) - broken
         new = self._text[start : self._settled]
         if before and self._text == before and not broken:
-            if len(self._tokens) > MOST_WAITING:
+            if len(self._tokens) > MOST_WAITING:  # a token without text
                 self._tokens.pop()
         elif not broken:
             self._forget(len(self._tokens))
