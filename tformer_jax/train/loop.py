@@ -240,13 +240,14 @@ class Trainer:
     def _not_finite(self, steps: int) -> RunError:
         batch = placement.to_host(self.recent[self.fetched - self.step - 1])
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
-        where = diagnostics.first_non_finite(
-            self.experiment.model,
-            placement.to_host(lora.merged(self.state.params)),
-            batch,
-            key,
-            self.cfg.train.label_smoothing,
-        )
+        with self.watchdog.paused():
+            where = diagnostics.first_non_finite(
+                self.experiment.model,
+                placement.to_host(lora.merged(self.state.params)),
+                batch,
+                key,
+                self.cfg.train.label_smoothing,
+            )
         saved = self.checkpointer.latest_step()
         return RunError(
             f"{steps} steps in a row up to step {self.fetched} had a loss or gradient that is not finite; the first "
