@@ -106,6 +106,18 @@ def test_packed_documents_have_separate_capacities():
     assert np.abs(packed - run(module, params, x, segments=jnp.ones((1, 20), int))).max() > 1e-3
 
 
+def test_capacities_of_documents_in_a_long_row():
+    """Regression test: from token 16,384 of a row of 65,536 on, 32-bit sums overflowed."""
+    cfg = mixture(moe={"expert_capacity": 0.9, "experts_per_token": 1}).cfg
+    documents, length = 656, 100
+    logits = np.tile(np.asarray(normal(1, length, E)), (1, documents, 1))
+    segments = np.repeat(np.arange(documents), length)[None]
+    weights = moe.route(logits, np.ones(segments.shape, bool), cfg, segments=segments, limited=True).weights
+    weights = np.asarray(weights).reshape(documents, length)
+    assert 0 < (weights[0] == 0).sum() < length
+    np.testing.assert_array_equal(weights, np.broadcast_to(weights[0], weights.shape))
+
+
 @pytest.mark.parametrize("real", rest_slow(["x..x.xx", "..xxxxx", "xxxxx.."], 1))
 def test_padding_takes_no_capacity_and_gets_zeros(real):
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, T, 8)

@@ -155,7 +155,7 @@ def _admits(chosen: jax.Array, padding_mask: jax.Array, segments: jax.Array | No
 
     tokens = since_first(padding_mask.astype(jnp.int32)[..., None])
     spare = jnp.asarray(capacity(cfg, T))[tokens] - since_first(requested)
-    falling = first[..., None] * (2 * T + 1)  # makes the terms of a document less than those of earlier documents
+    falling = first[..., None]  # spare is at least minus the document's length: terms of earlier documents are >= 0
     least = jax.lax.cummin(spare - falling, axis=1)
     least = jnp.pad(least[:, :-1], ((0, 0), (1, 0), (0, 0)), constant_values=T)
     return spare >= jnp.minimum(least + falling, 0)
