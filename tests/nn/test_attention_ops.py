@@ -186,6 +186,16 @@ def test_biases(backend):
         assert_close(compiled(q, k, v, bias=bias, backend=backend), expected, 1e-6)
 
 
+def test_biases_are_not_rounded_to_the_dtype_of_the_queries(backend):
+    q, k, v = (x.astype(jnp.bfloat16) for x in inputs(2))
+    table = normal(8, N, seed=9)
+    out, shifted = (
+        compiled(q, k, v, bias=BucketBias(added, bidirectional=True, farthest=6), backend=backend)
+        for added in (table, table + 100)
+    )
+    assert_close(np.float32(out), np.float32(shifted), 2e-2)
+
+
 def test_hidden_keys_are_ignored_with_very_negative_logits(backend):
     q, k = jnp.ones((1, 1, 1, 1)), jnp.array([-1e6, 0.0]).reshape(1, 2, 1, 1)
     v = jnp.array([3.0, 5.0]).reshape(1, 2, 1, 1)

@@ -23,11 +23,13 @@ def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.
     if may_attend is not None and implementation == "cudnn":  # cuDNN does not broadcast masks along T
         may_attend = jnp.broadcast_to(may_attend, (*may_attend.shape[:2], T, S))
     added = dense_bias(x.bias, mask, T, S)
+    if added is not None and implementation == "cudnn":  # cuDNN needs the dtype of q
+        added = added.astype(x.q.dtype)
     out = jax.nn.dot_product_attention(
         x.q,
         x.k,
         x.v,
-        bias=None if added is None else added.astype(x.q.dtype),
+        bias=added,
         mask=may_attend,
         is_causal=causal,
         local_window_size=window,
