@@ -222,6 +222,13 @@ WITHOUT_EFFECT = {
         "attention_softcap": 2.0,
     },
     "model.prefix_lm=True: is used only by model.family='decoder_lm'": {"prefix_lm": True},
+    "model.moe.expert_capacity=0.0: must be at least": MOE | {"moe": {"expert_capacity": 0}},
+    "model.layer_pattern=('full', 'window'): no stack reaches 'window' in 1 layers": {
+        "family": "classifier",
+        "encoder_layers": 1,
+        "layer_pattern": ("full", "window"),
+        "window": 4,
+    },
     "model.lookahead=1: is used only by model.family='seq2seq' or 'classifier' or 'masked_lm', not 'decoder_lm'": {
         "family": "decoder_lm",
         "lookahead": 1,
@@ -262,6 +269,12 @@ UNSUPPORTED = {
     "model.position='rotary': is not supported by attention 'gated_delta'": DELTA | {"position": "rotary"},
     "model.parameterization='mup': is not supported by attention 'mla'": {
         "attention": "mla",
+        "parameterization": "mup",
+        "base_dim": 8,
+    },
+    "model.parameterization='mup': is not supported by attention 'basic'": {
+        "attention": "basic",
+        "num_heads": 1,
         "parameterization": "mup",
         "base_dim": 8,
     },

@@ -91,6 +91,14 @@ def test_ids_outside_the_vocabulary_give_nan():
     np.testing.assert_array_equal(np.isnan(vectors).any(-1), [[True, True, False, False, False, True]])
 
 
+def test_token_types_outside_the_table_give_nan():
+    module = InputEmbedding(tiny("classifier", token_types=2))
+    x = normal(1, 4, D)
+    params = init_module(module, x)
+    vectors = module.apply({"params": params}, x, types=np.array([[-1, 0, 1, 2]]))
+    np.testing.assert_array_equal(np.isnan(vectors).all(-1), [[True, False, False, True]])
+
+
 def test_the_standard_deviation_of_embeddings_can_be_set():
     module = TokenEmbedding(tiny("decoder_lm", embedding_std=1.0, dim=64), 500)
     params = jax.jit(module.init)(jax.random.key(0), TOKENS)["params"]

@@ -32,6 +32,7 @@ class Limit(NamedTuple):
 
 
 LIMITS: dict[str, tuple[Limit, ...]] = {
+    "basic": (Limit("parameterization", ("standard",), "has no scale of the scores"),),
     "mla": (Limit("parameterization", ("standard",), "has no rule for latents"),),
     "gated_delta": (
         Limit("family", ("decoder_lm",), "a recurrent state only reads earlier tokens"),

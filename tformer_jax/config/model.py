@@ -12,6 +12,8 @@ from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
 DTYPES = ("float32", "bfloat16")
 PROJECTIONS = ("query", "key", "value", "output")
+FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
+"""Projections that each value of `attention_projections` fuses into one."""
 REMAT_POLICIES = (
     "none",
     "nothing_saveable",
@@ -31,7 +33,7 @@ class MoEConfig(Section):
     experts_per_token: int = setting(2, "experts chosen per token", low=1)
     expert_gated: bool = setting(True, "experts are gated FFNs")
     expert_capacity: float | None = setting(
-        None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", low=0.0
+        None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", low=1e-6
     )
     router_normalize: bool = setting(True, "normalize the weights of the chosen experts to sum to 1")
     every: int = setting(1, "n: the last of each n layers has experts, the others a dense FFN", low=1)
@@ -118,9 +120,7 @@ class ModelConfig(Section):
     num_heads: int = setting(8, "[N] query heads", low=1)
     num_kv_heads: int | None = setting(None, "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N", low=1)
     head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)
-    attention_projections: str = setting(
-        "separate", "how query, key and value are projected", choices=("separate", "fused_qkv", "fused_kv")
-    )
+    attention_projections: str = setting("separate", "how query, key and value are projected", choices=FUSED)
     attention_bias: tuple[str, ...] = setting(PROJECTIONS, "projections that have a bias", choices=PROJECTIONS)
     attention_scale: float | None = setting(
         None, "factor of the scores q.k; None: 1 / sqrt(size of a query head)", low=1e-6
@@ -132,7 +132,9 @@ class ModelConfig(Section):
     qk_norm: bool = setting(False, "normalize each query and key head before the scores")
     mla: MLAConfig = dataclasses.field(default_factory=MLAConfig)
     gated_delta: GatedDeltaConfig = dataclasses.field(default_factory=GatedDeltaConfig)
-    window: int | None = setting(None, "tokens that a query attends to in a `window` layer, itself included", low=1)
+    window: int | None = setting(
+        None, "`window` layers: a token attends to tokens nearer than this, in decoders only to earlier ones", low=1
+    )
     lookahead: int | None = setting(
         None, "encoder: maximum distance of the later tokens that a token attends to; None: no limit", low=0
     )
@@ -183,7 +185,7 @@ class ModelConfig(Section):
         "projection kernels: xavier (uniform), fan_in (variance 1 / inputs) or normal",
         choices=("xavier", "fan_in", "normal"),
     )
-    init_std: float = setting(0.02, "standard deviation of normal kernels and of learned positions", low=0.0)
+    init_std: float = setting(0.02, "standard deviation of normal kernels and of tables except of tokens", low=0.0)
     embedding_std: float | None = setting(
         None,
         "standard deviation of token embeddings; None: init_std if initializer is normal, else 1 / sqrt(D)",
@@ -255,12 +257,11 @@ class ModelConfig(Section):
         heads = self.gated_delta.num_heads or self.num_heads
         if heads % (self.gated_delta.num_key_heads or heads):
             raise self.error("gated_delta.num_key_heads", f"must divide the {heads} value heads")
-        fused = {"separate": set(), "fused_qkv": {"query", "key", "value"}, "fused_kv": {"key", "value"}}
-        together = fused[self.attention_projections]
-        if 0 < len(together & set(self.attention_bias)) < len(together):
+        together = FUSED[self.attention_projections]
+        if 0 < len({*together} & {*self.attention_bias}) < len(together):
             raise self.error(
                 "attention_bias",
-                f"must have all or none of {', '.join(sorted(together))} "
+                f"must have all or none of {', '.join(together)} "
                 f"for model.attention_projections={self.attention_projections!r}",
             )
 
@@ -281,6 +282,11 @@ class ModelConfig(Section):
             raise self.error(
                 "layer_pattern",
                 f"no layer uses model.attention={self.attention!r}; write {self.attentions[0]!r} for it",
+            )
+        deepest = max(self.depths)
+        if deepest and (unused := {*self.layer_pattern[deepest:]} - {*self.layer_pattern[:deepest]}):
+            raise self.error(
+                "layer_pattern", f"no stack reaches {min(unused)!r} in {deepest} layers; write a shorter one"
             )
         if "window" in self.layer_pattern and self.window is None:
             raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
@@ -304,8 +310,7 @@ class ModelConfig(Section):
             raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
         if self.scan_layers and self.moe.dense_layers:
             raise self.error("scan_layers", "repeats layers, and model.moe.dense_layers differ; write False")
-        depths = {"decoder_lm": (self.decoder_layers,), "seq2seq": (self.encoder_layers, self.decoder_layers)}
-        for depth in depths.get(self.family, (self.encoder_layers,)):
+        for depth in self.depths:
             if depth and not any(map(self.has_experts, range(depth))):
                 name = "every" if self.moe.every > depth else "dense_layers"
                 raise self.error(f"moe.{name}", f"none of the {depth} layers would have experts")
@@ -330,6 +335,12 @@ class ModelConfig(Section):
     def has_experts(self, layer: int) -> bool:
         """Returns whether a layer of a stack, counted from 0, has a mixture of experts."""
         return self.ffn == "moe" and layer >= self.moe.dense_layers and (layer + 1) % self.moe.every == 0
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Number of layers of each stack of the model."""
+        stacks = {"decoder_lm": (self.decoder_layers,), "seq2seq": (self.encoder_layers, self.decoder_layers)}
+        return stacks.get(self.family, (self.encoder_layers,))
 
     @property
     def period(self) -> int:

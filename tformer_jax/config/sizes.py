@@ -8,7 +8,7 @@ UNKNOWN = {"characters": ("the characters of the text", 100), "file": ("data.tok
 
 
 def with_sizes(config: Config) -> ModelConfig:
-    """Returns the model config with vocabulary sizes and number of classes as in training.
+    """Returns the model config with vocabulary sizes and number of classes as in training; labels of files count as 2.
 
     Raises:
         ConfigError: a vocabulary depends on the data or on a file, and its size is not set.

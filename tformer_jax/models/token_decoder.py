@@ -56,7 +56,12 @@ class TokenDecoder(nn.Module):
             segments, memory_segments: int [B, T] and [B, S], segment ids of documents packed into a row; documents do
                 not affect each other.
             right_padded: padding is only at the end of each row, so that sorting is skipped.
+
+        Raises:
+            ConfigError: `prefix` is given without `cfg.prefix_lm`; a cache would not know it.
         """
+        if prefix is not None and not self.cfg.prefix_lm:
+            raise self.cfg.error("prefix_lm", "must be True for a model that is called with `prefix`")
         rows = PaddingLast(padding_mask, right_padded=right_padded)
         target, padding_mask, segments = rows.sort(target), rows.sort(padding_mask), rows.sort(segments)
         embedding, input_embedding = self.target_embeddings()

@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.config.model import FUSED
 
 Params = dict[str, Any]
-
-FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
-"""Projections that each value of `attention_projections` fuses into one."""
 
 
 def convert_layers(params: Params, cfg: ModelConfig, *, scan_layers: bool) -> Params:

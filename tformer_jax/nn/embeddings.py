@@ -97,7 +97,9 @@ class InputEmbedding(Module):
                 positions = jnp.broadcast_to(positions, vectors.shape[:2])
             vectors = vectors + self.positions(positions)
         if self.cfg.token_types:
-            vectors = vectors + self.types[0 if types is None else types].astype(vectors.dtype)
+            chosen = jnp.zeros((1, 1), jnp.int32) if types is None else types
+            found = self.types.at[chosen].get(mode="fill", wrap_negative_indices=False)  # NaN outside the table
+            vectors = vectors + found.astype(vectors.dtype)
         if self.norm is not None:
             vectors = self.norm(vectors)
         return self.dropout(constrain(vectors, axes.BATCH, axes.LENGTH, None), train=train)

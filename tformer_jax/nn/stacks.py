@@ -202,10 +202,7 @@ class Decoder(Stack):
         Raises:
             ConfigError: the layers are scanned.
         """
-        if self.repetitions:
-            raise ConfigError(
-                "model.scan_layers=True: decoding needs looped layers; convert with `conversions.unrolled` first"
-            )
+        self._check_looped()
 
         def mask(keys: Tokens) -> Mask:
             explicit = None if lineage is None else lineage.may_attend(keys)
@@ -231,8 +228,18 @@ class Decoder(Stack):
         """Computes the cross-attention keys and values of each layer from memory [B, S, D].
 
         The barrier fixes their memory layout here, once: XLA would convert it again in every step of a decoding loop.
+
+        Raises:
+            ConfigError: the layers are scanned.
         """
+        self._check_looped()
         result: tuple[TokenCache, ...] = jax.lax.optimization_barrier(
             tuple(layer.cross_attention.keys_values(memory) for layer in self.layers)
         )
         return result
+
+    def _check_looped(self) -> None:
+        if self.repetitions:
+            raise ConfigError(
+                "model.scan_layers=True: decoding needs looped layers; convert with `conversions.unrolled` first"
+            )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.nn.attention_ops.core import Bias, Operands, Scoring
-from tformer_jax.nn.attention_ops.reference import HIDDEN, scores
+from tformer_jax.nn.attention_ops.reference import HIDDEN, scores, weighted_sum
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
 
@@ -200,12 +200,8 @@ def _scores(q, k, bias: Bias | None, mask: Mask, grid: Grid, i, j) -> jax.Array:
 
 
 def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes `weights @ v`, float32 [B, T, N, H], so that a sum over blocks is rounded only once."""
-    B, N, T, S = weights.shape
-    K, H = v.shape[2:]
-    grouped = weights.reshape(B, K, N // K, T, S)
-    out = jnp.einsum("BKGTS,BSKH->BKGTH", grouped, v, preferred_element_type=jnp.float32)
-    return jnp.swapaxes(out.reshape(B, N, T, H), 1, 2)
+    """Computes `weights v`, float32 [B, T, N, H], so that a sum over blocks is rounded only once."""
+    return jnp.swapaxes(weighted_sum(weights, v), 1, 2)
 
 
 def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i, j) -> tuple[jax.Array, jax.Array]:
