@@ -69,8 +69,10 @@ ONE_LAYER = Config(
 BAG_OF_WORDS = dataclasses.replace(
     ONE_LAYER,
     name="classify_rt_polarity_bag_of_words",
-    model=dataclasses.replace(ONE_LAYER.model, encoder_layers=0, layer_pattern=("full",), window=None),
-    optim=dataclasses.replace(ONE_LAYER.optim, learning_rates=()),
+    model=dataclasses.replace(
+        ONE_LAYER.model, encoder_layers=0, layer_pattern=("full",), window=None, token_dropout=0.1
+    ),
+    optim=dataclasses.replace(ONE_LAYER.optim, learning_rates=(), weight_decay=0.5),
     train=dataclasses.replace(ONE_LAYER.train, label_smoothing=0.0),
 )
 VARIANTS = {"": ONE_LAYER, "bag_of_words": BAG_OF_WORDS}
