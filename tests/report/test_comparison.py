@@ -10,12 +10,20 @@ import pytest
 
 from tests.report.folders import write_run
 from tformer_jax.cli import compare as command
-from tformer_jax.report.comparison import compare
+from tformer_jax.report import html
+from tformer_jax.report.charts import TITLES
+from tformer_jax.report.comparison import Comparison, compare
 from tformer_jax.report.run import load_all
 
 
 def pair(tmp_path: Path, **other):
     return load_all([write_run(tmp_path / "a"), write_run(tmp_path / "b", **{"level": 0.15, **other})])
+
+
+def as_html(found: Comparison) -> str:
+    """Returns the comparison as the report shows it."""
+    macros = html._environment().get_template("macros.html.jinja").make_module({"titles": TITLES})
+    return macros.comparison(found)
 
 
 def with_metrics(run: Path, records: list[dict]) -> None:
@@ -101,6 +109,20 @@ def test_labels_that_changed(tmp_path):
     a, b = (run.outputs["test"] for run in (found.a, found.b))
     worse = {source for source, old, new in zip(a.sources, a.hits, b.hits, strict=True) if old and not new}
     assert {change.source for change in found.lost} <= worse
+
+
+def test_a_label_that_stays_wrong_is_called_wrong_in_both_outputs(tmp_path):
+    folders = [write_run(tmp_path / name, family="classifier", level=0.0) for name in "ab"]
+    answers = {"a": ("en", 0.9), "b": ("fr", 0.6)}
+    for folder in folders:
+        path = folder / "outputs" / "test.json"
+        found = json.loads(path.read_text())
+        found["outputs"][0] |= dict(zip(("output", "score"), answers[folder.name], strict=True))
+        path.write_text(json.dumps(found))
+    found = compare(*load_all(folders), resamples=100)
+    text = "\n".join(part for part in command.shown(found, 1) if isinstance(part, str))
+    assert "gained most: wrong with probability 0.90 to wrong with probability 0.60" in text
+    assert "wrong → wrong" in as_html(found) and "wrong → right" not in as_html(found)
 
 
 def test_a_setting_that_an_older_run_lacks_has_its_default(tmp_path):
