@@ -1,6 +1,7 @@
 """Intervals equal those of sacreBLEU's own classes; paired tests equal resamples counted by hand and are calibrated."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.significance import PairedTest
 
 from tests.report.folders import SIGNATURES, write_run
+from tformer_jax.report import sections
 from tformer_jax.report.bootstrap import bleu_of, estimates, ratio, share
 from tformer_jax.report.run import load_all
 
@@ -92,6 +94,14 @@ def test_the_resamples_of_a_loss_by_hand():
     assert (first.mean, 2 * first.half) == pytest.approx((sampled.mean(), sampled[97] - sampled[2]))
     gaps = [sum(better[at] - worse[at] for at in row) / sum(labels[at] for at in row) for row in drawn]
     assert second.p_value == (sum(abs(gap + 7.5 / 8) >= 7.5 / 8 for gap in gaps) + 1) / 101
+
+
+def test_losses_that_are_not_finite_prove_nothing():
+    first, second = ratio([np.ones(3), np.array([2.0, math.nan, 2.0])], np.ones(3), resamples=100)
+    assert (first.score, second.p_value) == (1.0, 1.0)
+    shown = [sections.metric(second.score, "loss"), sections.interval(second, "loss")]
+    shown += [sections.difference(second.score - first.score, "loss"), sections.metric(math.inf, "perplexity")]
+    assert set(shown) == {sections.ABSENT}
 
 
 def test_equal_systems_differ_as_rarely_as_the_level_says():

@@ -130,10 +130,10 @@ def _compared(scores: Sequence[float], sampled: Sequence[np.ndarray], highest: f
 
 
 def two_sided(differences: np.ndarray, observed: float) -> float:
-    """Returns the p-value of an observed difference.
+    """Returns the p-value of an observed difference; 1 for a difference that is not a number.
 
     Args:
         differences: those of the resamples, float [resamples].
     """
-    as_far = np.abs(differences - observed) >= abs(observed) * (1 - ROUNDING)
-    return float(as_far.sum() + 1) / (len(differences) + 1)
+    nearer = np.abs(differences - observed) < abs(observed) * (1 - ROUNDING)
+    return float((~nearer).sum() + 1) / (len(differences) + 1)

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -232,17 +233,21 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 def metric(value: float | None, name: str) -> str:
-    """Formats a metric: percentages and perplexities with two decimals, losses with four."""
-    return ABSENT if value is None else f"{value:.{_decimals(name)}f}"
+    """Formats a metric: percentages and perplexities with two decimals, losses with four; `ABSENT` if not finite."""
+    return ABSENT if value is None or not math.isfinite(value) else f"{value:.{_decimals(name)}f}"
 
 
 def interval(estimate: Estimate, name: str) -> str:
-    """Formats the interval of a metric, such as `29.31 to 30.02`."""
+    """Formats the interval of a metric, such as `29.31 to 30.02`; `ABSENT` if an end is not finite."""
+    if not math.isfinite(estimate.low + estimate.high):
+        return ABSENT
     return f"{metric(estimate.low, name)} to {metric(estimate.high, name)}"
 
 
 def difference(value: float, name: str) -> str:
-    """Formats a difference of a metric with its sign, and a proper minus."""
+    """Formats a difference of a metric with its sign, and a proper minus; `ABSENT` if not finite."""
+    if not math.isfinite(value):
+        return ABSENT
     return f"{value:+.{_decimals(name)}f}".replace("-", "−")
 
 
