@@ -14,6 +14,9 @@ from tformer_jax.report import html
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Comparison, compare
 from tformer_jax.report.run import load_all
+from tformer_jax.report.sections import ABSENT
+
+LOSSES = "loss, interpolated between records"
 
 
 def pair(tmp_path: Path, **other):
@@ -73,11 +76,17 @@ def test_outputs_of_an_earlier_step_are_not_compared(tmp_path):
     assert compare(a, b, resamples=100).split != "test"
 
 
-def test_losses_of_other_tokens_have_no_difference(tmp_path, capsys):
+def test_losses_of_other_tokens_have_no_difference(tmp_path):
     a, b = pair(tmp_path, level=0.0)
-    assert compare(a, b, resamples=100).same_tokens
-    b = dataclasses.replace(b, config=b.config | {"data.vocab_size": 9})
-    assert not compare(a, b, resamples=100).same_tokens
+    other = dataclasses.replace(b, config=b.config | {"data.vocab_size": 9})
+    for run, same in ((b, True), (other, False)):
+        found = compare(a, run, resamples=100)
+        assert found.same_tokens == same
+        (table,) = [part for part in command.shown(found, 0) if getattr(part, "title", "") == LOSSES]
+        differences = {cell for column in table.columns if column.header == "B - A" for cell in column.cells}
+        assert bool(differences - {ABSENT}) == same
+        losses = as_html(found).partition("<caption>Loss at equal steps")[2].partition("</table>")[0]
+        assert bool(re.search(r">[+−]\d+\.\d{4}</td>", losses)) == same
 
 
 def test_what_changed_most_comes_first(tmp_path):
