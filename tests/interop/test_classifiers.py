@@ -1,0 +1,46 @@
+"""Which checkpoints of BERT are read and written as classifiers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.helpers import build, tiny
+from tformer_jax.config import ConfigError
+from tformer_jax.interop import hf
+
+BERT = {"norm_placement": "post", "position": "learned", "embedding_norm": True, "token_types": 2, "norm_eps": 1e-12}
+BERT |= {"scale_embeddings": False, "activation": "gelu"}
+CLASSIFIER = BERT | {"pooling": "first", "pooler": True, "tie_embeddings": "none"}
+
+
+def saved(folder: Path, family: str, settings: dict[str, Any], **config: Any) -> Path:
+    """Saves a checkpoint of random parameters with other fields in its config.json, and returns its folder."""
+    cfg = tiny(family, **settings)
+    hf.save(folder, "bert", cfg, build(cfg)[1])
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"architectures": None}, {"problem_type": "single_label_classification"}, {"problem_type": None}],
+)
+def test_a_classifier_is_read(config, tmp_path):
+    cfg, _ = hf.load(saved(tmp_path, "classifier", CLASSIFIER, **config))
+    assert (cfg.family, cfg.num_classes, cfg.pooler) == ("classifier", 3, True)
+
+
+def test_heads_of_other_classes_are_refused(tmp_path):
+    """Those that label tokens have arrays of the same names, without the pooler."""
+    saved(tmp_path, "classifier", CLASSIFIER, architectures=["BertForTokenClassification"])
+    arrays = load_file(tmp_path / "model.safetensors")
+    save_file({name: arrays[name] for name in arrays if "pooler" not in name}, tmp_path / "model.safetensors")
+    problem = "its head is of BertForTokenClassification, only that of BertForSequenceClassification is supported"
+    with pytest.raises(ConfigError, match=f"^this checkpoint cannot be read: {problem}$"):
+        hf.load(tmp_path)
+    save_file({name: arrays[name] for name in arrays if "classifier" not in name}, tmp_path / "model.safetensors")
+    assert hf.load(tmp_path, num_classes=5)[0].num_classes == 5
