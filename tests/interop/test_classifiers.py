@@ -14,6 +14,7 @@ from tformer_jax.interop import hf
 BERT = {"norm_placement": "post", "position": "learned", "embedding_norm": True, "token_types": 2, "norm_eps": 1e-12}
 BERT |= {"scale_embeddings": False, "activation": "gelu"}
 CLASSIFIER = BERT | {"pooling": "first", "pooler": True, "tie_embeddings": "none"}
+MASKED_LM = BERT | {"head_transform": True, "output_bias": True, "tie_embeddings": "output"}
 
 
 def saved(folder: Path, family: str, settings: dict[str, Any], **config: Any) -> Path:
@@ -44,3 +45,18 @@ def test_heads_of_other_classes_are_refused(tmp_path):
         hf.load(tmp_path)
     save_file({name: arrays[name] for name in arrays if "classifier" not in name}, tmp_path / "model.safetensors")
     assert hf.load(tmp_path, num_classes=5)[0].num_classes == 5
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_heads_of_other_problems_are_refused(kind, tmp_path):
+    problem = f"problem_type='{kind}' is not supported, only 'single_label_classification' is"
+    with pytest.raises(ConfigError, match=f"^this checkpoint cannot be read: {problem}$"):
+        hf.load(saved(tmp_path / "classifier", "classifier", CLASSIFIER, problem_type=kind))
+    cfg, _ = hf.load(saved(tmp_path / "masked_lm", "masked_lm", MASKED_LM, problem_type=kind))
+    assert cfg.family == "masked_lm"
+
+
+def test_a_head_of_one_label_is_refused(tmp_path):
+    saved(tmp_path, "classifier", CLASSIFIER, id2label={"0": "LABEL_0"})
+    with pytest.raises(ConfigError, match="^this checkpoint cannot be read: its head has one label, a score rather"):
+        hf.load(tmp_path)

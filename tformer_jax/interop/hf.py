@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import exact, files, mapping
-from tformer_jax.interop.architecture import UNREADABLE, Architecture, check
+from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, refuse
 from tformer_jax.interop.bert import BERT, BERT_MASKED_LM
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
@@ -177,15 +177,17 @@ def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture
     if read["family"] == "classifier":
         read["pooler"] = "bert.pooler.dense.weight" in arrays
         if "classifier.weight" in arrays:
-            _check_head(hf, architecture)
+            _check_head(hf, architecture, read["num_classes"])
     return read
 
 
-def _check_head(hf: dict[str, Any], architecture: Architecture) -> None:
+def _check_head(hf: dict[str, Any], architecture: Architecture, classes: int) -> None:
     """Raises `ConfigError` for a classification head that does not give the probabilities of the labels of a text."""
     named = hf.get("architectures") or [architecture.name]
     problem = f"its head is of {named[0]}, only that of {architecture.name} is supported"
     check(architecture.name in named, problem)
+    check(classes > 1, "its head has one label, a score rather than a class")
+    refuse(hf, problem_type="single_label_classification")
 
 
 def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> None:
