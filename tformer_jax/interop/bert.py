@@ -71,6 +71,8 @@ def _masked_lm_settings(hf: Settings) -> Settings:
 
 
 def _encoder_config(cfg: ModelConfig) -> Settings:
+    if not cfg.token_types:
+        raise ConfigError("model_type 'bert' cannot hold this model: model.token_types=0")
     return {
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.max_length,
