@@ -1,10 +1,9 @@
 """Hugging Face's decoder-only language models without experts: GPT-2, Llama and models with similar layers."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from tformer_jax.config import ModelConfig, RotaryConfig
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of, refuse, written
 from tformer_jax.interop.mapping import (
     AFFINE,
@@ -20,6 +19,7 @@ from tformer_jax.interop.mapping import (
     rules_below,
     untransposed,
 )
+from tformer_jax.interop.rotary import gemma3_rope_parameters, rope_parameters, rotary_settings
 
 Settings = dict[str, Any]
 
@@ -120,71 +120,6 @@ def llama_rules(*layer: Part) -> tuple[Rule, ...]:
     )
 
 
-def _rotary(hf: Settings, *, partial: bool) -> Settings:
-    """Returns our rotary settings, from transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
-
-    Unless `partial`, the architecture rotates whole heads and does not read `partial_rotary_factor`.
-    """
-    rope: Settings = hf.get("rope_parameters") or {**(hf.get("rope_scaling") or {}), "rope_theta": hf["rope_theta"]}
-    full: Settings = rope.get("full_attention", rope)
-    local: Settings = rope.get("sliding_attention", {"rope_theta": hf.get("rope_local_base_freq")})
-    for part in (hf, full, local):
-        refuse(part, truncate=True, **({} if partial else {"partial_rotary_factor": 1.0}))
-    refuse(local, rope_type="default")
-    fraction = float(full.get("partial_rotary_factor", hf.get("partial_rotary_factor")) or 1)
-    result: Settings = {"base": float(full.get("rope_theta") or hf["rope_theta"]), "fraction": fraction}
-    if (base := local.get("rope_theta")) is not None:
-        result["window_base"] = float(base)
-    kind = full.get("rope_type", full.get("type", "default"))
-    supported = ("default", "linear", "llama3", "yarn")
-    check(kind in supported, f"rotary scaling {kind!r} is not supported; supported are {', '.join(supported)}")
-    magnitude = full.get("attention_factor") if kind == "yarn" else None
-    if kind == "default" or (full.get("factor") == 1 and magnitude in (None, 1)):
-        return result
-    result |= {"scaling": kind, "factor": float(full["factor"])}
-    if kind == "llama3":
-        turns = full["low_freq_factor"], full["high_freq_factor"]
-        check(turns == (1.0, 4.0), f"low_freq_factor and high_freq_factor are {turns}, only (1, 4) are supported")
-    if kind == "yarn":
-        result |= _yarn(full)
-    if kind != "linear":
-        original = full.get("original_max_position_embeddings")
-        result["original_length"] = hf["max_position_embeddings"] if original is None else original
-    return result
-
-
-def _yarn(rope: Settings) -> Settings:
-    """Returns our settings of YaRN; DeepSeek's `mscale` and `mscale_all_dim` are factors of the logarithm."""
-    names = {"beta_fast": 32, "beta_slow": 1}
-    result: Settings = {name: float(rope.get(name) or default) for name, default in names.items()}
-    if (factor := rope.get("attention_factor")) is not None:
-        return result | {"attention_factor": float(factor)}
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        over, under = (0.1 * rope[name] * math.log(rope["factor"]) + 1 for name in ("mscale", "mscale_all_dim"))
-        return result | {"attention_factor": over / under}
-    return result
-
-
-def _rope_parameters(rotary: RotaryConfig) -> Settings:
-    scaling: Settings = {"rope_type": "default" if rotary.scaling == "none" else rotary.scaling}
-    if rotary.scaling != "none":
-        scaling["factor"] = rotary.factor
-    if rotary.scaling in ("llama3", "yarn"):
-        scaling["original_max_position_embeddings"] = rotary.original_length
-    if rotary.scaling == "llama3":
-        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    if rotary.scaling == "yarn":
-        scaling |= {name: getattr(rotary, name) for name in ("beta_fast", "beta_slow", "attention_factor")}
-    if rotary.fraction != 1:
-        scaling["partial_rotary_factor"] = rotary.fraction
-    return {"rope_theta": rotary.base, **scaling}
-
-
-def _gemma3_rope_parameters(rotary: RotaryConfig) -> Settings:
-    local = {"rope_theta": rotary.window_base or rotary.base, "rope_type": "default"}
-    return {"full_attention": _rope_parameters(rotary), "sliding_attention": local}
-
-
 def llama_settings(hf: Settings, *, partial: bool = False) -> Settings:
     """Returns our settings of Llama; `partial`: the architecture may rotate a fraction of each head."""
     return {
@@ -209,7 +144,7 @@ def llama_settings(hf: Settings, *, partial: bool = False) -> Settings:
         "initializer": "normal",
         "init_std": hf.get("initializer_range", 0.02),
         "position": "rotary",
-        "rotary": _rotary(hf, partial=partial),
+        "rotary": rotary_settings(hf, partial=partial),
     }
 
 
@@ -312,7 +247,7 @@ def llama_config(cfg: ModelConfig) -> Settings:
         "attention_dropout": cfg.attention_dropout,
         "initializer_range": cfg.init_std,
         "tie_word_embeddings": cfg.tie_embeddings == "output",
-        "rope_parameters": _rope_parameters(cfg.rotary),
+        "rope_parameters": rope_parameters(cfg.rotary),
     }
 
 
@@ -355,7 +290,7 @@ def _gemma_config(cfg: ModelConfig) -> Settings:
 
 
 def _gemma3_config(cfg: ModelConfig) -> Settings:
-    return _gemma_config(cfg) | {"rope_parameters": _gemma3_rope_parameters(cfg.rotary)}
+    return _gemma_config(cfg) | {"rope_parameters": gemma3_rope_parameters(cfg.rotary)}
 
 
 _GPT2 = gpt2_rules(untransposed)
