@@ -41,7 +41,25 @@ def test_both_forms_of_rotary_settings_may_agree(config):
     ],
 )
 def test_forms_of_rotary_settings_that_differ_are_refused(parameters, scaling):
-    with pytest.raises(
-        ConfigError, match="cannot be read: rope_scaling=.* differs from rope_parameters=.*: delete one"
-    ):
+    with pytest.raises(ConfigError, match="rope_scaling=.* differs from rope_parameters=.*: delete one"):
         read("llama", rope_parameters=parameters, rope_scaling=scaling)
+
+
+GEMMA = {"sliding_window": 5, "sliding_window_pattern": 2}
+FULL = {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}
+
+
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        ({"rope_parameters": FULL | {"sliding_attention": {"rope_type": "default", "rope_theta": 7.0}}}, 7.0),
+        ({"rope_parameters": FULL | {"sliding_attention": {"rope_type": "default"}}}, 10_000.0),
+        ({"rope_parameters": FULL | {"sliding_attention": {}}, "rope_local_base_freq": 77.0}, 77.0),
+        ({"rope_parameters": FULL, "rope_local_base_freq": 77.0}, 77.0),
+        ({"rope_theta": 500.0, "rope_local_base_freq": 77.0}, 77.0),
+        ({"rope_theta": 500.0}, 10_000.0),
+    ],
+)
+def test_the_base_of_windows(config, base):
+    rotary = read("gemma3_text", **GEMMA, **config).rotary
+    assert (rotary.base, rotary.window_base) == (500.0, base)

@@ -16,7 +16,7 @@ def rotary_settings(hf: Settings, *, partial: bool) -> Settings:
     """
     rope = _rope(hf)
     full: Settings = rope.get("full_attention", rope)
-    local: Settings = rope.get("sliding_attention", {"rope_theta": hf.get("rope_local_base_freq")})
+    local: Settings = {"rope_theta": hf.get("rope_local_base_freq"), **(rope.get("sliding_attention") or {})}
     for part in (hf, full, local):
         refuse(part, truncate=True, **({} if partial else {"partial_rotary_factor": 1.0}))
     refuse(local, rope_type="default")
