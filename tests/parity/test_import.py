@@ -238,6 +238,18 @@ def test_the_export_is_equal(imported, kind, tmp_path):
             assert config[name] == getattr(model.config, name)
 
 
+def test_the_export_decodes_equally(imported, tmp_path):
+    """By the settings of its generation_config.json: beams, lengths, and padding, which is never generated."""
+    folder, run, model = imported("marian")
+    export_hf.main(["--run", str(run), str(tmp_path / "out")])
+    back = type(model).from_pretrained(tmp_path / "out")
+    ids, pad = their_tokenizer(folder)(PROMPTS[:1], return_tensors="pt"), model.config.pad_token_id
+    expected, found = (one.generate(**ids, use_cache=False) for one in (model, back))
+    assert found.tolist() == expected.tolist()
+    back.final_logits_bias[0, pad] = 50.0
+    assert pad not in back.generate(**ids, use_cache=False)[0, 1:]
+
+
 def test_an_encoder_without_a_head(tmp_path):
     """MiniLM: no head, no pooler and no prefix; it embeds, and does not classify."""
     model = checkpoints.bert(tmp_path)

@@ -107,7 +107,7 @@ def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -
 
 
 def save_run(options: argparse.Namespace) -> None:
-    """Saves the model and the tokenizer of the run `options.run` in `options.folder`.
+    """Saves the model, the tokenizer and the decoding settings of the run `options.run` in `options.folder`.
 
     Raises:
         ConfigError: no architecture, or not `options.model_type`, computes the same as the model.
@@ -116,11 +116,18 @@ def save_run(options: argparse.Namespace) -> None:
     family = run.config.model.family
     model_type = _save(options, run)
     why_not = save_tokenizers(options.folder, run.tokenizers, model_type, pair=family == "seq2seq")
-    ids = hf.token_ids(run.tokenizers.target.special, family)
-    (options.folder / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+    special = run.tokenizers.target.special
+    fields = hf.token_ids(special, family)
+    unwritten: list[str] = []
+    if family in ("seq2seq", "decoder_lm"):
+        settings, unwritten = generation.written(run.config.decode)
+        fields |= settings | ({"bad_words_ids": [[token] for token in special.never]} if special.never else {})
+    (options.folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     print(f"{options.folder}: {hf.architecture_of(model_type, family).name}")
     if why_not:
         print(f"without a tokenizer: {why_not}", file=sys.stderr)
+    if unwritten:
+        print(f"not written: {', '.join(unwritten)}", file=sys.stderr)
 
 
 def _model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:

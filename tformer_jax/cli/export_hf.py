@@ -10,7 +10,7 @@ from tformer_jax.interop.published import DEFAULTS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes config.json, model.safetensors and the tokenizer's files to a new folder."""
+    """Writes config.json, generation_config.json, model.safetensors and the tokenizer's files to a new folder."""
     options = parser().parse_args(argv)
     if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
         raise ConfigError(f"{options.folder} already exists: name a new folder")
@@ -23,8 +23,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = run_parser(
         "export_hf.py",
-        "Saves a run as a checkpoint in Hugging Face's format, with its tokenizer. Only a model that transformers "
-        "computes identically is saved.",
+        "Saves a run as a checkpoint in Hugging Face's format, with its tokenizer and decoding settings. Only a model "
+        "that transformers computes identically is saved.",
     )
     result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
     result.add_argument(

@@ -1,4 +1,4 @@
-"""Reads the decoding settings of a checkpoint: `generation_config.json`, or the fields of `config.json`."""
+"""Reads and writes the decoding settings of a checkpoint: `generation_config.json`, or the fields of `config.json`."""
 
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ NEUTRAL: Settings = {
 """Settings that this package does not have, and their neutral values."""
 SAMPLING: Settings = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
 """Settings of sampling, and their defaults in transformers, where beam search may sample; here it does not."""
+
+STOPPING = {True: "first", False: "heuristic", "never": "never"}
+"""Our `early_stopping` by theirs."""
 
 
 def decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
@@ -82,13 +85,11 @@ def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int]:
 
 
 def _search(given: Settings) -> Settings:
-    stopping = {True: "first", False: "heuristic"}
-    early = given.get("early_stopping", False)
     return {
         "strategy": "beam",
         "beams": given["num_beams"],
         "length_alpha": float(given.get("length_penalty", 1.0)),
-        "early_stopping": stopping[early] if isinstance(early, bool) else "never",
+        "early_stopping": STOPPING.get(given.get("early_stopping", False), "never"),
     }
 
 
@@ -101,3 +102,25 @@ def _sampling(given: Settings) -> Settings:
         "top_p": float(given.get("top_p", 1.0)),
         "min_p": float(given.get("min_p", 0.0)),
     }
+
+
+def written(cfg: DecodeConfig) -> tuple[Settings, list[str]]:
+    """Returns the fields of `generation_config.json`, and the settings that it cannot hold, as `decode.name=value`."""
+    fields: Settings = {
+        "do_sample": cfg.strategy == "sample",
+        "num_beams": cfg.width,
+        "min_new_tokens": cfg.min_new_tokens,
+        "max_new_tokens": cfg.max_new_tokens,
+        "repetition_penalty": cfg.repetition_penalty,
+        "no_repeat_ngram_size": cfg.no_repeat_ngram,
+    }
+    lacking = ["forbidden", "prefix"]
+    if cfg.strategy == "beam":
+        early = next(theirs for theirs, ours in STOPPING.items() if ours == cfg.early_stopping)
+        fields |= {"length_penalty": cfg.length_alpha, "early_stopping": early}
+        lacking.insert(0, "length_penalty")
+    if cfg.strategy == "sample":
+        top_p = 1.0 if cfg.top_p is None else cfg.top_p
+        fields |= {"temperature": cfg.temperature, "top_k": cfg.top_k or 0, "top_p": top_p, "min_p": cfg.min_p}
+    values = {name: getattr(cfg, name) for name in lacking}
+    return fields, [f"decode.{k}={v!r}" for k, v in values.items() if v != getattr(DecodeConfig, k)]

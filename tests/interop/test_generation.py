@@ -1,0 +1,57 @@
+"""Decoding settings of checkpoints: what is read, what is reported, and what an export writes."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.helpers import build, tiny
+from tformer_jax.cli import export_hf
+from tformer_jax.config import Config, DataConfig, DecodeConfig
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.interop import generation
+from tformer_jax.train import run_folder, weights
+
+LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
+GPT2 = {"attention_projections": "fused_qkv", "position": "learned", "activation": "gelu_tanh"}
+GPT2 |= {"scale_embeddings": False, "tie_embeddings": "output"}
+WRITTEN = {
+    "greedy": {"max_new_tokens": 9, "min_new_tokens": 3, "repetition_penalty": 1.3, "no_repeat_ngram": 2},
+    "beam": {"strategy": "beam", "beams": 3, "length_alpha": 0.6, "max_new_tokens": 9},
+    "beam, first": {"strategy": "beam", "beams": 2, "early_stopping": "first", "max_new_tokens": 9},
+    "beam, never": {"strategy": "beam", "beams": 2, "early_stopping": "never", "max_new_tokens": 9},
+    "sample": {"strategy": "sample", "temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.1, "max_new_tokens": 9},
+    "sample, all tokens": {"strategy": "sample", "top_k": None, "top_p": 1.0, "max_new_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("family", ["decoder_lm", "seq2seq"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_read_as_the_same_settings(name, family, tmp_path):
+    cfg = DecodeConfig(**WRITTEN[name])
+    fields, left = generation.written(cfg)
+    assert left == []
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+    assert generation.decoding(tmp_path, {}, tiny(family)) == (cfg, [])
+
+
+def test_all_tokens_are_sampled_from_unless_a_limit_is_set():
+    fields, _ = generation.written(DecodeConfig(strategy="sample"))
+    assert (fields["top_k"], fields["top_p"]) == (0, 1.0)
+
+
+def test_the_export_holds_the_decoding_settings(tmp_path, capsys):
+    cfg = Config(
+        model=tiny("decoder_lm", **GPT2),
+        data=DataConfig(source="stdlib_text", batching="windows", window=8),
+        decode=DecodeConfig(strategy="beam", beams=3, length_penalty="gnmt", max_new_tokens=5, prefix="a"),
+    )
+    run_folder.create(tmp_path / "run", cfg, Tokenizers(LETTERS, LETTERS), None)
+    weights.save(tmp_path / "run", build(cfg.model)[1], "last", [], 0)
+    export_hf.main(["--run", str(tmp_path / "run"), "--model-type", "gpt2", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (found["eos_token_id"], found["bad_words_ids"]) == (2, [[0], [1]])
+    back, _ = generation.decoding(tmp_path / "out", {}, cfg.model)
+    assert back == dataclasses.replace(cfg.decode, length_penalty="average", prefix="")
+    assert "not written: decode.length_penalty='gnmt', decode.prefix='a'\n" in capsys.readouterr().err
