@@ -18,6 +18,7 @@ GPT2 = {"attention_projections": "fused_qkv", "position": "learned", "activation
 GPT2 |= {"scale_embeddings": False, "tie_embeddings": "output"}
 WRITTEN = {
     "greedy": {"max_new_tokens": 9, "min_new_tokens": 3, "repetition_penalty": 1.3, "no_repeat_ngram": 2},
+    "stop": {"stop": ("\n\n", "END"), "max_new_tokens": 9},
     "beam": {"strategy": "beam", "beams": 3, "length_alpha": 0.6, "max_new_tokens": 9},
     "beam, first": {"strategy": "beam", "beams": 2, "early_stopping": "first", "max_new_tokens": 9},
     "beam, never": {"strategy": "beam", "beams": 2, "early_stopping": "never", "max_new_tokens": 9},
@@ -55,3 +56,44 @@ def test_the_export_holds_the_decoding_settings(tmp_path, capsys):
     back, _ = generation.decoding(tmp_path / "out", {}, cfg.model)
     assert back == dataclasses.replace(cfg.decode, length_penalty="average", prefix="")
     assert "not written: decode.length_penalty='gnmt', decode.prefix='a'\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "stop"), [("END", ("END",)), (["a", "b"], ("a", "b")), ([], ()), (None, ())])
+def test_texts_that_end_outputs(given, stop, tmp_path):
+    cfg, unapplied = generation.decoding(tmp_path, {"stop_strings": given}, tiny("decoder_lm"))
+    assert (cfg.stop, unapplied) == (stop, [])
+
+
+LACKING = {
+    "sequence_bias": [[[5], -1.0]],
+    "top_h": 0.4,
+    "renormalize_logits": True,
+    "token_healing": True,
+    "dola_layers": "low",
+    "force_words_ids": [[5]],
+    "constraints": [1],
+    "watermarking_config": {"bias": 2.0},
+    "max_time": 3.0,
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_settings_that_are_not_applied_are_reported(name, tmp_path):
+    for family in ("decoder_lm", "seq2seq"):
+        for value in (LACKING[name], generation.NEUTRAL[name]):
+            expected = [] if value == generation.NEUTRAL[name] else [f"{name}={value!r}"]
+            assert generation.decoding(tmp_path, {name: value}, tiny(family))[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"min_length": 5, "max_length": 9}, ["min_length=5", "max_length=9"]),
+        ({"min_length": 0, "max_length": 20}, []),  # their defaults
+        ({"min_length": 5, "max_length": 9, "max_new_tokens": 7}, ["min_length=5"]),
+        ({"min_length": 5, "max_length": 9, "min_new_tokens": 3}, ["max_length=9"]),
+    ],
+)
+def test_lengths_with_the_prompt_are_reported(given, expected, tmp_path):
+    assert generation.decoding(tmp_path, given, tiny("decoder_lm"))[1] == expected
+    assert generation.decoding(tmp_path, given, tiny("seq2seq"))[1] == []

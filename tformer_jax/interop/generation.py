@@ -1,5 +1,6 @@
 """Reads and writes the decoding settings of a checkpoint: `generation_config.json`, or the fields of `config.json`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,22 @@ NEUTRAL: Settings = {
     "guidance_scale": None,
     "penalty_alpha": None,
     "remove_invalid_values": False,
+    "sequence_bias": None,
+    "top_h": None,
+    "renormalize_logits": False,
+    "token_healing": False,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "watermarking_config": None,
+    "max_time": None,
 }
 """Settings that this package does not have, and their neutral values."""
 SAMPLING: Settings = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
 """Settings of sampling, and their defaults in transformers, where beam search may sample; here it does not."""
 
+LENGTHS: Settings = {"min_length": 0, "max_length": 20}
+"""Lengths with the prompt, which continuations here do not have, and their defaults in transformers."""
 STOPPING = {True: "first", False: "heuristic", "never": "never"}
 """Our `early_stopping` by theirs."""
 
@@ -51,12 +63,16 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
         unapplied.append(f"bad_words_ids={sequences!r}")
+    if cfg.family == "decoder_lm":
+        lengths = {name: v for name, v in LENGTHS.items() if not given.get(name.replace("length", "new_tokens"))}
+        unapplied += _different(given, lengths)
     shortest, longest = _lengths(given, cfg)
     settings: Settings = {
         "min_new_tokens": shortest,
         "max_new_tokens": longest,
         "repetition_penalty": float(given.get("repetition_penalty", 1.0)),
         "no_repeat_ngram": given.get("no_repeat_ngram_size", 0),
+        "stop": _texts(given.get("stop_strings", ())),
     }
     if given.get("num_beams", 1) > 1:
         if given.get("do_sample"):
@@ -70,6 +86,10 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
 def _different(given: Settings, defaults: Settings) -> list[str]:
     """Returns the settings that differ from the defaults, as `name=value`."""
     return [f"{name}={given[name]!r}" for name, value in defaults.items() if given.get(name, value) != value]
+
+
+def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int]:
@@ -114,6 +134,8 @@ def written(cfg: DecodeConfig) -> tuple[Settings, list[str]]:
         "repetition_penalty": cfg.repetition_penalty,
         "no_repeat_ngram_size": cfg.no_repeat_ngram,
     }
+    if cfg.stop:
+        fields["stop_strings"] = list(cfg.stop)
     lacking = ["forbidden", "prefix"]
     if cfg.strategy == "beam":
         early = next(theirs for theirs, ours in STOPPING.items() if ours == cfg.early_stopping)
