@@ -100,7 +100,8 @@ def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[Mo
     """
     hf = files.read_config(folder)
     architecture = architecture_of(str(hf.get("model_type")), settings.get("family") or _family(hf))
-    arrays = _named(files.read_arrays(folder), architecture)
+    tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
+    arrays = _with_originals(_named(files.read_arrays(folder), architecture), architecture, tied)
     read = _settings(hf, arrays, architecture)
     if read["family"] == "classifier" and "classifier.weight" not in arrays:
         arrays.update(_fresh_head(read, settings))
@@ -235,6 +236,16 @@ def _named(arrays: files.StoredArrays, architecture: Architecture) -> files.Stor
     names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _renamed, name) for name in arrays}
     if not any(name.startswith(architecture.prefix) for name in names.values()):
         names = {old: new if new.startswith(HEADS) else architecture.prefix + new for old, new in names.items()}
+    return arrays.renamed(names)
+
+
+def _with_originals(arrays: files.StoredArrays, architecture: Architecture, tied: bool) -> files.StoredArrays:
+    """Renames copies whose original is absent; a `tied` head is a copy of the embedding."""
+    head = {"lm_head.weight": architecture.shared} if tied and architecture.shared else {}
+    names = {name: name for name in arrays}
+    for copy, original in {**architecture.copies, **head}.items():
+        if copy in arrays and original not in names.values():
+            names[copy] = original
     return arrays.renamed(names)
 
 
