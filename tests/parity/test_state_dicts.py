@@ -279,6 +279,7 @@ MISTAKES = {
     "truncated": (truncated, "ckpt.pt is not a file of torch.save, or is damaged"),
     "no tensors": (saved(lambda _: {"model": {"a": 3}}), "has no state dict, neither as a whole nor under one of mod"),
     "another model": (saved(lambda _: {"a": torch.ones(3)}), "is a state dict of another model: it has no array 'tran"),
+    "a number": (saved(lambda _: {"a": torch.tensor(3.0)}), "is a state dict of another model: it has no array 'tran"),
     "missing": (
         saved(lambda s: {"model": without(s, "transformer.h.1.ln_2.bias"), "model_args": WHOLE}),
         "the checkpoint has no 'transformer.h.1.ln_2.bias', which decoder/layers_1/",
