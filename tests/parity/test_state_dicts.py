@@ -17,7 +17,7 @@ from tests.helpers import assert_close, normal, rest_slow
 from tests.parity.checkpoints import TEXTS
 from tformer_jax.cli import generate, import_hf, translate
 from tformer_jax.config import ConfigError
-from tformer_jax.interop import mapping, torch_transformer
+from tformer_jax.interop import mapping, state_dicts, torch_transformer
 from tformer_jax.interop.decoders import gpt2_rules
 
 N, D, LENGTH = 4, 8, 32
@@ -141,6 +141,12 @@ def test_nanogpt_as_its_training_saves_it(tmp_path, text_file, bias, capsys):
     capsys.readouterr()
     generate.main(["--run", str(tmp_path / "run"), PROMPT, "--max-new-tokens", "9"])
     assert capsys.readouterr().out == "".join(characters[i] for i in ids[0]) + "\n"
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "_orig_mod.module.", "module._orig_mod."])
+def test_prefixes_of_wrappers_are_removed(tmp_path, prefix):
+    torch.save({f"{prefix}a.module.b": torch.ones(2)}, tmp_path / "ckpt.pt")
+    assert list(state_dicts.read(tmp_path / "ckpt.pt")[0]) == ["a.module.b"]
 
 
 @pytest.mark.parametrize(("linear", "transposed"), [(mapping.untransposed, False), (mapping.kernel, True)])

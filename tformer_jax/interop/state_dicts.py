@@ -6,6 +6,7 @@ The file is one of `torch.save`: a state dict, or a dictionary with one under "m
 
 import functools
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,8 @@ Settings = dict[str, Any]
 SUFFIXES = (".pt", ".pth")
 STATES = ("model", "state_dict", "model_state_dict")
 """Keys of a checkpoint that hold its state dict."""
-WRAPPERS = ("_orig_mod.", "module.")
-"""Prefixes of names that `torch.compile` and `DistributedDataParallel` add."""
+WRAPPERS = re.compile(r"^(_orig_mod\.|module\.)+")
+"""Prefixes of names that `torch.compile` and `DistributedDataParallel` add, in any order."""
 
 
 class Layout(NamedTuple):
@@ -93,17 +94,11 @@ def read(path: Path) -> tuple[StoredArrays, Settings]:
         raise ConfigError(f"{path} is not a file of torch.save, or is damaged ({reason})") from error
     content = found if isinstance(found, dict) else {}
     state = next((content[key] for key in STATES if isinstance(content.get(key), dict)), content)
-    tensors = {_unwrapped(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {WRAPPERS.sub("", name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not state or len(tensors) < len(state):
         raise ConfigError(f"{path} has no state dict, neither as a whole nor under one of {', '.join(STATES)}")
     args = content.get("model_args", {})
     return StoredArrays(_readers(tensors)), args if isinstance(args, dict) else {}
-
-
-def _unwrapped(name: str) -> str:
-    for prefix in WRAPPERS:
-        name = name.removeprefix(prefix)
-    return name
 
 
 def _readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
