@@ -70,3 +70,10 @@ def test_versions_do_not_need_an_installation(monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
     packages = provenance.versions()
     assert packages["jax"] == jax.__version__ and "tformer_jax" not in packages
+
+
+def test_a_checkout_without_the_program_git_has_no_revision(monkeypatch, tmp_path):
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "tformer_jax" / "train" / "provenance.py"))
+    monkeypatch.setenv("PATH", "")
+    assert provenance._git_revision() is None

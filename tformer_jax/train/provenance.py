@@ -3,6 +3,7 @@
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -68,9 +69,12 @@ def _processor() -> str:
 
 
 def _git_revision() -> str | None:
-    """Returns the revision of the source tree, with `-dirty` for uncommitted changes; None outside a git checkout."""
+    """Returns the revision of the source tree, with `-dirty` for uncommitted changes; None outside a git checkout.
+
+    Also None if the program git is missing.
+    """
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or shutil.which("git") is None:
         return None
     describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(describe, capture_output=True, text=True, check=False)
