@@ -314,6 +314,17 @@ def test_updates_of_fused_projections_equal_those_of_separate_ones(changes, layo
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), *of_both)
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_averages_of_a_schedule_free_optimizer_have_fused_projections(clip):
+    model = tiny("seq2seq", attention_projections="fused_qkv")
+    cfg = settings(optimizer="schedule_free_adamw", adaptive_clip=clip)
+    cfg = dataclasses.replace(cfg, model=model, data=DataConfig(bucket_lengths=(8,)))
+    shapes = registry.shapes(registry.build(model))
+    params, optimizer = nn.unbox(shapes), optimizers.build(cfg, shapes)
+    found = jax.eval_shape(lambda tree: optimizers.evaluation_params(optimizer.init(tree), tree), params)
+    assert found == params
+
+
 def test_the_state_is_float32_for_bfloat16_parameters():
     optimizer = optimizers.build(settings(), boxed(jnp.bfloat16))
     params = jax.tree.map(jnp.bfloat16, PARAMS)

@@ -50,19 +50,24 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trained_shapes(cfg.train, shapes)
     names = parameter_names(shapes)
     mask = decay_mask(optim, names)
-    core = functools.partial(_core, optim, schedule)
-    split = split_shapes(cfg)
+    core = functools.partial(OPTIMIZERS[optim.optimizer], optim, schedule)
+    separate, split = _separate_shapes(cfg), split_shapes(cfg)
     parts = []
     if optim.clip_norm:
         parts.append(optax.clip_by_global_norm(optim.clip_norm))
     if split is None:
-        parts.append(core(mask, shapes))
+        optimizer = core(mask, shapes)
     else:
         masks = jax.tree.map(
             lambda box, decays: np.broadcast_to(decays, box.value.shape), shapes, mask, is_leaf=_is_box
         )
         masks = conversions.convert_projections(masks, cfg.model, "separate")
-        parts.append(_on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model))
+        optimizer = _on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model)
+    if optim.adaptive_clip:
+        clip = _adaptive_clip(optim.adaptive_clip, shapes if separate is None else separate)
+        clip = clip if separate is None else _on_separate_projections(clip, cfg.model)
+        optimizer = optax.chain(clip, optimizer)
+    parts.append(optimizer)
     if optim.learning_rates:
         parts.append(_scaled(_factors(optim, names)))
     if cfg.model.width_factor != 1:
@@ -94,8 +99,12 @@ def parameter_names(shapes: Any) -> Any:
 
 def split_shapes(cfg: Config) -> Any | None:
     """Returns boxed shapes with separate projections if the optimizer splits fused ones, else None."""
-    elementwise = cfg.optim.optimizer not in OF_WHOLE_PARAMETERS and not cfg.optim.adaptive_clip
-    if elementwise or cfg.train.lora_rank or cfg.model.attention_projections == "separate":
+    return _separate_shapes(cfg) if cfg.optim.optimizer in OF_WHOLE_PARAMETERS else None
+
+
+def _separate_shapes(cfg: Config) -> Any | None:
+    """Returns boxed shapes with separate projections if the trained parameters have fused ones, else None."""
+    if cfg.train.lora_rank or cfg.model.attention_projections == "separate":
         return None
     return registry.shapes(registry.build(dataclasses.replace(cfg.model, attention_projections="separate")))
 
@@ -135,11 +144,6 @@ def needed_to_evaluate(opt_state: optax.OptState, other: Any) -> optax.OptState:
         return replaced._replace(b1=node.b1, z=node.z) if is_schedule_free(node) else replaced
 
     return jax.tree.map(keep, opt_state, is_leaf=is_schedule_free)
-
-
-def _core(optim: OptimConfig, schedule: optax.Schedule, mask: Any, shapes: Any) -> optax.GradientTransformation:
-    optimizer = OPTIMIZERS[optim.optimizer](optim, schedule, mask, shapes)
-    return optax.chain(_adaptive_clip(optim.adaptive_clip, shapes), optimizer) if optim.adaptive_clip else optimizer
 
 
 def _on_separate_projections(
