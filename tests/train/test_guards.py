@@ -1,5 +1,6 @@
 """The folder lock, the watchdog, the spike detector, steps that are not finite, and early stopping."""
 
+import contextlib
 import errno
 import math
 import os
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from tformer_jax.config import Config, ConfigError, TrainConfig
-from tformer_jax.train import diagnostics, guards
+from tformer_jax.parallel.multihost import ProcessGroup
+from tformer_jax.train import diagnostics, failures, guards
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.guards import HUNG, FolderLock, SpikeDetector
@@ -113,15 +115,22 @@ def test_a_detector_continues_where_it_stopped():
     assert not resumed.detect(math.nan)
 
 
-def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(monkeypatch):
-    """Of seven steps that were started, the sixth is the second in a row that was skipped."""
+def started_seven_steps() -> mock.MagicMock:
+    """Returns a trainer that has fetched the metrics of four steps."""
     cfg = Config(seed=3, train=TrainConfig(max_skipped_steps=2))
     trainer = mock.MagicMock(spec=Trainer, fetched=4, step=7, cfg=cfg)
-    for name in ("spikes", "view", "events", "writer", "experiment", "checkpointer", "state"):
+    for name in ("spikes", "view", "events", "writer", "experiment", "checkpointer", "state", "watchdog"):
         setattr(trainer, name, mock.MagicMock())
+    trainer.watchdog.paused = contextlib.nullcontext
     trainer.spikes.detect.return_value, trainer.checkpointer.latest_step.return_value = None, 4
     trainer.state.params, trainer.recent = {}, [{"step": np.array(step)} for step in (3, 4, 5, 6, 7)]
     trainer._not_finite = lambda steps: Trainer._not_finite(trainer, steps)
+    return trainer
+
+
+def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(monkeypatch):
+    """Of seven steps that were started, the sixth is the second in a row that was skipped."""
+    trainer = started_seven_steps()
     looked_at = mock.Mock(return_value="output of decoder/norm")
     monkeypatch.setattr(diagnostics, "first_non_finite", looked_at)
     sentence = "2 steps in a row up to step 6 .* the first such number is the output of decoder/norm. Step 4 is saved"
@@ -130,6 +139,33 @@ def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(mon
     (_, _, batch, key, _), _ = looked_at.call_args
     assert batch == {"step": 6}
     assert key == jax.random.fold_in(jax.random.key(3), 5)  # of the state before the step
+
+
+FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9\nof 8 GiB")
+
+
+def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
+    monkeypatch.setattr(diagnostics, "first_non_finite", mock.Mock(side_effect=FULL))
+    found = str(started_seven_steps()._not_finite(2))
+    assert (
+        "is not finite; the search for the first such number failed (RESOURCE_EXHAUSTED: 9 of 8 GiB). Step 4" in found
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lack_of_memory_is_explained(count):
+    sentence = "the run does not fit in memory .RESOURCE_EXHAUSTED: 9 of 8 GiB.: use more devices, smaller batches"
+    with pytest.raises(RunError, match=sentence), failures.explained(ProcessGroup(0, count)):
+        raise FULL
+
+
+def test_other_failures_are_those_of_a_process_or_unknown():
+    bug = jax.errors.JaxRuntimeError("INTERNAL: a bug\nsomewhere")
+    sentence = "a computation of 2 processes failed in process 1 .INTERNAL: a bug.; if another process was lost"
+    with pytest.raises(RunError, match=sentence), failures.explained(ProcessGroup(1, 2)):
+        raise bug
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), failures.explained(ProcessGroup()):
+        raise bug
 
 
 @pytest.mark.parametrize(

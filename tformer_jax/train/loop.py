@@ -14,8 +14,18 @@ from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import placement, rules
-from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.train import diagnostics, hardware, lora, optimizers, provenance, run_folder, schedules, state, weights
+from tformer_jax.train import (
+    diagnostics,
+    failures,
+    hardware,
+    lora,
+    optimizers,
+    provenance,
+    run_folder,
+    schedules,
+    state,
+    weights,
+)
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.errors import RunError
@@ -28,10 +38,7 @@ from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
 from tformer_jax.train.start_from import check_tokenizers, load_matching
-from tformer_jax.train.step import compiled, make_train_step
-
-TRAINING_FLOPS = 3
-"""FLOPs of a train step relative to its forward pass."""
+from tformer_jax.train.step import TRAINING_FLOPS, compiled, make_train_step
 
 
 def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
@@ -55,7 +62,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             print(f"{experiment.folder} is finished at step {steps}; train.steps sets a later end")
         return experiment.finished
     with (
-        _lost_process_explained(experiment.group),
+        failures.explained(experiment.group),
         contextlib.closing(experiment),
         contextlib.closing(Trainer(experiment, profile=profile)) as trainer,
         _failure_recorded(trainer),
@@ -72,21 +79,6 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             trainer.view.say(f"Stopped at step {trainer.step}; the same command with --resume continues from there.")
             return None
         return trainer.finish()
-
-
-@contextlib.contextmanager
-def _lost_process_explained(group: ProcessGroup) -> Iterator[None]:
-    """Turns a failed collective into a `RunError` that explains it; `jax.distributed` then ends all processes."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if group.count == 1:
-            raise
-        reason = str(error).partition("\n")[0][:300]
-        raise RunError(
-            f"a computation of {group.count} processes failed in process {group.index} ({reason}); if another process "
-            "was lost, the same commands with --resume continue from the last checkpoint"
-        ) from error
 
 
 @contextlib.contextmanager
@@ -240,19 +232,19 @@ class Trainer:
     def _not_finite(self, steps: int) -> RunError:
         batch = placement.to_host(self.recent[self.fetched - self.step - 1])
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
-        with self.watchdog.paused():
-            where = diagnostics.first_non_finite(
-                self.experiment.model,
-                placement.to_host(lora.merged(self.state.params)),
-                batch,
-                key,
-                self.cfg.train.label_smoothing,
-            )
+        try:
+            with self.watchdog.paused():
+                params = placement.to_host(lora.merged(self.state.params))
+                smoothing = self.cfg.train.label_smoothing
+                where = diagnostics.first_non_finite(self.experiment.model, params, batch, key, smoothing)
+            first = f"the first such number is the {where}"
+        except jax.errors.JaxRuntimeError as error:  # the search runs the whole model on one device
+            first = f"the search for the first such number failed ({' '.join(str(error).split())[:300]})"
         saved = self.checkpointer.latest_step()
         return RunError(
-            f"{steps} steps in a row up to step {self.fetched} had a loss or gradient that is not finite; the first "
-            f"such number is the {where}. {f'Step {saved} is saved' if saved else 'Nothing is saved yet'}; try a lower "
-            "optim.learning_rate, more optim.warmup_steps, or a smaller optim.clip_norm"
+            f"{steps} steps in a row up to step {self.fetched} had a loss or gradient that is not finite; {first}. "
+            f"{f'Step {saved} is saved' if saved else 'Nothing is saved yet'}; try a lower optim.learning_rate, more "
+            "optim.warmup_steps, or a smaller optim.clip_norm"
         )
 
     def log(self) -> None:

@@ -21,6 +21,8 @@ from tformer_jax.train.step_metrics import StepMetrics, pack
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+TRAINING_FLOPS = 3
+"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each."""
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config) -> TrainStep:

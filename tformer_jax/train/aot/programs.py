@@ -16,10 +16,8 @@ from tformer_jax.parallel.mesh import BATCH_AXES, make_mesh
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.aot.hlo import Collective, collectives
 from tformer_jax.train.chips import Chip
-from tformer_jax.train.step import compiled, make_train_step
-
-TRAINING = 3
-"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each."""
+from tformer_jax.train.errors import LESS_MEMORY, out_of_memory
+from tformer_jax.train.step import TRAINING_FLOPS, compiled, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,11 +144,11 @@ def _compile(lowered: Any) -> Any:
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        reason = out_of_memory(error)
+        if reason is None:
             raise
         raise ConfigError(
-            f"It does not fit: {' '.join(str(error).split())[:300]}; split it among more devices, or use "
-            "model.remat='nothing_saveable', train.accumulate, train.loss_chunk or a smaller --batch"
+            f"It does not fit: {reason}; split it among more devices, or use a smaller --batch, {LESS_MEMORY}"
         ) from error
 
 
@@ -175,4 +173,4 @@ def _training_flops(cfg: Config, rows: int, length: int) -> tuple[float, float]:
     forward = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length))
     head = 2 * cfg.model.dim * rows * length * (cfg.model.vocab_size or 0)
     again = (forward - head if cfg.model.remat != "none" else 0) + (head if cfg.train.loss_chunk else 0)
-    return TRAINING * forward, TRAINING * forward + again
+    return TRAINING_FLOPS * forward, TRAINING_FLOPS * forward + again

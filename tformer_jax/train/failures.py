@@ -1,0 +1,32 @@
+"""Explains computations that fail during a run."""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+from tformer_jax.parallel.multihost import ProcessGroup
+from tformer_jax.train.errors import LESS_MEMORY, RunError, out_of_memory
+
+
+@contextlib.contextmanager
+def explained(group: ProcessGroup) -> Iterator[None]:
+    """Turns a lack of memory, or a failed collective, into a `RunError` that explains it.
+
+    `jax.distributed` ends all processes after the error of one.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if reason := out_of_memory(error):
+            raise RunError(
+                f"the run does not fit in memory ({reason}): use more devices, smaller batches (data.batch_tokens or "
+                f"data.batch_size; eval.batch_size if it fails in an evaluation), {LESS_MEMORY}"
+            ) from error
+        if group.count == 1:
+            raise
+        reason = str(error).partition("\n")[0][:300]
+        raise RunError(
+            f"a computation of {group.count} processes failed in process {group.index} ({reason}); if another process "
+            "was lost, the same commands with --resume continue from the last checkpoint"
+        ) from error
