@@ -14,6 +14,7 @@ from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, Par
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import experiment, loop, run_folder
 from tformer_jax.train.start_from import Report, check_tokenizers
 
@@ -96,6 +97,55 @@ def test_loaded_embeddings_of_other_tokens_are_reported(corpus_folder, other_let
     assert "are for other tokens" in check_tokenizers(lora, cfg.model, other, first)
     assert said(dataclasses.replace(built, tokenizers=other), first)[1:] == [expected]
     assert len(said(built, first)) == 1
+
+
+@pytest.fixture
+def first(corpus_folder, tmp_path) -> Path:
+    """A run folder of `small_config` that passes for that of a trained run."""
+    experiment.build(small_config(), tmp_path / "first", data_root=corpus_folder).close()
+    (tmp_path / "first" / "checkpoints").mkdir()
+    return tmp_path / "first"
+
+
+def with_model(cfg: Config, **changes) -> Config:
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **changes))
+
+
+def test_lora_freezes_no_new_parameter(corpus_folder, first, tmp_path):
+    """The kernels of a new layer have factors; its norms and biases have not."""
+    cfg = with_model(small_config(start_from=str(first), lora_rank=2), decoder_layers=2)
+    names = "'decoder/layers_1/cross_attention/key/bias', .* and 12 more"
+    with pytest.raises(ConfigError, match=f"train.lora_whole=.*: must include {names}, which .*first does not have"):
+        experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    assert not (tmp_path / "run").exists()
+    train = dataclasses.replace(cfg.train, lora_whole=("decoder/layers_1/*",))
+    experiment.build(dataclasses.replace(cfg, train=train), tmp_path / "run", data_root=corpus_folder).close()
+
+
+def test_a_run_is_kept_if_its_replacement_does_not_fit(corpus_folder, first, tmp_path):
+    folder = Path(shutil.copytree(first, tmp_path / "run"))
+    cfg = with_model(small_config(start_from=str(first)), dim=32, ffn_dim=32, max_length=24)
+    with pytest.raises(ConfigError, match="train.start_from=.*first': no parameter fits this model"):
+        experiment.build(cfg, folder, data_root=corpus_folder, overwrite=True)
+    assert run_folder.holds_run(folder)
+
+
+def test_a_run_is_kept_if_another_process_refuses_its_replacement(corpus_folder, first, monkeypatch):
+    """The other process lacks a package."""
+    checked = []
+    monkeypatch.setattr(experiment.evaluators, "check_installed", checked.append)
+
+    class OtherRefuses(ProcessGroup):
+        def run(self, action):
+            result = action()
+            if checked:
+                raise ConfigError("process 1 (host b): sacrebleu is missing")
+            return result
+
+    before = run_folder.run_id(first)
+    with pytest.raises(ConfigError, match="process 1 .host b.: sacrebleu is missing"):
+        experiment.build(small_config(), first, data_root=corpus_folder, overwrite=True, group=OtherRefuses())
+    assert run_folder.run_id(first) == before
 
 
 def said(built: experiment.Experiment, run: Path) -> list[str]:

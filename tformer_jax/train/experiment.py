@@ -28,7 +28,7 @@ from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
 from tformer_jax.train import metrics, optimizers, provenance, run_folder
 from tformer_jax.train.guards import FolderLock
-from tformer_jax.train.start_from import check_tokenizers
+from tformer_jax.train.start_from import check as check_start
 
 CHECKED = 10_000
 """Examples of each split in files, at most, that identify a corpus."""
@@ -113,17 +113,18 @@ def build(
     finished = group.run(lambda: run_folder.result_of(folder, cfg) if resume and group.first else None)
     finished = json.loads(group.broadcast(lambda: json.dumps(finished)))
 
-    def prepare_folder() -> FolderLock | None:
+    def check() -> None:
         if start_from is not None:
             if finished is None and not (resume and run_folder.holds_checkpoint(folder)):
-                run_folder.require_run(start_from)
-                check_tokenizers(cfg.train, cfg.model, tokenizers, start_from)
+                check_start(cfg.train, cfg.model, tokenizers, start_from)
             if not resume and resolved(start_from) == resolved(folder):
                 raise cfg.train.error(
                     "start_from", "is the run folder, which this run would replace: name another --run"
                 )
         metrics.check_installed(cfg)
         evaluators.check_installed(cfg)
+
+    def prepare_folder() -> FolderLock | None:
         if not group.first:
             return None
         lock = None if is_remote(folder) else FolderLock(folder)
@@ -137,6 +138,7 @@ def build(
             run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
         return lock
 
+    group.run(check)  # in every process, before process 0 replaces a run
     lock = group.run(prepare_folder)
     group.check_shared(folder)
     return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, shards, lock, group, start_from, finished)

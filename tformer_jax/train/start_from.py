@@ -2,11 +2,13 @@
 
 import dataclasses
 import fnmatch
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from flax.traverse_util import flatten_dict
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax import axes, config
 from tformer_jax.config import ConfigError, ModelConfig, TrainConfig
@@ -15,7 +17,7 @@ from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import registry
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
-from tformer_jax.train.optimizers import parameter_names
+from tformer_jax.train import lora, run_folder
 from tformer_jax.train.trained import load_trained
 
 
@@ -30,6 +32,11 @@ class Report:
     """Only in the new model: newly initialized."""
     unused: tuple[str, ...]
     """Only in the other run."""
+
+    @property
+    def new(self) -> list[str]:
+        """Names of the parameters that are newly initialized."""
+        return [*(text.partition(" ")[0] for text in self.other_shape), *self.missing]
 
     def __str__(self) -> str:
         parts = [f"{len(self.loaded)} parameters loaded"]
@@ -53,24 +60,56 @@ def load_matching(params: Any, run: Path, group: ProcessGroup = SINGLE) -> tuple
     Raises:
         ConfigError: `run` holds no trained model, or no parameter matches.
     """
-    other = load_trained(run, mesh_of(params), group).params
-    known = dict(zip(jax.tree.leaves(parameter_names(other)), jax.tree.leaves(other), strict=True))
-    leaves, tree = jax.tree.flatten(params)
-    names = jax.tree.leaves(parameter_names(params))
-    loaded, other_shape, missing = [], [], []
-    for index, (name, leaf) in enumerate(zip(names, leaves, strict=True)):
-        found = known.get(name)
-        if found is None:
-            missing.append(name)
-        elif found.shape != leaf.shape:
-            other_shape.append(f"{name} {found.shape}, not {leaf.shape}")
-        else:
-            loaded.append(name)
-            leaves[index] = jax.device_put(found.astype(leaf.dtype), leaf.sharding)
-    report = Report(tuple(loaded), tuple(other_shape), tuple(missing), tuple(sorted(known.keys() - set(names))))
-    if not loaded:
+    known = flatten_dict(load_trained(run, mesh_of(params), group).params, sep="/")
+    mine = flatten_dict(params, sep="/")
+    report = _compare(_shapes(mine), _shapes(known), run)
+    for name in report.loaded:
+        mine[name] = jax.device_put(known[name].astype(mine[name].dtype), mine[name].sharding)
+    return unflatten_dict(mine, sep="/"), report
+
+
+def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> None:
+    """Checks that the parameters of `run` fit a new run, from the configs alone.
+
+    Raises:
+        ConfigError: `run` is not the folder of a trained run, no parameter matches, or LoRA would freeze parameters
+            that are newly initialized or of other tokens.
+    """
+    run_folder.require_run(run)
+    boxed = registry.shapes(registry.build(model))
+    theirs = registry.shapes(registry.build(config.load(run / "config.json").model))
+    report = _compare(*(_shapes(flatten_dict(nn.unbox(tree), sep="/")) for tree in (boxed, theirs)), run)
+    if train.lora_rank:
+        trained = flatten_dict(lora.trained_shapes(train, boxed), sep="/")
+        frozen = [name for name in report.new if name not in trained and f"{name}/a" not in trained]
+        if frozen:
+            names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
+            raise train.error(
+                "lora_whole", f"must include {names}, which {run} does not have in this shape and LoRA would freeze"
+            )
+    check_tokenizers(train, model, tokenizers, run)
+
+
+def _shapes(leaves: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: leaf.shape for name, leaf in leaves.items()}
+
+
+def _compare(mine: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]], run: Path) -> Report:
+    """Compares the shapes of the parameters of a new run with those of `run`.
+
+    Raises:
+        ConfigError: none matches.
+    """
+    shared = [name for name in mine if name in theirs]
+    report = Report(
+        loaded=tuple(name for name in shared if mine[name] == theirs[name]),
+        other_shape=tuple(f"{name} {theirs[name]}, not {mine[name]}" for name in shared if mine[name] != theirs[name]),
+        missing=tuple(name for name in mine if name not in theirs),
+        unused=tuple(sorted(theirs.keys() - mine.keys())),
+    )
+    if not report.loaded:
         raise ConfigError(f"train.start_from={str(run)!r}: no parameter fits this model ({report})")
-    return jax.tree.unflatten(tree, leaves), report
+    return report
 
 
 def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> str | None:
