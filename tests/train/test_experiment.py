@@ -36,6 +36,20 @@ def test_a_run_that_another_process_creates_meanwhile_is_kept(corpus_folder, tmp
     assert [run_folder.run_id(folder)] == ids
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_the_working_directory_is_resumed_but_not_replaced(corpus_folder, tmp_path, monkeypatch, name):
+    folder = tmp_path / "run"
+    experiment.build(small_config(), folder, data_root=corpus_folder).close()
+    (folder / "checkpoints").mkdir()
+    monkeypatch.chdir(folder if name == "." else folder / "checkpoints")
+    built = experiment.build(small_config(), Path(name), data_root=corpus_folder, resume=True)
+    built.close()
+    assert built.folder == folder
+    with pytest.raises(ConfigError, match="run holds the working directory, which a new run would replace: name anoth"):
+        experiment.build(small_config(), Path(name), data_root=corpus_folder, overwrite=True)
+    assert run_folder.holds_run(folder)
+
+
 @pytest.fixture
 def started_from_a_lost_run(corpus_folder, tmp_path) -> tuple[Config, Path]:
     """A run without checkpoints, with `train.start_from` naming a folder that no longer exists, and its config."""

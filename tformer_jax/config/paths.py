@@ -13,11 +13,15 @@ from tformer_jax.config.fields import ConfigError
 def as_path(location: str | Path) -> Path:
     """Returns the path of a run folder; for `gs://`, an `epath.Path`, which has most methods of `Path`.
 
+    A local path such as `.` or `..`, which lacks the folder's name, is resolved: locks and temporary folders beside a
+    run have names with that of its folder.
+
     Raises:
         ConfigError: the URL has another scheme, or gcsfs is not installed.
     """
     if not isinstance(location, str) or "://" not in location:
-        return Path(location) if isinstance(location, str) else location
+        path = Path(location) if isinstance(location, str) else location
+        return resolved(path) if path.name in ("", "..") else path
     if not location.startswith("gs://"):
         raise ConfigError(f"{location} is not supported: a run folder is a local folder or gs://BUCKET/FOLDER")
     if importlib.util.find_spec("gcsfs") is None:

@@ -84,6 +84,7 @@ def build(
     Raises:
         ConfigError: the settings, the data, the devices or the folder are invalid or do not fit each other.
     """
+    folder = as_path(folder)
     flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
     versions = {f"the version of {name}": version for name, version in provenance.versions().items()}
     group.check_equal(config.flat(cfg) | flags | versions)

@@ -100,8 +100,10 @@ def create(
         corpus: facts that identify the corpus, ready for JSON; None: there is none.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be written, or the working directory is in it.
     """
+    if not is_remote(run) and Path.cwd().is_relative_to(run.resolve()):
+        raise ConfigError(f"{run} holds the working directory, which a new run would replace: name another --run")
     partial = run if is_remote(run) else run.with_name(f".{run.name}.partial")
     try:
         epath.Path(partial).rmtree(missing_ok=True)
