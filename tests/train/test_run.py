@@ -316,6 +316,11 @@ def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
     assert not (folder / "metrics.jsonl").exists()
 
 
+def test_one_run_is_not_both_continued_and_replaced(corpus_folder, tmp_path):
+    with pytest.raises(ConfigError, match="--resume continues a run and --overwrite replaces it: write one of them"):
+        experiment.build(small_config(), tmp_path, data_root=corpus_folder, resume=True, overwrite=True)
+
+
 def test_a_run_cannot_replace_the_run_that_it_starts_from(corpus_folder, uninterrupted):
     before = sorted(os.listdir(uninterrupted))
     cfg = small_config(start_from=str(uninterrupted))

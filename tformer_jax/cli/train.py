@@ -77,8 +77,9 @@ def parser() -> argparse.ArgumentParser:
         "--config", required=True, metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py"
     )
     result.add_argument("--run", type=run_path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
-    result.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
-    result.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
+    existing = result.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
+    existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
     result.add_argument("--profile", action="store_true", help="write a trace of some steps for TensorBoard")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the final result to this JSON file")
     result.add_argument(

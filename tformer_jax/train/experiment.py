@@ -84,6 +84,8 @@ def build(
     Raises:
         ConfigError: the settings, the data, the devices or the folder are invalid or do not fit each other.
     """
+    if resume and overwrite:
+        raise ConfigError("--resume continues a run and --overwrite replaces it: write one of them")
     folder = as_path(folder)
     flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
     versions = {f"the version of {name}": version for name, version in provenance.versions().items()}
