@@ -78,7 +78,8 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
     run_folder.require_run(run)
     boxed = registry.shapes(registry.build(model))
     theirs = registry.shapes(registry.build(config.load(run / "config.json").model))
-    report = _compare(*(_shapes(flatten_dict(nn.unbox(tree), sep="/")) for tree in (boxed, theirs)), run)
+    mine, known = (_shapes(flatten_dict(nn.unbox(tree), sep="/")) for tree in (boxed, theirs))
+    report = _compare(mine, known, run)
     if train.lora_rank:
         trained = flatten_dict(lora.trained_shapes(train, boxed), sep="/")
         frozen = [name for name in report.new if name not in trained and f"{name}/a" not in trained]
