@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -173,6 +174,40 @@ def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys,
     best = checkpoint(tmp_path / "run", 4).params
     jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, best)
     assert run(cfg, tmp_path / "run", corpus_folder, resume=True)["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("train", "steps", "events", "evaluated"),
+    [
+        ({}, [8], ["finished"], ["test"]),
+        ({"weights": "best", "keep_best": 1}, [4], ["finished"], ["validators", "test"]),
+        (
+            {"weights": "average_last", "average": 3, "keep_checkpoints": 3},
+            [8, 6],
+            ["averaged", "finished"],
+            ["validators", "test"],
+        ),
+    ],
+)
+def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
+    tmp_path, monkeypatch, train, steps, events, evaluated
+):
+    trainer = mock.MagicMock(spec=loop.Trainer, cfg=small_config(**train), step=8)
+    for name in ("view", "events", "best", "checkpointer", "state", "experiment", "meter"):
+        setattr(trainer, name, mock.MagicMock())
+    trainer.experiment.folder, trainer.best.exhausted, done = tmp_path, False, []
+    trainer.meter.totals.return_value, trainer.state.params = {"seconds": 1.0}, {}
+    trainer.signatures = trainer._attention_backends.return_value = {}
+    trainer._measured = lambda evaluators, params: (done.append("validators"), {"loss": 1.0})[1:]
+    trainer.evaluate = lambda split, evaluators, params: done.append(split)
+    monkeypatch.setattr(weights, "final_params", lambda *_: ({}, steps))
+    monkeypatch.setattr(weights, "save", lambda *_: None)
+    result = loop.Trainer.finish(trainer)
+    assert done == evaluated
+    assert result.get("validation") == ({"loss": 1.0} if "validators" in evaluated else None)
+    assert [call.args[1] for call in trainer.events.write.call_args_list] == events
+    said = [call.args[0] for call in trainer.view.say.call_args_list]
+    assert any("averages 2 checkpoints instead of train.average=3" in text for text in said) == ("averaged" in events)
 
 
 @pytest.mark.parametrize(

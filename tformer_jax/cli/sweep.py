@@ -251,13 +251,16 @@ def environment(options: argparse.Namespace, device: str | None) -> dict[str, st
 
 
 def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Combination, dict[str, Any]]:
-    """Returns the results of the finished runs, each with the facts of `measured`."""
+    """Returns the results of the finished runs, each with the facts of `measured` that it lacks.
+
+    A result has validation metrics if its weights are not those of the last step.
+    """
     found = {}
     for combination in combinations:
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-            found[combination] = result | measured(run / "metrics.jsonl")
+            found[combination] = measured(run / "metrics.jsonl") | result
             if "tokens_per_second" not in found[combination]:
                 found[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return found

@@ -14,7 +14,7 @@ from tformer_jax.config import LOWER_IS_BETTER
 
 Combination = tuple[str, ...]
 Results = Mapping[Combination, Mapping[str, Any]]
-"""The contents of `result.json` of each run, its last validation metrics as `validation`, and `tokens_per_second`."""
+"""The contents of `result.json` of each run, its `validation` metrics, and `tokens_per_second`."""
 CONFIDENCE = 0.95
 
 

@@ -27,7 +27,7 @@ class EventLog:
 
         Args:
             step: last step that was done.
-            kind: "start", "resume", "spike", "skipped", "stopped", "failed" or "finished".
+            kind: "start", "resume", "spike", "skipped", "stopped", "failed", "averaged" or "finished".
             message: one line for people.
         """
         if not self._recording:

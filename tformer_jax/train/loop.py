@@ -272,6 +272,18 @@ class Trainer:
     def evaluate(self, split: str, evaluators: list[Evaluator], params: Any) -> dict[str, float]:
         """Runs the evaluators on `params`, and records and shows their metrics and samples."""
         self._check_losses(self.meter.fetch_all())
+        metrics, outputs, losses = self._measured(evaluators, params)
+        self.writer.write(self.step, split, metrics)
+        if self.experiment.group.first:
+            self._save_outputs(split, outputs, losses)
+        self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
+        self.meter.restart()
+        return metrics
+
+    def _measured(
+        self, evaluators: list[Evaluator], params: Any
+    ) -> tuple[dict[str, float], list[Sample], Losses | None]:
+        """Runs the evaluators on `params`; returns their metrics, outputs and losses by example."""
         metrics: dict[str, float] = {}
         outputs: list[Sample] = []
         losses: Losses | None = None
@@ -282,12 +294,7 @@ class Trainer:
                 outputs += found.outputs
                 losses = losses or found.losses
                 self.signatures |= found.signatures
-        self.writer.write(self.step, split, metrics)
-        if self.experiment.group.first:
-            self._save_outputs(split, outputs, losses)
-        self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
-        self.meter.restart()
-        return metrics
+        return metrics, outputs, losses
 
     def save(self) -> None:
         """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
@@ -326,14 +333,25 @@ class Trainer:
             return registry.attention_backends(self.cfg.model, self.cfg.data.longest)
 
     def finish(self) -> dict[str, Any]:
-        """Evaluates the final weights on the test split, saves them and writes `result.json`."""
+        """Evaluates the final weights on the test split, saves them and writes `result.json`.
+
+        Weights of other steps than the last are evaluated on the validation split, too, without a record in the
+        metrics.
+        """
         folder, kind = self.experiment.folder, self.cfg.train.weights
         reason = ""
         if self.best.exhausted:
             reason = f"no better {self.cfg.train.metric} in {self.best.evaluations_since} evaluations"
             self.view.say(f"Stopped at step {self.step}: {reason}")
         params, steps = weights.final_params(self.cfg, self.state, self.checkpointer)
+        if shortage := weights.shortage(self.cfg.train, steps):
+            self.view.say(shortage)
+            self.events.write(self.step, "averaged", shortage)
         weights.save(folder, params, kind, steps, self.step, self.experiment.group)
+        validation = {}
+        if kind not in weights.OF_LAST_STEP:
+            validation["validation"], *_ = self._measured(self.validators, params)
+            self.view.evaluation(f"{kind} weights validation", validation["validation"], [])
         result = {
             "name": self.cfg.name,
             **provenance.collect(),
@@ -343,6 +361,7 @@ class Trainer:
             "weights": {"kind": kind, "steps": steps},
             "attention_backends": self._attention_backends(),
             **self.meter.totals(),
+            **validation,
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
             "signatures": self.signatures,
         }

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config, ConfigError, TrainConfig
 from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import lora, optimizers
@@ -20,6 +20,8 @@ from tformer_jax.train.run_folder import weights_facts, write_json
 from tformer_jax.train.state import TrainState
 
 FOLDER = "weights"
+OF_LAST_STEP = ("last", "ema")
+"""Choices of `train.weights` that evaluations during training use, too."""
 
 
 def evaluated(cfg: Config, state: TrainState) -> Any:
@@ -42,7 +44,7 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
         ConfigError: one of their checkpoints is damaged, or no checkpoint has a finite score.
     """
     train = cfg.train
-    if train.weights in ("last", "ema"):
+    if train.weights in OF_LAST_STEP:
         return evaluated(cfg, state), [int(state.step)]
     checkpointer.wait()
     if train.weights == "average_last":
@@ -55,6 +57,16 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
     steps = steps[: 1 if train.weights == "best" else train.average]
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     return mean(restored(cfg, checkpointer, abstract, step) for step in steps), steps
+
+
+def shortage(train: TrainConfig, steps: list[int]) -> str | None:
+    """Returns a remark if fewer checkpoints than `train.average` are averaged, else None."""
+    if train.weights not in ("average_last", "average_best") or len(steps) >= train.average:
+        return None
+    return (
+        f"train.weights={train.weights!r} averages {len(steps)} checkpoints instead of train.average={train.average}: "
+        "this run has no others, because it ended early or was resumed with other settings"
+    )
 
 
 def restored(cfg: Config, checkpointer: Checkpointer, abstract: TrainState, step: int | None = None) -> Any:
