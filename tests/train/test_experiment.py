@@ -82,6 +82,39 @@ def test_a_resumed_run_reads_its_own_checkpoint_or_result(corpus_folder, started
     assert (built.finished is not None) == (kept == "result.json")
 
 
+EXAMPLES = {"eval": {"examples": 4}}
+
+
+@pytest.mark.parametrize(
+    ("train", "changes", "refused"),
+    [
+        ({"patience": 2}, EXAMPLES, "eval.examples: 8 -> 4"),
+        ({"keep_best": 1}, EXAMPLES, "eval.examples: 8 -> 4"),
+        ({"keep_best": 1, "metric": "bleu"}, {"decode": {"max_new_tokens": 3}}, "decode.max_new_tokens: 10 -> 3"),
+        ({"keep_best": 1, "ema_decay": 0.9}, {"train": {"weights": "ema"}}, "train.weights: 'last' -> 'ema'"),
+        ({"keep_best": 1}, {"decode": {"max_new_tokens": 3}}, None),
+        ({"keep_best": 1}, {"eval": {"batch_size": 4}, "train": {"weights": "best"}}, None),
+        ({}, EXAMPLES, None),
+        ({"patience": 2, "finished": True}, EXAMPLES, None),
+        ({"patience": 2, "finished": True}, EXAMPLES | {"train": {"steps": 9}}, "eval.examples: 8 -> 4"),
+    ],
+)
+def test_scores_of_two_evaluations_are_not_mixed(tmp_path, train, changes, refused):
+    finished = train.get("finished", False)
+    cfg = small_config(**{name: value for name, value in train.items() if name != "finished"})
+    config.save(cfg, tmp_path / "config.json")
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    if finished:
+        (tmp_path / "result.json").write_text("{}")
+    sections = {name: dataclasses.replace(getattr(cfg, name), **values) for name, values in changes.items()}
+    changed = dataclasses.replace(cfg, **sections)
+    if refused is None:
+        run_folder.resume(tmp_path, changed, {})
+        return
+    with pytest.raises(ConfigError, match=f"has scores of another evaluation .{refused}., which train.keep_best"):
+        run_folder.resume(tmp_path, changed, {})
+
+
 @pytest.fixture
 def other_letters(tmp_path) -> Path:
     """The corpus in other letters, of equal number."""

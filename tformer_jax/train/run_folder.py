@@ -44,6 +44,8 @@ CHANGEABLE = (
     "wandb",
 )
 """Settings of train that may change when a run is resumed, in addition to all of eval, decode and parallel."""
+GENERATED = ("bleu", "chrf", "exact_match")
+"""Validation metrics of generated texts, which settings of decode and references determine."""
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
 
@@ -128,7 +130,8 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     Raises:
         ConfigError: the corpus changed, or a setting that a resumed run may not change.
     """
-    differences = config.differences(config.load(run / "config.json"), cfg)
+    before = config.load(run / "config.json")
+    differences = config.differences(before, cfg)
     changed = [
         difference
         for difference in differences
@@ -137,17 +140,39 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise ConfigError(f"{run} is a run of another config ({shown}); restore these settings, or name another --run")
+    if mixed := _of_other_scores(run, before, cfg, differences):
+        raise ConfigError(
+            f"{run} has scores of another evaluation ({mixed[0]}), which train.keep_best and train.patience would "
+            "compare with new ones; restore this setting, or name another --run"
+        )
     if (run / CORPUS).exists():
-        before = json.loads((run / CORPUS).read_text(encoding="utf-8"))
+        known = json.loads((run / CORPUS).read_text(encoding="utf-8"))
         for name, value in corpus.items():
-            if name in before and before[name] != value:
+            if name in known and known[name] != value:
                 raise ConfigError(
-                    f"the data of {run} changed ({name} is {value} and was {before[name]}); restore the data, or "
+                    f"the data of {run} changed ({name} is {value} and was {known[name]}); restore the data, or "
                     "name another --run"
                 )
     if differences:
         (run / "result.json").unlink(missing_ok=True)
         config.save(cfg, run / "config.json")
+
+
+def _of_other_scores(run: Path, before: Config, cfg: Config, differences: list[str]) -> list[str]:
+    """Returns the differences that change the value of `train.metric`, if a resumed run compares it with earlier ones.
+
+    A finished run makes no further evaluation, unless its end is moved.
+    """
+    moved = any(difference.startswith(("train.steps:", "train.patience:")) for difference in differences)
+    finished = (run / "result.json").exists() and not moved
+    if finished or not (cfg.train.keep_best or cfg.train.patience) or not holds_checkpoint(run):
+        return []
+    settings = ["eval.examples:"]
+    if cfg.train.metric in GENERATED:
+        settings += ["decode.", "eval.references:", "eval.bleu_tokenize:"]
+    if "ema" in (before.train.weights, cfg.train.weights):
+        settings.append("train.weights:")  # only those of the EMA are evaluated during training
+    return [difference for difference in differences if difference.startswith((*settings,))]
 
 
 def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
