@@ -8,7 +8,7 @@ import pytest
 
 import tformer_jax as tj
 from tests.helpers import tiny
-from tformer_jax.cli import decoding
+from tformer_jax.cli import decoding, evaluate
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
 from tformer_jax.config.fields import setting
 
@@ -92,6 +92,19 @@ def test_several_outputs_are_sampled_unless_beams_are_given():
 def test_mistakes(flags, problem):
     with pytest.raises(ConfigError, match=problem):
         chosen(*flags)
+
+
+@pytest.mark.parametrize("objective", [None, "span_corruption"])
+def test_the_loss_of_a_pretrained_model_does_not_depend_on_decoding(objective):
+    data = DATA["seq2seq"]
+    if objective:
+        data = DataConfig(source="text", train="a.txt", batching="windows", window=8, objective=objective)
+    run = tj.Run(Path("runs/x"), Config(model=tiny("seq2seq"), data=data), None, None, None, None)
+    if objective is None:
+        assert evaluate.with_decoding(run, {"beams": 3}).decode.beams == 3
+        return
+    with pytest.raises(ConfigError, match="--beams changes no metric of a seq2seq with data.objective='span_corrupt"):
+        evaluate.with_decoding(run, {"beams": 3})
 
 
 def test_settings_of_any_type_become_flags(monkeypatch):

@@ -42,8 +42,10 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     Raises:
         ConfigError: a setting is invalid, or the model does not generate text that metrics compare.
     """
-    if settings and run.config.model.family != "seq2seq":
-        raise ConfigError(f"{decoding.flag(next(iter(settings)))} changes no metric of a {run.config.model.family}")
+    family, objective = run.config.model.family, run.config.data.objective
+    if settings and (family != "seq2seq" or objective):
+        trained = f"{family} with data.objective={objective!r}" if objective else family
+        raise ConfigError(f"{decoding.flag(next(iter(settings)))} changes no metric of a {trained}")
     return dataclasses.replace(run.config, decode=run.decoding(settings, name=decoding.flag))
 
 
