@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 
 import pytest
 
@@ -182,6 +183,31 @@ def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, m
         "variant" in flag for flag in started[:-1] if "--config." in flag
     )
     assert started[-1] == "false"
+
+
+STOPPED = """
+import os, pathlib, signal, sys, time
+run = pathlib.Path(next(flag for flag in sys.argv if flag.startswith("--run=")).removeprefix("--run="))
+def save(*_):
+    run.with_name(run.name + ".saved").touch()
+    sys.exit(130)
+signal.signal(signal.SIGTERM, save)
+os.kill(os.getppid(), NUMBER)
+for _ in range(600): time.sleep(0.1)
+"""
+"""A substitute for the training of a run that stops its sweep, and saves when it is stopped itself."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_runs_and_waits_for_them(corpus_folder, tmp_path, monkeypatch, capfd, number):
+    monkeypatch.setattr(sweep, "TRAIN", STOPPED.replace("NUMBER", str(int(number))))
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught:
+        sweep.main([*flags(tmp_path, corpus_folder, tmp_path / "sweep"), "--sweep", "seed=0,1"])
+    assert caught.value.code == 128 + number
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["seed=0.log", "seed=0.saved", "sweep.json"]
+    assert capfd.readouterr().err == "stopped: the same command continues the sweep\n"
+    assert signal.getsignal(number) is before
 
 
 def test_validation_metrics_are_those_of_the_tested_weights(tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import integer
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
 from tformer_jax.config import PER_TOKEN, TARGET_TOKENS, Config, ConfigError, flat, to_dict
@@ -206,35 +207,48 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
 def train_all(
     options: argparse.Namespace, overrides: Sequence[str], combinations: Sequence[Combination], folder: Path
 ) -> list[str]:
-    """Trains the combinations that are not finished, several at a time; returns the errors of those that failed."""
+    """Trains the combinations that are not finished, several at a time; returns the errors of those that failed.
+
+    A signal stops the runs, each after a checkpoint, and exits with 128 and its number.
+    """
     slots: queue.Queue[str | None] = queue.Queue()
     for device in (options.devices.split(",") if options.devices else [None]) * options.jobs:
         slots.put(device)
-    with concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
+    with Children() as children, concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
         jobs = [
-            pool.submit(train, options, overrides, found, folder / run_name(found), slots) for found in combinations
+            pool.submit(train, options, overrides, found, folder / run_name(found), slots, children)
+            for found in combinations
         ]
-        return [problem for job in jobs if (problem := job.result())]
+        problems = [problem for job in jobs if (problem := job.result())]
+    if children.stopped_by is not None:
+        print("stopped: the same command continues the sweep", file=sys.stderr)
+        sys.exit(128 + children.stopped_by)
+    return problems
 
 
 def train(
-    options: argparse.Namespace, overrides: Sequence[str], found: Combination, run: Path, slots: queue.Queue
+    options: argparse.Namespace,
+    overrides: Sequence[str],
+    found: Combination,
+    run: Path,
+    slots: queue.Queue,
+    children: Children,
 ) -> str | None:
-    """Trains one combination on a free device; returns the error, or None."""
+    """Trains one combination on a free device; returns the error, or None, also if a signal stopped it."""
     if (run / "result.json").exists():
         return None
     device = slots.get()
     try:
+        if children.stopped_by is not None:
+            return None
         print(f"{run}: training" + (f" on device {device}" if device is not None else ""), flush=True)
         config = location(options.config, found)
         command = [sys.executable, "-c", TRAIN, f"--config={config}", *overrides, *as_flags(found)]
         command += [f"--run={run}", "--resume"]
         log = run.with_name(f"{run.name}.log")
         with log.open("a", encoding="utf-8") as output:
-            status = subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment(options, device), check=False
-            )
-        if status.returncode == 0:
+            status = children.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment(options, device))
+        if status == 0 or children.stopped_by is not None:
             return None
         last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"])[-1]
         print(f"{run}: failed: {last}", flush=True)

@@ -1,0 +1,46 @@
+"""Child processes that stop with the command that started them."""
+
+import signal
+import subprocess
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Children:
+    """Context that runs child processes; a signal to this process sends SIGTERM to them, and no more are started.
+
+    Each is in a process group of its own: it would receive a terminal's Ctrl-C as well, and a second signal ends a
+    training run without a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+        """The number of the signal; None: there was none."""
+        self._running: list[subprocess.Popen] = []
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Children":
+        wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._stop) for number in wanted}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def run(self, command: list[str], **options: Any) -> int:
+        """Runs a command to its end, in any thread, and returns its status."""
+        with subprocess.Popen(command, process_group=0, **options) as process:
+            self._running.append(process)
+            if self.stopped_by is not None:  # the signal came while the process was started
+                process.terminate()
+            process.wait()
+            self._running.remove(process)
+        return process.returncode
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopped_by = number
+        for process in [*self._running]:
+            process.terminate()
