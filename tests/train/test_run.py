@@ -21,7 +21,7 @@ from tests.train.conftest import small_config
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import prepare
-from tformer_jax.train import experiment, guards, loop, profiler, run_folder
+from tformer_jax.train import experiment, guards, loop, run_folder
 from tformer_jax.train.trained import load_trained
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,18 +181,6 @@ def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
     monkeypatch.undo()
     run(cfg, tmp_path / "stopped", corpus_folder, resume=True)
     assert_same_run(tmp_path / "stopped", tmp_path / "whole")
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_five_steps_are_traced_after_ten(monkeypatch, wanted):
-    calls = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append((step, folder)))
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append((step, "stop")))
-    traced = profiler.Profiler(Path("profile"), first_step=3, wanted=wanted)
-    for step in range(4, 30):
-        traced.after_step(step, ())
-    traced.close()
-    assert calls == ([(13, "profile"), (18, "stop")] if wanted else [])
 
 
 @pytest.mark.slow

@@ -335,7 +335,9 @@ class Config(Section):
     """One experiment."""
 
     name: str = setting("experiment", "name of the run folder, runs/NAME")
-    seed: int = setting(0, "random seed of parameters, dropout, data order and generated corpora", low=0)
+    seed: int = setting(
+        0, "random seed of parameters, dropout, data order and generated corpora", low=0, high=2**32 - 1
+    )
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)

@@ -56,7 +56,9 @@ class OptimConfig(Section):
     final_fraction: float = setting(
         0.1, "final learning rate as a fraction of the peak, for schedules with an end", low=0, high=1
     )
-    decay_fraction: float = setting(0.2, "warmup_stable_decay: fraction of the steps spent decaying", low=0, high=1)
+    decay_fraction: float = setting(
+        0.2, "warmup_stable_decay: fraction of the steps after warm-up that decay", low=0, high=1
+    )
     cycles: int = setting(1, "number of cycles of a schedule with an end; each restarts at the peak", low=1)
     beta1: float = setting(0.9, "decay of the first moment; sgd: momentum", low=0.0, high=1.0)
     beta2: float = setting(0.98, "decay of the second moment", low=0.0, high=1.0)
@@ -136,7 +138,7 @@ class TrainConfig(Section):
     eval_every: int = setting(1000, "steps between two evaluations", low=1)
     checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
     checkpoint_seconds: int = setting(
-        0, "also save if the last checkpoint is older than this (checked every log_every steps); 0: never", low=0
+        0, "also save if the last one is older than this or missing (checked every log_every steps); 0: never", low=0
     )
     permanent_every: int = setting(0, "checkpoints at multiples of this many steps are never deleted; 0: none", low=0)
     keep_checkpoints: int = setting(2, "number of newest scheduled checkpoints to keep", low=1)

@@ -86,7 +86,7 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def overdue(self, step: int) -> bool:
-        """Returns whether the newest checkpoint is older than `seconds`; the same in all processes."""
+        """Returns whether the newest checkpoint is older than `seconds`, or missing; the same in all processes."""
         return bool(self._seconds) and self._manager.should_save(step)
 
     def best_steps(self) -> list[int]:

@@ -168,8 +168,9 @@ class Trainer:
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
         self.events.write(self.step, "resume" if self.step else "start", where)
-        if warning := hardware.slow_dtype(self.cfg.model.dtype):
-            self.view.say(warning)
+        for warning in (hardware.slow_dtype(self.cfg.model.dtype), self.profiler.shortage(self.cfg.train.steps)):
+            if warning:
+                self.view.say(warning)
 
     def _counted_parameters(self) -> str:
         params = self.state.params

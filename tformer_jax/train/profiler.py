@@ -18,6 +18,14 @@ class Profiler:
         self._folder, self._first, self._wanted = folder, first_step + SKIPPED, wanted
         self._tracing = False
 
+    def shortage(self, steps: int) -> str | None:
+        """Returns a remark if a run that ends after step `steps` has no complete trace, else None."""
+        left = steps - self._first + SKIPPED
+        if not self._wanted or left >= NEEDED:
+            return None
+        found = "an incomplete trace" if left > SKIPPED else "no trace"
+        return f"--profile writes {found}: {left} steps are left, and it needs {NEEDED}; increase train.steps"
+
     def after_step(self, step: int, state: Any) -> None:
         """Starts the trace after step `first_step + SKIPPED`, and stops it `TRACED` steps later."""
         if self._wanted and step == self._first:
