@@ -59,7 +59,7 @@ SHAKESPEARE = Config(
         batch_size=12,
         window=64,
     ),
-    optim=OptimConfig(schedule="inverse_sqrt", learning_rate=3e-3, warmup_steps=100, final_fraction=0.0),
+    optim=OptimConfig(schedule="inverse_sqrt", learning_rate=3e-3, warmup_steps=100),
     train=TrainConfig(steps=1000, eval_every=1000, checkpoint_every=1000),
     eval=EvalConfig(batch_size=128, examples=0, samples=0),
 )
@@ -111,7 +111,7 @@ def _rungs(start: ModelConfig) -> dict[str, Changes]:
         "qk_norm": {"model.qk_norm": True},
         "tied": {"model.tie_embeddings": "all" if start.family == "seq2seq" else "output"},
         "no_bias": {"model.attention_bias": (), "model.ffn_bias": False},
-        "cosine": {"optim.schedule": "cosine"},
+        "cosine": {"optim.schedule": "cosine", "optim.final_fraction": 0.0},
         "muon": {"optim.optimizer": "muon"},
     }
 

@@ -340,6 +340,29 @@ def test_a_config_with_renamed_settings_loads(tmp_path):
     assert (train.max_skipped_steps, train.log_norms) == (3, True)
 
 
+WITHOUT_USE = {
+    "optim.eps=1e-06: is used only by optim.optimizer='adamw' or": {"optimizer": "sgd", "eps": 1e-6},
+    "optim.beta2=0.9: is used only by optim.optimizer='adamw' or": {"optimizer": "adafactor", "beta2": 0.9},
+    "optim.muon_beta=0.9: is used only by optim.optimizer='muon', not 'lion'; write its default, 0.95": {
+        "optimizer": "lion",
+        "muon_beta": 0.9,
+    },
+    "optim.decay_fraction=0.1: is used only by optim.schedule='warmup_stable_decay', not 'inverse_sqrt'": {
+        "decay_fraction": 0.1
+    },
+}
+
+
+@pytest.mark.parametrize("sentence", WITHOUT_USE)
+def test_a_setting_that_the_optimizer_does_not_use_is_refused(tmp_path, sentence):
+    """It is ignored in a run of an earlier version, which accepted it."""
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        OptimConfig(**WITHOUT_USE[sentence])
+    (tmp_path / "config.json").write_text(json.dumps({"optim": WITHOUT_USE[sentence]}))
+    used = OptimConfig(optimizer=WITHOUT_USE[sentence].get("optimizer", "adamw"))
+    assert config.load(tmp_path / "config.json").optim == used
+
+
 @pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])
 def test_damaged_files_are_named(tmp_path, content, problem):
     path = tmp_path / "config.json"

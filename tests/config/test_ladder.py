@@ -25,7 +25,7 @@ SWITCHES = {
     "qk_norm": {"model.qk_norm"},
     "tied": {"model.tie_embeddings"},
     "no_bias": {"model.attention_bias", "model.ffn_bias"},
-    "cosine": {"optim.schedule"},
+    "cosine": {"optim.schedule", "optim.final_fraction"},
     "muon": {"optim.optimizer"},
 }
 

@@ -14,6 +14,7 @@ from tests.train.formulas import B1, B2, DECAY, EPS, RATES, adafactor, adamw, la
 from tformer_jax import axes
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS, SOURCES
+from tformer_jax.config.training import OPTIM_USED_BY
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions
 from tformer_jax.train import optimizers
@@ -66,7 +67,11 @@ def settings(**changes) -> Config:
         "weight_decay": DECAY,
         "clip_norm": 0.0,
     }
-    return Config(optim=OptimConfig(**optim | changes))
+    optim |= changes
+    for name, (kind, *users) in OPTIM_USED_BY.items():
+        if kind == "optimizer" and optim.get(kind, "adamw") not in users:
+            optim.pop(name, None)
+    return Config(optim=OptimConfig(**optim))
 
 
 @functools.cache
@@ -342,6 +347,7 @@ def test_the_state_is_float32_for_bfloat16_parameters():
         ({"optimizer": "schedule_free_adamw", "learning_rates": ("*=2",)}, "is not supported by"),
         ({"optimizer": "adam"}, "optim.optimizer='adam': is not a known value; did you mean 'adamw'?"),
         ({"cycles": 2}, "needs a schedule with an end"),
+        ({"final_fraction": 0.0}, "optim.final_fraction=0.0: is used only by optim.schedule='cosine' or 'linear' or"),
     ],
 )
 def test_settings_that_contradict_each_other(changes, message):

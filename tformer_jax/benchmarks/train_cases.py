@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tformer_jax import presets
-from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig
 from tformer_jax.config.sizes import with_sizes
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
@@ -146,7 +146,13 @@ def resolved(cfg: Config, vocab_size: int) -> Config:
         cfg,
         model=dataclasses.replace(model, **sizes),
         optim=dataclasses.replace(
-            cfg.optim, schedule="constant", learning_rate=LEARNING_RATE, warmup_steps=1, cycles=1
+            cfg.optim,
+            schedule="constant",
+            learning_rate=LEARNING_RATE,
+            warmup_steps=1,
+            cycles=1,
+            final_fraction=OptimConfig.final_fraction,
+            decay_fraction=OptimConfig.decay_fraction,
         ),
     )
 

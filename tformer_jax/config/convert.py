@@ -14,6 +14,7 @@ from tformer_jax.config.fields import ConfigError, Section, allowed_types, quali
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.paths import write_text
 from tformer_jax.config.schema import Config, DecodeConfig, EvalConfig, ParallelConfig
+from tformer_jax.config.training import OPTIM_USED_BY, OptimConfig
 
 CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
 """Sections that may differ each time a run is used."""
@@ -68,8 +69,8 @@ def save(cfg: Config, path: Path) -> None:
 def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE` sections, with a warning.
 
-    Settings may also be those of earlier versions: `RENAMED` ones, or in `model` flat ones, such as `rotary_base` for
-    `rotary.base`.
+    Settings may also be those of earlier versions: `RENAMED` ones, in `model` flat ones, such as `rotary_base` for
+    `rotary.base`, and in `optim` ones without effect.
 
     Raises:
         ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
@@ -83,7 +84,11 @@ def load(path: Path) -> Config:
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
-        sections = {"model": _of_this_version(values.get("model", {})), "train": values.get("train", {})}
+        sections = {
+            "model": _of_this_version(values.get("model", {})),
+            "optim": _with_effect(values.get("optim", {})),
+            "train": values.get("train", {}),
+        }
         return Config.from_dict({**values, **_renamed(sections)})
     except ConfigError as error:
         version = path.with_name("provenance.json")
@@ -109,6 +114,16 @@ def _of_this_version(model: dict[str, Any]) -> dict[str, Any]:
         group, _, name = (ModelConfig.nested_name(key) or key).partition(".")
         result[group] = {**result.get(group, {}), name: model[key]} if name else model[key]
     return _renamed(result)
+
+
+def _with_effect(optim: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that the optimizer and the schedule use."""
+
+    def is_used(name: str) -> bool:
+        kind, *users = OPTIM_USED_BY.get(name, (None,))
+        return kind is None or optim.get(kind, getattr(OptimConfig, kind)) in users
+
+    return {name: value for name, value in optim.items() if is_used(name)}
 
 
 def _renamed(sections: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,18 @@ from tformer_jax.config.fields import Section, setting
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
 
+MOMENTS = ("adamw", "lamb", "muon", "schedule_free_adamw")
+"""Optimizers that divide the first moment by the root of the second, of some parameters or all."""
+OPTIM_USED_BY = {
+    "beta1": ("optimizer", *MOMENTS, "lion", "sgd"),
+    "beta2": ("optimizer", *MOMENTS, "lion"),
+    "eps": ("optimizer", *MOMENTS),
+    "muon_beta": ("optimizer", "muon"),
+    "final_fraction": ("schedule", *WITH_AN_END),
+    "decay_fraction": ("schedule", "warmup_stable_decay"),
+}
+"""Settings of optim that only some values of another one use."""
+
 METRICS = {
     "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
     "decoder_lm": ("loss", "perplexity", "token_accuracy"),
@@ -79,6 +91,13 @@ class OptimConfig(Section):
             raise self.error("learning_rate", f"must be a number for optim.schedule={self.schedule!r}, such as 1e-3")
         if self.cycles > 1 and self.schedule not in WITH_AN_END:
             raise self.error("cycles", f"needs a schedule with an end: one of {WITH_AN_END}")
+        for name in self.changed_settings():
+            kind, *users = OPTIM_USED_BY.get(name, ("optimizer", self.optimizer))
+            if (chosen := getattr(self, kind)) not in users:
+                known, default = " or ".join(map(repr, users)), getattr(OptimConfig, name)
+                raise self.error(
+                    name, f"is used only by optim.{kind}={known}, not {chosen!r}; write its default, {default!r}"
+                )
         for entry in self.learning_rates:
             glob, _, factor = entry.rpartition("=")
             if not glob or not _is_factor(factor):
