@@ -1,10 +1,12 @@
 """Prefetched batches: their order, the state of the batches returned, and the measured waiting time."""
 
+import sys
 import threading
 import time
 
 import pytest
 
+from tformer_jax.data import prefetch
 from tformer_jax.data.prefetch import Prefetched
 
 
@@ -79,3 +81,21 @@ def test_closing_ends_the_thread_and_the_loader():
     batches.close()
     assert loader.closed
     assert threading.active_count() == before - 1
+
+
+@pytest.mark.parametrize(("niceness", "expected"), [(0, 10), (15, 15)])
+def test_the_priority_of_the_thread_is_never_raised(monkeypatch, niceness, expected):
+    changes = []
+    monkeypatch.setattr("os.getpriority", lambda *_: niceness)
+    monkeypatch.setattr("os.setpriority", lambda *given: changes.append(given[-1]))
+    prefetch._yield_to_computation()
+    assert changes == ([expected] if sys.platform == "linux" else [])
+
+
+def test_a_thread_that_cannot_start_reading_says_why(monkeypatch):
+    def refuse():
+        raise PermissionError("refused")
+
+    monkeypatch.setattr(prefetch, "_yield_to_computation", refuse)
+    with pytest.raises(PermissionError, match="refused"):
+        next(Prefetched(Numbers(), 2))

@@ -14,7 +14,7 @@ import numpy as np
 
 Batch = dict[str, np.ndarray]
 NICENESS = 10
-"""The Unix priority of the thread; that of others is 0."""
+"""The Unix niceness of the thread, unless the process has a higher one; that of others is 0."""
 
 
 class Prefetched(Iterator[Batch]):
@@ -66,8 +66,8 @@ class Prefetched(Iterator[Batch]):
         self._batches.close()
 
     def _fill(self) -> None:
-        _yield_to_computation()
         try:
+            _yield_to_computation()
             while not self._stop.is_set():
                 batch = next(self._batches)
                 self._put((batch, copy.deepcopy(self._batches.get_state()), None))
@@ -99,4 +99,5 @@ def _yield_to_computation() -> None:
     Batches are made ahead of time; a training step on the CPU would wait for the core on which one is made.
     """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
