@@ -1,19 +1,19 @@
-"""Prepared data gives the same batches as its corpus; damaged files are reported."""
+"""Prepared data gives the same batches as its corpus."""
 
 import base64
 import collections
 import dataclasses
 import itertools
 import json
-import types
 
 import numpy as np
 import pytest
 
+from tests.data.prepared import KINDS, OBJECTIVES, WORDS, config, prepared
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of
 from tests.helpers import rest_slow
-from tformer_jax.cli import evaluate, prepare_data
-from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
+from tformer_jax.cli import prepare_data
+from tformer_jax.config import Config, ConfigError, DataConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
@@ -23,46 +23,6 @@ from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.special_tokens import PAD
-
-WORDS = [f"word{number} zwölf {'x' * (number % 7)}" for number in range(90)]
-KINDS = {
-    "classifier": ("tsv", {"bucket_lengths": (20, 40), "batch_tokens": 160, "batch_multiple": 1}),
-    "seq2seq": ("tsv", {"bucket_lengths": (20, 40), "batch_tokens": 160, "batch_multiple": 1}),
-    "decoder_lm": ("lines", {"batching": "windows", "window": 9, "batch_size": 3}),
-    "decoder_lm packed": ("lines", {"batching": "packed", "window": 20, "batch_size": 3, "overlong": "carry"}),
-}
-
-WINDOWS = {"batching": "windows", "window": 9, "batch_size": 3}
-OBJECTIVES = {
-    "masked_lm": ("lines", WINDOWS | {"objective": "masked_tokens"}),
-    "seq2seq spans": ("lines", WINDOWS | {"objective": "span_corruption"}),
-    "seq2seq denoising": ("lines", WINDOWS | {"objective": "denoising"}),
-}
-
-
-@pytest.fixture(scope="module")
-def corpus_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "seq2seq.tsv").write_text("".join(f"{word}\t{word.upper()}\n" for word in WORDS), encoding="utf-8")
-    (folder / "classifier.tsv").write_text("".join(f"{'xyz'[len(w) % 3]}\t{w}\n" for w in WORDS), encoding="utf-8")
-    (folder / "decoder_lm.txt").write_text("\n".join(WORDS), encoding="utf-8")
-    return folder
-
-
-def config(kind: str, **changes) -> Config:
-    source, data = (KINDS | OBJECTIVES)[kind]
-    family = kind.split()[0]
-    train = "decoder_lm.txt" if source == "lines" else f"{family}.tsv"
-    return Config(
-        model=ModelConfig(family=family, max_length=64),
-        data=DataConfig(**{"source": source, "train": train, "tokenizer": "characters", **data, **changes}),
-        eval=EvalConfig(batch_size=4),
-    )
-
-
-def prepared(cfg: Config, *folders) -> Config:
-    names = tuple(map(str, folders))
-    return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="prepared", train=names))
 
 
 def test_equal_tokenizers_have_one_digest():
@@ -279,72 +239,6 @@ def test_records_by_hand(vocab_size):
     assert decode_texts(record, 3, dtype) == ["ä", "", "\ud800"]
 
 
-def damage(path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[1000:1200] = bytes(200)
-    path.write_bytes(raw)
-
-
-MISTAKES = {
-    "no dataset.json": (lambda p: (p / "dataset.json").unlink(), "is not the output of scripts/prepare_data.py"),
-    "a damaged dataset.json": (lambda p: (p / "dataset.json").write_text("{"), "dataset.json is damaged"),
-    "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 2"),
-    "a lost shard": (lambda p: next(p.glob("train*")).unlink(), "does not exist: prepare the data again"),
-    "a cut shard": (
-        lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]),
-        "has 0 records instead of 81",
-    ),
-    "an overwritten shard": (lambda p: damage(next(p.glob("train*"))), "is damaged"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_damaged_folders(mistake, corpus_folder, tmp_path):
-    cfg = config("seq2seq")
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    spoil, sentence = MISTAKES[mistake]
-    spoil(tmp_path / "p")
-    with pytest.raises(DataError, match=sentence) as caught:
-        list(load_corpus(prepared(cfg, tmp_path / "p"), None).train)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["decoder_lm", "decoder_lm packed"])
-def test_ids_outside_the_vocabulary(kind, corpus_folder, tmp_path):
-    cfg = config(kind)
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    stream = tmp_path / "p" / "train.tokens"
-    stream.write_bytes(b"\xff" * stream.stat().st_size)
-    cfg = prepared(cfg, tmp_path / "p")
-    corpus = load_corpus(cfg, None)
-    tokenizers = Tokenizers.load(corpus.tokenizers)
-    sentence = f"token id 65535, and the vocabulary has only {tokenizers.target.vocab_size} tokens"
-    with pytest.raises(DataError, match=sentence):
-        next(train_batches(cfg, corpus, tokenizers))
-    if kind == "decoder_lm":
-        with pytest.raises(DataError, match=sentence):
-            next(evaluation_batches(cfg, corpus.train, tokenizers))
-
-
-def test_folders_that_do_not_fit(corpus_folder, tmp_path):
-    prepare(config("seq2seq"), corpus_folder, tmp_path / "a")
-    prepare(config("seq2seq", tokenizer="bytes"), corpus_folder, tmp_path / "b")
-    with pytest.raises(DataError, match="b differs from .*a in its tokenizers or labels: prepare both with the same"):
-        load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
-    with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
-        load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
-
-
-@pytest.mark.parametrize(("name", "value"), [("target_language", "fr"), ("normalize", ("lowercase",))])
-def test_data_of_other_languages_or_texts_are_refused(name, value, corpus_folder, tmp_path):
-    cfg = config("seq2seq", source_language="en", target_language="de")
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    load_corpus(prepared(cfg, tmp_path / "p"), None)
-    other = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **{name: value}))
-    with pytest.raises(DataError, match=rf"was prepared with data\.{name}=.*: write "):
-        load_corpus(prepared(other, tmp_path / "p"), None)
-
-
 @pytest.mark.parametrize("kind", ["seq2seq", "seq2seq spans"])
 def test_given_tokenizers_fit_the_data(kind, corpus_folder, tmp_path):
     cfg, given = config(kind), Tokenizers(*[ByteTokenizer()] * 2)
@@ -361,23 +255,6 @@ def test_a_tokenizer_normalizes_once(corpus_folder, tmp_path):
     data = dataclasses.replace(cfg.data, tokenizer="file", tokenizer_file=str(tmp_path / "target.json"))
     with pytest.raises(ConfigError, match="must be .. for a tokenizer that normalizes already"):
         train_tokenizers(data, load_corpus(cfg, corpus_folder).train)
-
-
-def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
-    cfg = config("classifier")
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    run = types.SimpleNamespace(path=tmp_path / "run", labels=("only",))
-    with pytest.raises(ConfigError, match="and those of .*run only; restore the training data"):
-        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
-
-
-def test_a_run_is_not_evaluated_on_the_ids_of_other_tokenizers(corpus_folder, tmp_path):
-    cfg = config("seq2seq")
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    Tokenizers(*[ByteTokenizer()] * 2).save(tmp_path / "run" / "tokenizers")
-    run = types.SimpleNamespace(path=tmp_path / "run", labels=None)
-    with pytest.raises(ConfigError, match="p/tokenizers are not the tokenizers that .*run/tokenizers was trained with"):
-        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
 
 
 def test_a_corpus_without_end_is_not_prepared(tmp_path):

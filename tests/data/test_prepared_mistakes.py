@@ -1,0 +1,98 @@
+"""Prepared data that is damaged, or does not fit a config or a run, is refused with a reason."""
+
+import dataclasses
+import types
+
+import pytest
+
+from tests.data.prepared import config, prepared
+from tformer_jax.cli import evaluate
+from tformer_jax.config import ConfigError
+from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.pipeline import evaluation_batches, train_batches
+from tformer_jax.data.prepare import prepare
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
+
+
+def damage(path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[1000:1200] = bytes(200)
+    path.write_bytes(raw)
+
+
+MISTAKES = {
+    "no dataset.json": (lambda p: (p / "dataset.json").unlink(), "is not the output of scripts/prepare_data.py"),
+    "a damaged dataset.json": (lambda p: (p / "dataset.json").write_text("{"), "dataset.json is damaged"),
+    "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 2"),
+    "a lost shard": (lambda p: next(p.glob("train*")).unlink(), "does not exist: prepare the data again"),
+    "a cut shard": (
+        lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]),
+        "has 0 records instead of 81",
+    ),
+    "an overwritten shard": (lambda p: damage(next(p.glob("train*"))), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_damaged_folders(mistake, corpus_folder, tmp_path):
+    cfg = config("seq2seq")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    spoil, sentence = MISTAKES[mistake]
+    spoil(tmp_path / "p")
+    with pytest.raises(DataError, match=sentence) as caught:
+        list(load_corpus(prepared(cfg, tmp_path / "p"), None).train)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["decoder_lm", "decoder_lm packed"])
+def test_ids_outside_the_vocabulary(kind, corpus_folder, tmp_path):
+    cfg = config(kind)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    stream = tmp_path / "p" / "train.tokens"
+    stream.write_bytes(b"\xff" * stream.stat().st_size)
+    cfg = prepared(cfg, tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    tokenizers = Tokenizers.load(corpus.tokenizers)
+    sentence = f"token id 65535, and the vocabulary has only {tokenizers.target.vocab_size} tokens"
+    with pytest.raises(DataError, match=sentence):
+        next(train_batches(cfg, corpus, tokenizers))
+    if kind == "decoder_lm":
+        with pytest.raises(DataError, match=sentence):
+            next(evaluation_batches(cfg, corpus.train, tokenizers))
+
+
+def test_folders_that_do_not_fit(corpus_folder, tmp_path):
+    prepare(config("seq2seq"), corpus_folder, tmp_path / "a")
+    prepare(config("seq2seq", tokenizer="bytes"), corpus_folder, tmp_path / "b")
+    with pytest.raises(DataError, match="b differs from .*a in its tokenizers or labels: prepare both with the same"):
+        load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
+    with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
+        load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("target_language", "fr"), ("normalize", ("lowercase",))])
+def test_data_of_other_languages_or_texts_are_refused(name, value, corpus_folder, tmp_path):
+    cfg = config("seq2seq", source_language="en", target_language="de")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    load_corpus(prepared(cfg, tmp_path / "p"), None)
+    other = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **{name: value}))
+    with pytest.raises(DataError, match=rf"was prepared with data\.{name}=.*: write "):
+        load_corpus(prepared(other, tmp_path / "p"), None)
+
+
+def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
+    cfg = config("classifier")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    run = types.SimpleNamespace(path=tmp_path / "run", labels=("only",))
+    with pytest.raises(ConfigError, match="and those of .*run only; restore the training data"):
+        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
+
+
+def test_a_run_is_not_evaluated_on_the_ids_of_other_tokenizers(corpus_folder, tmp_path):
+    cfg = config("seq2seq")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    Tokenizers(*[ByteTokenizer()] * 2).save(tmp_path / "run" / "tokenizers")
+    run = types.SimpleNamespace(path=tmp_path / "run", labels=None)
+    with pytest.raises(ConfigError, match="p/tokenizers are not the tokenizers that .*run/tokenizers was trained with"):
+        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
