@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from tformer_jax.cli import prepare_data
 from tformer_jax.config import Config, ConfigError, DataConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
+from tformer_jax.data.objectives import CorruptedWindows, objective_of
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import _metadata, prepare
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import Tokenized
+from tformer_jax.data.windows import Windows, token_stream
 from tformer_jax.special_tokens import PAD
 
 
@@ -71,6 +74,25 @@ def test_a_limited_evaluation_reads_the_stored_ids(kind, corpus_folder, tmp_path
         batches = list(evaluation_batches(cfg, found, tokenizers, corpus.labels, limit=limit))
         assert len(batches) == len(expected[limit])
         assert_same(batches, expected[limit])
+
+
+@pytest.mark.parametrize("kind", ["decoder_lm", "masked_lm"])
+def test_loader_processes_map_the_tokens_instead_of_copying_them(kind, corpus_folder, tmp_path):
+    cfg = config(kind)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    cfg = prepared(cfg, tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    tokenizers = Tokenizers.load(corpus.tokenizers)
+    stream = token_stream(corpus.train)
+    windows = (
+        Windows(stream, 9)
+        if kind == "decoder_lm"
+        else CorruptedWindows([stream], objective_of(cfg.data, tokenizers.target), 0)
+    )
+    windows.batch([0])
+    pickled = pickle.dumps(windows)
+    assert stream[:].tobytes() not in pickled
+    assert_same([pickle.loads(pickled).batch([3, 5])], [windows.batch([3, 5])])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Prepared data that is damaged, or does not fit a config or a run, is refused with a reason."""
 
 import dataclasses
+import itertools
 import types
 
 import pytest
@@ -9,7 +10,7 @@ from tests.data.prepared import config, prepared
 from tformer_jax.cli import evaluate
 from tformer_jax.config import ConfigError
 from tformer_jax.data.corpora import DataError, load_corpus
-from tformer_jax.data.pipeline import evaluation_batches, train_batches
+from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
@@ -45,6 +46,39 @@ def test_damaged_folders(mistake, corpus_folder, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+CUTS = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-10]),
+    "cut within an id": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", ["decoder_lm", "decoder_lm packed"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_damaged_token_stream(kind, cut, corpus_folder, tmp_path):
+    cfg = config(kind)
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    CUTS[cut](tmp_path / "p" / "train.tokens")
+    cfg = prepared(cfg, tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    with pytest.raises(DataError, match=r"train\.tokens is missing or of another size: prepare the data again"):
+        list(itertools.islice(train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers)), 3))
+
+
+def test_a_split_of_one_empty_document(tmp_path):
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 9)
+    cfg = config("decoder_lm", source="jsonl", train="train.jsonl", validation="empty.jsonl")
+    prepare(cfg, tmp_path, tmp_path / "p")
+    cfg = prepared(cfg, tmp_path / "p")
+    corpus = load_corpus(cfg, None)
+    tokenizers = Tokenizers.load(corpus.tokenizers)
+    assert list(evaluation_batches(cfg, corpus.validation, tokenizers)) == []
+    with pytest.raises(DataError, match="split validation has 0 of the 2 or more tokens that an evaluation needs"):
+        check_predictable(cfg, corpus, tokenizers)
+
+
 @pytest.mark.parametrize("kind", ["decoder_lm", "decoder_lm packed"])
 def test_ids_outside_the_vocabulary(kind, corpus_folder, tmp_path):
     cfg = config(kind)
@@ -69,6 +103,9 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
         load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
     with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
         load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
+    file = corpus_folder / "seq2seq.tsv"
+    with pytest.raises(DataError, match="seq2seq.tsv is not the output of scripts/prepare_data.py: it has no dataset"):
+        load_corpus(prepared(config("seq2seq"), file), None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("target_language", "fr"), ("normalize", ("lowercase",))])

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.corpora.prepared import Records
+from tformer_jax.data.corpora.prepared import Records, StoredIds
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.transforms import IdReader
 from tformer_jax.special_tokens import EOS, IGNORED, PAD
 
 DOCUMENTS_PER_BLOCK = 256
 """Number of documents to tokenize at once."""
+TokenStream = np.ndarray | StoredIds
+"""Token ids, int [tokens], in memory or in a file."""
 
 
-def token_stream(documents: IdReader, end: int = EOS, limit: int = 0) -> np.ndarray:
-    """Concatenates the tokens of the first `limit` documents (0: of all), separated by `end`: int [tokens]."""
+def token_stream(documents: IdReader, end: int = EOS, limit: int = 0) -> TokenStream:
+    """Concatenates the tokens of the first `limit` documents (0: of all), separated by `end`."""
     stream = documents.stream(limit) if isinstance(documents, Records) else None
     if stream is not None:
         return stream
@@ -36,7 +38,7 @@ class Windows:
         ConfigError: the stream is shorter than one window.
     """
 
-    def __init__(self, stream: np.ndarray, length: int, *, prefix_lm: bool = False):
+    def __init__(self, stream: TokenStream, length: int, *, prefix_lm: bool = False):
         if len(stream) <= length:
             raise ConfigError(f"data.window={length}: the training text has only {len(stream)} tokens")
         self._stream, self._length, self._prefix_lm = stream, length, prefix_lm
@@ -64,7 +66,7 @@ def with_prefixes(batch: dict[str, np.ndarray], offsets: Iterable[int]) -> dict[
 
 
 def covering_windows(
-    stream: np.ndarray, length: int, rows: int, shards: Shards = WHOLE_BATCH, *, prefix_lm: bool = False
+    stream: TokenStream, length: int, rows: int, shards: Shards = WHOLE_BATCH, *, prefix_lm: bool = False
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the own rows of batches [rows, length] that predict every token but the first once.
 

@@ -6,9 +6,11 @@ FOLDER/
   SPLIT-00000-of-00004.array_record
                            example i is record i // files of file i % files
   SPLIT.lengths            number of ids of each field of each example, little-endian uint32
-  SPLIT.tokens             language models: the token stream, little-endian uint16 or uint32
+  SPLIT.tokens             plain text: the ids of all examples, with the end token between two of them, little-endian
+                           uint16 or uint32
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Sequence
@@ -63,6 +65,30 @@ def decode_texts(record: bytes, count: int, dtype: np.dtype) -> list[str]:
     return texts
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredIds:
+    """The first `size` ids of a file, memory-mapped; a pickled copy maps the file again."""
+
+    path: Path
+    dtype: np.dtype
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
+        return self._ids[places]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_ids"}
+
+    @functools.cached_property
+    def _ids(self) -> np.ndarray:
+        if not self.size:  # an empty file cannot be mapped
+            return np.zeros(0, self.dtype)
+        return np.memmap(self.path, self.dtype, mode="r", shape=(self.size,))
+
+
 class Records(Sequence[Example]):
     """A split as a sequence of examples of text; `read` returns token ids."""
 
@@ -106,7 +132,6 @@ class Records(Sequence[Example]):
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
         """Returns `size` ids of a document from `start` on and the next one, or the end token: int32 [size + 1]."""
-        assert self._stream is not None
         first = int(self._starts[index]) + start
         ids = np.full(size + 1, self._end, np.int32)
         found = self._stream[first : first + size + 1]
@@ -122,26 +147,34 @@ class Records(Sequence[Example]):
     @functools.cached_property
     def _lengths(self) -> np.ndarray:
         """uint32 [examples, fields], memory-mapped."""
-        path = self._folder / f"{self._split}.lengths"
         shape = self._size, len(self._keys)
-        if not path.is_file() or path.stat().st_size != LENGTH.itemsize * shape[0] * shape[1]:
-            raise DataError(f"{path} is missing or of another size: prepare the data again")
+        path = self._file_of_size(".lengths", LENGTH.itemsize * shape[0] * shape[1])
         return np.memmap(path, LENGTH, mode="r", shape=shape)
 
-    def stream(self, limit: int = 0) -> np.ndarray | None:
-        """Returns the tokens of the first `limit` documents (0: of all), separated by the end token: int [tokens].
-
-        They are memory-mapped; None for pairs.
-        """
-        if self._stream is None or not limit:
+    def stream(self, limit: int = 0) -> StoredIds | None:
+        """Returns the tokens of the first `limit` documents (0: of all), separated by the end token; None for pairs."""
+        if self._keys != ("text",):
+            return None
+        if not limit:
             return self._stream
-        lengths = self._lengths[:limit, 0]
-        return self._stream[: int(lengths.sum(dtype=np.int64)) + len(lengths) - 1]
+        return dataclasses.replace(self._stream, size=self._tokens(limit))
 
     @functools.cached_property
-    def _stream(self) -> np.ndarray | None:
-        path = self._folder / f"{self._split}.tokens"
-        return np.memmap(path, self._dtype, mode="r") if path.exists() else None
+    def _stream(self) -> StoredIds:
+        size = self._tokens(self._size)
+        return StoredIds(self._file_of_size(".tokens", self._dtype.itemsize * size), self._dtype, size)
+
+    def _tokens(self, count: int) -> int:
+        """Returns the number of tokens of the first `count` documents and of the separators between them."""
+        lengths = self._lengths[:count, 0]
+        return int(lengths.sum(dtype=np.int64)) + len(lengths) - 1
+
+    def _file_of_size(self, suffix: str, size: int) -> Path:
+        """Returns a file of the split, which has `size` bytes."""
+        path = self._folder / f"{self._split}{suffix}"
+        if not path.is_file() or path.stat().st_size != size:
+            raise DataError(f"{path} is missing or of another size: prepare the data again")
+        return path
 
     def _records(self, indices: list[int]) -> list[bytes]:
         files = len(self._files)
@@ -235,7 +268,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
         metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if metadata["format"] != FORMAT:
             raise DataError(f"{path} has format {metadata['format']}, not {FORMAT}: prepare the data again")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{folder} is not the output of scripts/prepare_data.py: it has no dataset.json") from None
     except (ValueError, KeyError) as error:
         if isinstance(error, DataError):

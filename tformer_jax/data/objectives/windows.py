@@ -10,6 +10,7 @@ from tformer_jax.data.columns import Tokens
 from tformer_jax.data.corpora import Joined
 from tformer_jax.data.objectives.objective import Objective
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
+from tformer_jax.data.windows import TokenStream
 from tformer_jax.special_tokens import IGNORED, PAD
 
 
@@ -22,7 +23,7 @@ class CorruptedWindows:
         ConfigError: a stream is shorter than one window.
     """
 
-    def __init__(self, streams: Sequence[np.ndarray], objective: Objective, seed: int):
+    def __init__(self, streams: Sequence[TokenStream], objective: Objective, seed: int):
         shortest = min(map(len, streams))
         if shortest < objective.tokens:
             raise ConfigError(f"data.window: needs {objective.tokens} tokens; the training text has only {shortest}")
@@ -43,7 +44,7 @@ class CorruptedWindows:
 
 
 def covering_corrupted(
-    stream: np.ndarray, objective: Objective, rows: int, shards: Shards = WHOLE_BATCH
+    stream: TokenStream, objective: Objective, rows: int, shards: Shards = WHOLE_BATCH
 ) -> Iterator[Tokens]:
     """Yields the own rows of batches with each token of a stream in one corrupted window, the same in all runs.
 
