@@ -56,6 +56,31 @@ def test_globs_stand_for_their_files_in_order(tmp_path):
     assert [example["target"] for example in load_corpus(cfg, tmp_path).train] == ["-0", "-1", "-2"]
 
 
+def test_globs_of_two_languages_are_paired_by_what_the_wildcards_match(tmp_path):
+    for name in ("news", "news.commentary", "x[1]"):
+        write(tmp_path, **{f"{name}.{lang}": f"{name} {lang}\n".encode() for lang in ("en", "ca", "de")})
+    cfg = config("parallel_lines", "*.{lang}", validation="**/x[[]1].{lang}", test="x[1].{lang}", target_language="ca")
+    corpus = load_corpus(cfg, tmp_path)
+    assert [tuple(pair.values()) for pair in corpus.train] == [
+        ("news.commentary en", "news.commentary ca"),
+        ("news en", "news ca"),
+        ("x[1] en", "x[1] ca"),
+    ]
+    assert list(corpus.validation) == list(corpus.test) == corpus.train[2:]
+    (tmp_path / "news.en").rename(tmp_path / "old.en")
+    with pytest.raises(DataError, match=r"news\.ca has no counterpart in 'en': each file that '\*\.{lang}' matches"):
+        load_corpus(cfg, tmp_path)
+
+
+def test_only_the_name_is_a_glob(tmp_path):
+    folder = tmp_path / "part [1]"
+    folder.mkdir()
+    write(folder, **{"a.txt": b"one\ntwo\n"})
+    assert len(load_corpus(config("lines", "*.txt", "decoder_lm", validation="a.txt"), folder).train) == 2
+    with pytest.raises(DataError, match=r"'\*\*foo' is not a glob: write '\*\*' only as a whole folder, such as"):
+        load_corpus(config("lines", "**foo", "decoder_lm"), folder)
+
+
 def test_tsv_holds_out_its_last_part(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"{i}\t-{i}\n" for i in range(10)))
     corpus = load_corpus(config("tsv", "pairs.tsv", validation_fraction=0.2), tmp_path)

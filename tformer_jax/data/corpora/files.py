@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ HOMES = {
     "rt_polarity": "Pang and Lee's sentence polarity dataset v1.0, as label<tab>sentence lines",
 }
 """Origins of the shipped configs' corpora, by the first folder of their paths."""
+
+WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+"""Regular expressions of the wildcards of globs, except characters in brackets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +55,23 @@ def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileReader:
 
 
 def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads translation pairs from two files, aligned by line; `{lang}` in the path is replaced by the language."""
+    """Reads translation pairs from two files, aligned by line; `{lang}` in the path is replaced by the language.
+
+    The files of a glob are paired by the text in place of its wildcards.
+
+    Raises:
+        DataError: a file has no counterpart in the other language.
+    """
     languages = (reader.cfg.source_language, reader.cfg.target_language)
-    sides = [locate(reader.root, name.replace("{lang}", language)) for language in languages]
-    if len(sides[0]) != len(sides[1]):
-        raise DataError(f"{name} matches {len(sides[0])} {languages[0]} files, but {len(sides[1])} {languages[1]}")
-    for source, target in zip(*sides, strict=True):
-        yield from _pairs(source, target, reader.bad)
+    sources, targets = (_by_wildcards(reader.root, name, language) for language in languages)
+    for alone in sorted(sources.keys() ^ targets.keys()):
+        path, other = (sources[alone], languages[1]) if alone in sources else (targets[alone], languages[0])
+        raise DataError(
+            f"{path} has no counterpart in {other!r}: each file that {name!r} matches needs one in the other language, "
+            "with the same text in place of the wildcards"
+        )
+    for key, source in sources.items():
+        yield from _pairs(source, targets[key], reader.bad)
 
 
 def tsv(reader: FileReader, name: str) -> Iterator[Example]:
@@ -151,7 +165,7 @@ def locate(root: Path | None, name: str) -> list[Path]:
     """Returns the files in the data folder that match a path or glob, sorted by name.
 
     Raises:
-        DataError: no folder is given, the path is that of a folder, or no file matches.
+        DataError: no folder is given, the path is that of a folder, the glob is invalid, or no file matches.
     """
     home = HOMES.get("".join(Path(name).parts[:1]))
     origin = f" (it comes from {home})" if home else ""
@@ -165,10 +179,41 @@ def locate(root: Path | None, name: str) -> list[Path]:
         return [path]
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file in it, or a glob such as '*.gz' that matches its files")
-    files = sorted(file for file in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if file.is_file())
+    if any("**" in part and part != "**" for part in Path(name).parts):
+        raise DataError(f"{name!r} is not a glob: write '**' only as a whole folder, such as '**/*.gz'")
+    folder, glob = _anchored(root, name)
+    files = sorted(file for file in folder.glob(glob) if file.is_file())
     if not files:
         raise DataError(f"{path} does not exist{origin}: put it there, or name another folder with --data DIR")
     return files
+
+
+def _anchored(root: Path | None, name: str) -> tuple[Path, str]:
+    """Returns the folder of a glob, whose own name is no glob, and the glob below it."""
+    path = Path(name)
+    folder = Path(path.anchor or root or "")
+    return folder, (path.relative_to(path.anchor) if path.anchor else path).as_posix()
+
+
+def _by_wildcards(root: Path | None, name: str, language: str) -> dict[tuple[str, ...], Path]:
+    """Returns the files of a language by the parts of their paths before, between and after its name."""
+    folder, glob = _anchored(root, name)
+    expression = re.escape(language).join(f"({_expression(part)})" for part in glob.split("{lang}"))
+    found = {}
+    for path in locate(root, name.replace("{lang}", language)):
+        match = re.fullmatch(expression, path.relative_to(folder).as_posix())
+        found[match.groups() if match else (name,)] = path  # a file may have brackets in its name
+    return found
+
+
+def _expression(glob: str) -> str:
+    """Returns the regular expression for a part of a glob."""
+    parts = re.split(r"(\*\*/|\*|\?|\[.+?\])", glob)
+    for number in range(1, len(parts), 2):
+        characters = parts[number][1:-1].replace("\\", r"\\").replace("[", r"\[")
+        parts[number] = WILDCARDS.get(parts[number]) or f"[{re.sub('^!', '^', characters)}]"
+    parts[::2] = map(re.escape, parts[::2])
+    return "".join(parts)
 
 
 def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
