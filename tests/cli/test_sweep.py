@@ -118,8 +118,13 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
         sweep.main([*arguments, "--sweep", "train.metric=loss,bleu"])
     with pytest.raises(ConfigError, match="bpe and .*bytes are not comparable: train.metric='loss' is per token"):
         sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes"])
+    for settings in ("data.tokenizer_examples=5,9", "data.train=pairs.tsv,other.tsv"):
+        with pytest.raises(ConfigError, match="are not comparable: .* their tokenizers or texts differ"):
+            sweep.main([*arguments, "--sweep", settings])
     assert not folder.exists()
     sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes; seed=3", "--config.train.metric=bleu"])
+    bytes_alone = ["--config.data.tokenizer=bytes", "--output", str(tmp_path / "other")]
+    sweep.main([*arguments, *bytes_alone, "--sweep", "data.tokenizer_examples=5,9; seed=3"])
 
 
 def test_names_of_runs_have_a_maximum(corpus_folder, tmp_path):
@@ -146,7 +151,7 @@ def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):
     folder = tmp_path / "sweep"
     arguments = flags(tmp_path, corpus_folder, folder)
     for _ in range(2):
-        sweep.main([*arguments, "--sweep", "data.train=a/b.tsv,a%2Fb.tsv; seed=3"])
+        sweep.main([*arguments, "--config.train.metric=bleu", "--sweep", "data.train=a/b.tsv,a%2Fb.tsv; seed=3"])
     assert capfd.readouterr().out.count("training") == 2
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
         "data.train=a%252Fb.tsv,seed=3",

@@ -89,6 +89,19 @@ def test_losses_of_other_tokens_have_no_difference(tmp_path):
         assert bool(re.search(r">[+−]\d+\.\d{4}</td>", losses)) == same
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_saved_tokenizers_say_more_about_tokens_than_settings(tmp_path, same):
+    """Those of prepared data are not what the settings say, and equal settings may train other tokenizers."""
+    a, b = pair(tmp_path, level=0.0)
+    for run, size in ((a, 9), (b, 9 if same else 8)):
+        (run.folder / "tokenizers").mkdir()
+        (run.folder / "tokenizers" / "target.json").write_text(
+            json.dumps({"kind": "characters", "pieces": [*"a" * size]})
+        )
+    b = dataclasses.replace(b, config=b.config | {"data.vocab_size": 9 if same else b.config["data.vocab_size"]})
+    assert compare(a, b, resamples=100).same_tokens == same
+
+
 def test_what_changed_most_comes_first(tmp_path):
     a, b = pair(tmp_path, label_smoothing=0.1)
     found = compare(a, b, resamples=100)

@@ -21,7 +21,7 @@ from rich.table import Table
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import integer
 from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
-from tformer_jax.config import PER_TOKEN, TARGET_TOKENS, Config, ConfigError, flat, to_dict
+from tformer_jax.config import PER_TOKEN, Config, ConfigError, flat, target_tokens, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train.errors import RunError
@@ -174,7 +174,7 @@ def check_comparable(configs: Sequence[Config], combinations: Sequence[Combinati
     for cfg, found in zip(configs, combinations, strict=True):
         kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), found)
         if cfg.model.family != "classifier" and cfg.train.metric in PER_TOKEN:
-            vocabularies.setdefault(tuple(flat(cfg)[name] for name in TARGET_TOKENS), found)
+            vocabularies.setdefault(tuple(target_tokens(flat(cfg)).items()), found)
     metric = configs[0].train.metric
     for groups, reason in (
         (kinds, "their model.family, data.objective or train.metric differ"),

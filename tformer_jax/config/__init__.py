@@ -15,14 +15,13 @@ from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
-from tformer_jax.config.training import LOWER_IS_BETTER, PER_TOKEN, TARGET_TOKENS, OptimConfig, TrainConfig
+from tformer_jax.config.training import LOWER_IS_BETTER, PER_TOKEN, OptimConfig, TrainConfig, target_tokens
 
 __all__ = [
     "LOWER_IS_BETTER",
     "MESH_AXES",
     "PER_TOKEN",
     "PRESETS",
-    "TARGET_TOKENS",
     "Config",
     "ConfigError",
     "DataConfig",
@@ -42,6 +41,7 @@ __all__ = [
     "load",
     "read_mesh",
     "save",
+    "target_tokens",
     "to_config_dict",
     "to_dict",
 ]

@@ -1,7 +1,8 @@
 """Settings of the optimizer and the training loop."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from tformer_jax.config.fields import Section, setting
 
@@ -40,6 +41,15 @@ TARGET_TOKENS = (
     "data.normalize",
 )
 """Settings that determine the tokens of the targets, by their full names."""
+TRAINED_ON = ("data.source", "data.dataset", "data.train", "data.fields", "data.tokenizer_examples")
+"""Further ones if the tokenizer of the targets is trained, or comes with prepared data."""
+
+
+def target_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the settings that determine the tokens of the targets, by their full names."""
+    kind = settings["data.target_tokenizer"] or settings["data.tokenizer"]
+    fixed = kind in ("bytes", "file") and settings["data.source"] != "prepared"
+    return {name: settings[name] for name in (*TARGET_TOKENS, *(() if fixed else TRAINED_ON))}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Compares two runs: metrics with a paired test, losses at equal cost, settings, and outputs."""
 
 import dataclasses
+import functools
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tformer_jax.config import TARGET_TOKENS
+from tformer_jax.config import target_tokens
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.run import Run, differing
@@ -76,10 +78,13 @@ class Comparison:
         assert self.split is not None
         return self.a.outputs[self.split].step, self.b.outputs[self.split].step
 
-    @property
+    @functools.cached_property
     def same_tokens(self) -> bool:
-        """Returns whether the settings allow a comparison of losses per token."""
-        return self.a.family == "classifier" or not any(name in self.settings for name in TARGET_TOKENS)
+        """Returns whether losses per token are comparable: by the saved tokenizers, or without them by the settings."""
+        if self.a.family == "classifier":
+            return True
+        a, b = _target_tokenizer(self.a), _target_tokenizer(self.b)
+        return a == b if a and b else target_tokens(self.a.config) == target_tokens(self.b.config)
 
 
 def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
@@ -127,6 +132,14 @@ def shared_split(a: Run, b: Run) -> str | None:
         if same(mine, theirs):
             return split
     return None
+
+
+def _target_tokenizer(run: Run) -> Any:
+    """Returns the JSON of the run's target tokenizer; None if it cannot be read."""
+    try:
+        return json.loads((run.folder / "tokenizers" / "target.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def _same_examples(a: Outputs, b: Outputs) -> bool:
