@@ -4,6 +4,7 @@ import gzip
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
@@ -25,7 +26,8 @@ class TinyPairs(tfds.core.GeneratorBasedBuilder):
     def _info(self):
         texts = {"en": tfds.features.Text(), "de": tfds.features.Text()}
         label = {"label": tfds.features.ClassLabel(names=["even", "odd"])}
-        features = tfds.features.FeaturesDict(texts | label)
+        others = {"words": tfds.features.Sequence(tfds.features.Text()), "number": tfds.features.Scalar(np.int64)}
+        features = tfds.features.FeaturesDict(texts | label | others)
         return self.dataset_info_from_configs(features=features, disable_shuffling=True)
 
     def _split_generators(self, dl_manager):
@@ -33,7 +35,7 @@ class TinyPairs(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self):
         for number, (en, de) in enumerate(PAIRS):
-            yield number, {"en": en, "de": de, "label": number % 2}
+            yield number, {"en": en, "de": de, "label": number % 2, "words": en.split(), "number": number}
 
 
 class SortedPairs(TinyPairs):
@@ -124,12 +126,19 @@ def test_restored_exactly(data_dir):
         (config("tiny_pairs", source_language="fr"), "tiny_pairs has no field 'fr', only .*: set data.fields"),
         (config("tiny_pairs", "decoder_lm"), "has no field 'text'"),
         (config("tiny_pairs", "classifier", fields=("en", "de")), "field 'de' of tiny_pairs is not a class label"),
+        (config("tiny_pairs", fields=("words", "de")), "field 'words' is list, not text: set data.fields"),
+        (config("tiny_pairs", "decoder_lm", fields=("number",)), "field 'number' is int, not text: set data.fields"),
+        (
+            config("tiny_pairs", train="train[:0]"),
+            r"split 'train\[:0\]' of tiny_pairs has no example: name a larger",
+        ),
+        (config("tiny_pairs", validation="train[40:]"), r"split 'train\[40:\]' of tiny_pairs has no example"),
         (config("imdb_reviews", "classifier"), "is not prepared as array_record in .*prepare_data.py --download"),
     ],
 )
 def test_mistakes(cfg, sentence, data_dir):
     with pytest.raises(DataError, match=sentence) as caught:
-        load_corpus(cfg, data_dir)
+        load_corpus(cfg, data_dir).train[:1]
     assert "\n" not in str(caught.value)
 
 

@@ -33,15 +33,17 @@ class TfdsRecords(Sequence[Example]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         record = self._source[index]
-        return {key: self._text(key, record[field]) for key, field in self._fields.items()}
+        return {key: self._text(key, field, record[field]) for key, field in self._fields.items()}
 
-    def _text(self, key: str, value: Any) -> str:
+    def _text(self, key: str, field: str, value: Any) -> str:
         if key == "label" and self._labels is not None:
             if int(value) < 0:
                 raise DataError("this split has examples without a label (-1): name another one in data.test")
             return self._labels[int(value)]
-        value = value.item() if isinstance(value, np.ndarray) else value
-        return value.decode() if isinstance(value, bytes) else str(value)
+        value = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
+        if not isinstance(value, bytes | str):
+            raise DataError(f"field {field!r} is {type(value).__name__}, not text: set data.fields")
+        return value.decode() if isinstance(value, bytes) else value
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:
@@ -129,14 +131,25 @@ def _labels(builder: Any, fields: dict[str, str]) -> tuple[str, ...] | None:
 
 
 def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels: tuple[str, ...] | None) -> TfdsRecords:
+    split = "+".join(names)
     try:
-        source = builder.as_data_source(split="+".join(names))
+        source = builder.as_data_source(split=split)
     except (ValueError, KeyError, AssertionError) as error:
+        if _is_empty(builder, split):
+            raise DataError(f"split {split!r} of {builder.name} has no example: name a larger part of it") from error
         if builder.info.splits:
             splits = ", ".join(builder.info.splits)
-            raise DataError(f"{builder.name} has no split {'+'.join(names)!r}; it has {splits}") from error
+            raise DataError(f"{builder.name} has no split {split!r}; it has {splits}") from error
         raise DataError(
             f"{builder.name} is not prepared as array_record in {builder.data_dir}: run python scripts/prepare_data.py "
             "--download with this config, or name the folder that contains it with --data DIR"
         ) from error
     return TfdsRecords(source, fields, labels)
+
+
+def _is_empty(builder: Any, split: str) -> bool:
+    try:
+        size: int = builder.info.splits[split].num_examples
+    except (ValueError, KeyError):
+        return False
+    return size == 0
