@@ -22,6 +22,7 @@ from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import _metadata, prepare
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.data.windows import Windows, token_stream
@@ -269,6 +270,16 @@ def test_given_tokenizers_fit_the_data(kind, corpus_folder, tmp_path):
     train_batches(prepared(cfg, tmp_path / "p"), corpus, Tokenizers.load(corpus.tokenizers)).close()
     with pytest.raises(ConfigError, match=r"data.normalize=\('lowercase',\): must be \(\), as in the given tokenizers"):
         prepare(config(kind, normalize=("lowercase",)), corpus_folder, tmp_path / "q", tokenizers=given)
+
+
+def test_tokenizers_of_one_objective_prepare_another(corpus_folder, tmp_path):
+    masked, spans = config("masked_lm"), config("seq2seq spans")
+    given = train_tokenizers(masked.data, load_corpus(masked, corpus_folder).train)
+    prepare(spans, corpus_folder, tmp_path / "p", tokenizers=given)
+    corpus = load_corpus(prepared(spans, tmp_path / "p"), None)
+    found = Tokenizers.load(corpus.tokenizers)
+    train_batches(prepared(spans, tmp_path / "p"), corpus, found).close()
+    assert found.target.added == ("<mask>", *SENTINEL_TOKENS)
 
 
 def test_a_tokenizer_normalizes_once(corpus_folder, tmp_path):

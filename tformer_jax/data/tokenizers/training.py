@@ -77,7 +77,7 @@ def checked(cfg: DataConfig, found: Tokenizers) -> Tokenizers:
     for tokenizer in (found.source, found.target):
         if (steps := normalization_of(tokenizer)) != cfg.normalize:
             raise cfg.error("normalize", f"must be {steps!r}, as in the given tokenizers")
-    return found if isinstance(found.target, ExtendedTokenizer) else _extended(cfg, found.source, found.target)
+    return _extended(cfg, found.source, found.target)
 
 
 def _extended(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers:
