@@ -26,7 +26,8 @@ from tests import commands, draws
 from tests.draws import GARBAGE, LENGTHS, SHAPES, T
 from tests.helpers import build, with_settings
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig
-from tformer_jax.config.schema import BATCHINGS, SOURCES
+from tformer_jax.config.schema import BATCHINGS
+from tformer_jax.config.sources import SOURCES
 from tformer_jax.interop import exact, hf
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions, kv_cache

@@ -136,6 +136,15 @@ def test_unset_settings_accept_values_of_their_type():
         ({"data": {"tokenizer_file": "a.json"}}, "data.tokenizer_file='a.json': is used only by data.tokenizer='file'"),
         ({"data": {"tokenizer": "words", "split_digits": True}}, "data.split_digits=True: needs data.tokenizer='bpe'"),
         ({"data": {"dataset": "imdb_reviews"}}, "data.dataset='imdb_reviews': is used only by data.source='tfds'"),
+        (
+            {"data": {"validation": ["a.tsv"]}},
+            r"data.validation=\('a.tsv',\): is not used by data.source='cldr_translation', which is generated",
+        ),
+        ({"data": {"weights": [1.0]}}, r"data.weights=\(1.0,\): is not used by data.source='cldr_translation'"),
+        (
+            {"data": {"source": "parallel_lines", "train": "x.{lang}", "fields": ["1", "2"]}},
+            r"data.fields=\('1', '2'\): is used only by data.source='tsv', .*'tfds', not 'parallel_lines'; write \(\)",
+        ),
         ({"optim": {"beta2": 1}}, "optim.beta2=1.0: must be below 1"),
         ({"optim": {"eps": 0}}, "optim.eps=0.0: must be larger than 0"),
         (

@@ -13,7 +13,8 @@ from tests.helpers import assert_close, randomized, rest_slow, tiny
 from tests.train.formulas import B1, B2, DECAY, EPS, RATES, adafactor, adamw, lamb, lion, muon, schedule_free, sgd
 from tformer_jax import axes
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
-from tformer_jax.config.schema import BATCHINGS, SOURCES
+from tformer_jax.config.schema import BATCHINGS
+from tformer_jax.config.sources import SOURCES
 from tformer_jax.config.training import OPTIM_USED_BY
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions

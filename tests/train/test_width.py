@@ -11,7 +11,8 @@ from flax import linen as nn
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
-from tformer_jax.config.schema import BATCHINGS, SOURCES
+from tformer_jax.config.schema import BATCHINGS
+from tformer_jax.config.sources import SOURCES
 from tformer_jax.models import registry
 from tformer_jax.train import optimizers
 

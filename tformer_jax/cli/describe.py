@@ -12,8 +12,9 @@ from tformer_jax import presets
 from tformer_jax.cli.common import integer, size_of
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, read_mesh
-from tformer_jax.config.schema import BATCHINGS, OBJECTIVES, SOURCES
+from tformer_jax.config.schema import BATCHINGS, OBJECTIVES
 from tformer_jax.config.sizes import with_sizes
+from tformer_jax.config.sources import SOURCES
 
 if TYPE_CHECKING:
     from tformer_jax.models.cost import Cost

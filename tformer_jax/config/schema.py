@@ -8,19 +8,9 @@ from tformer_jax.config.fields import ConfigError, Section, setting
 from tformer_jax.config.model import DTYPES, ModelConfig
 from tformer_jax.config.noise import SENTINELS, USED_BY, NoiseConfig
 from tformer_jax.config.parallel import ParallelConfig
+from tformer_jax.config.sources import EXAMPLES, MADE, NAMED_FIELDS, OF_FILES, SOURCES, TEXTS
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
-MADE = ("cldr_translation", "cldr_language", "stdlib_text")
-"""Generated sources, which need no files."""
-FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
-TEXTS = ("stdlib_text", "text", "lines", *FILES[1:])
-SOURCES = {
-    "seq2seq": ("cldr_translation", "parallel_lines", *FILES),
-    "decoder_lm": TEXTS,
-    "classifier": ("cldr_language", *FILES),
-    "masked_lm": TEXTS,
-}
-"""Values of `data.source` by model family; with an objective, those of texts."""
 OBJECTIVES: dict[str, tuple[str | None, ...]] = {
     "seq2seq": (None, "span_corruption", "denoising"),
     "decoder_lm": (None,),
@@ -28,16 +18,6 @@ OBJECTIVES: dict[str, tuple[str | None, ...]] = {
     "masked_lm": ("masked_tokens",),
 }
 """Values of `data.objective` by model family."""
-EXAMPLES = {
-    "parallel_lines": "'train.{lang}.gz'",
-    "text": "'book.txt'",
-    "lines": "'texts/*.txt.zst'",
-    "tsv": "'train.tsv'",
-    "jsonl": "'train-*.jsonl.gz'",
-    "parquet": "'train.parquet'",
-    "tfds": "'train'",
-    "prepared": "the folder that scripts/prepare_data.py wrote",
-}
 TOKENIZERS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file")
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BATCHINGS = {
@@ -77,8 +57,8 @@ class DataConfig(Section):
     weights: tuple[float, ...] = setting((), "mixture weights of the entries of train; (): concatenate them", low=0)
     fields: tuple[str, ...] = setting(
         (),
-        "names (tsv: numbers, from 1) of the fields that hold source and target, or text, or text and label; "
-        "(): the default names",
+        "tsv, jsonl, parquet, tfds: names (tsv: numbers, from 1) of the fields that hold source and target, or text, "
+        "or text and label; (): the default names",
     )
     validation_fraction: float = setting(0.1, "fraction of train held out if validation is ()", low=0, high=1)
     heldout_examples: int = setting(2000, "size of each held-out split of a generated corpus", low=1)
@@ -148,6 +128,12 @@ class DataConfig(Section):
             raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
         if self.source not in ("tfds", "prepared") and self.dataset is not None:
             raise self.error("dataset", f"is used only by data.source='tfds', not {self.source!r}; write None")
+        if self.source in MADE and (unused := OF_FILES & {*self.changed_settings()}):
+            problem = f"is not used by data.source={self.source!r}, which is generated; write ()"
+            raise self.error(min(unused), f"{problem}, or name the kind of the files in data.source")
+        if self.fields and self.source not in (*NAMED_FIELDS, "prepared"):
+            names = ", ".join(map(repr, NAMED_FIELDS))
+            raise self.error("fields", f"is used only by data.source={names}, not {self.source!r}; write ()")
         if self.source not in MADE and not self.train:
             raise self.error(
                 "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"

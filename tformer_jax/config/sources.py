@@ -1,0 +1,28 @@
+"""The values of `data.source`, and which settings they use."""
+
+MADE = ("cldr_translation", "cldr_language", "stdlib_text")
+"""Generated sources, which need no files."""
+FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
+TEXTS = ("stdlib_text", "text", "lines", *FILES[1:])
+SOURCES = {
+    "seq2seq": ("cldr_translation", "parallel_lines", *FILES),
+    "decoder_lm": TEXTS,
+    "classifier": ("cldr_language", *FILES),
+    "masked_lm": TEXTS,
+}
+"""Values of `data.source` by model family; with an objective, those of texts."""
+OF_FILES = {"train", "validation", "test", "weights", "fields"}
+"""Settings that generated sources do not use."""
+NAMED_FIELDS = ("tsv", "jsonl", "parquet", "tfds")
+"""Sources whose examples have fields."""
+EXAMPLES = {
+    "parallel_lines": "'train.{lang}.gz'",
+    "text": "'book.txt'",
+    "lines": "'texts/*.txt.zst'",
+    "tsv": "'train.tsv'",
+    "jsonl": "'train-*.jsonl.gz'",
+    "parquet": "'train.parquet'",
+    "tfds": "'train'",
+    "prepared": "the folder that scripts/prepare_data.py wrote",
+}
+"""An entry of `data.train` by source."""
