@@ -12,6 +12,7 @@ from tformer_jax.cli import checks
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 from tformer_jax.data.prepare import prepare
+from tformer_jax.data.tokenizers import train_tokenizers
 
 
 def config(source: str, train, family: str = "seq2seq", **changes) -> Config:
@@ -237,17 +238,32 @@ def test_what_was_read_before_the_damage_is_kept_when_bad_lines_are_skipped(tmp_
 def test_a_split_without_a_readable_line(tmp_path):
     write(tmp_path, **{"a.tsv": b"1\t2\n", "b.tsv": b"alone\n"})
     cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
-    with pytest.raises(DataError, match="split validation has no valid example"):
+    with pytest.raises(DataError, match="split validation has no valid example; skipped 1 lines"):
         load_corpus(cfg, tmp_path)
 
 
 def test_a_training_split_without_a_readable_line(tmp_path):
     write(tmp_path, **{"a.tsv": b"alone\n", "b.tsv": b"1\t2\n"})
     cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
-    with pytest.raises(DataError, match="split train has no valid example"):
+    sentence = "split train has no valid example; skipped 1 lines, 1 of them: has 1 columns where source"
+    for command in (load_corpus, stream_and_train, lambda cfg, root: prepare(cfg, root, root / "prepared")):
+        with pytest.raises(DataError, match=sentence):
+            command(cfg, tmp_path)
+
+
+def stream_and_train(cfg: Config, root: Path) -> None:
+    train_tokenizers(cfg.data, stream_corpus(cfg, root).train)
+
+
+def test_skipped_lines_are_named_if_nothing_is_left_to_hold_out(tmp_path):
+    write(tmp_path, **{"a.jsonl": b'{"source": "1", "target": "2"}\n' * 9 + b"{\n"})
+    cfg = config("jsonl", "a.jsonl", fields=("en", "de"), on_bad_line="skip")
+    sentence = (
+        r"a.jsonl is too short to hold out .*: name validation data in data.validation; skipped 10 lines, 9 of them: "
+        "has no field 'en', only 'source', 'target': set data.fields"
+    )
+    with pytest.raises(DataError, match=sentence):
         load_corpus(cfg, tmp_path)
-    with pytest.raises(DataError, match="split train has no valid example"):
-        prepare(cfg, tmp_path, tmp_path / "prepared")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst"])

@@ -240,6 +240,22 @@ def test_the_summary_counts(corpus_folder, tmp_path, capsys):
     assert "up to 8: 1" in shown
 
 
+@pytest.mark.parametrize(
+    ("files", "skipped"),
+    [
+        ({"train": "a.tsv"}, [2, 0, 0]),
+        ({"train": "a.tsv", "validation": "b.tsv"}, [2, 1, 0]),
+        ({"train": "b.tsv", "validation": "b.tsv", "test": "a.tsv"}, [1, 1, 2]),
+    ],
+)
+def test_skipped_lines_count_for_the_split_that_names_their_file(files, skipped, tmp_path):
+    (tmp_path / "a.tsv").write_bytes(b"aaa\tbbbbb\nalone\nc\td\n\xff\tx\n")
+    (tmp_path / "b.tsv").write_bytes(b"a\tb\nalone\n")
+    cfg = config("seq2seq", on_bad_line="skip", validation_fraction=0.5, **files)
+    summaries = prepare(cfg, tmp_path, tmp_path / "p")
+    assert [sum(summary.skipped.values()) for summary in summaries.values()] == skipped
+
+
 def test_nothing_is_left_when_preparing_fails(tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"a\tb\n" * 30 + b"alone\n")
     (tmp_path / "b.tsv").write_bytes(b"a\tb\n")

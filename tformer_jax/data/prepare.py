@@ -18,6 +18,7 @@ from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, SUFFIXES, TOKENIZERS, encode_record, id_dtype
+from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.training import checked
 from tformer_jax.data.transforms import tokenize
@@ -42,7 +43,7 @@ class Summary:
     lengths: dict[int, int] = dataclasses.field(default_factory=dict)
     """Number of examples by the length of their longest side, rounded up to a power of two."""
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Number of malformed lines by reason."""
+    """Number of malformed lines by reason, of the files that are named for this split."""
 
     def count(self, ids: Tokens) -> None:
         """Adds one example."""
@@ -89,8 +90,8 @@ def prepare(
         for split in ("train", "validation", "test"):
             writer = _SplitWriter(cfg, partial, split, tokenizers, splits.labels, shards)
             summaries[split] = writer.write(getattr(splits, split), progress)
-            bad = splits.bad.get(split, splits.bad.get("validation", splits.bad.get("train")))
-            summaries[split].skipped = bad.reasons() if bad else {}
+        for split, bad in splits.bad.items():
+            summaries[split].skipped = bad.reasons()
         (partial / "dataset.json").write_text(_metadata(cfg, tokenizers, splits.labels, summaries), encoding="utf-8")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
@@ -132,7 +133,7 @@ class _SplitWriter:
         chunks = _chunks(examples)
         first = next(chunks, None)
         if first is None:
-            raise DataError(f"split {self._split} has no valid example")
+            raise no_example(self._split, examples)
         count = self._shards if len(first) == EXAMPLES_PER_CHUNK else 1
         end = self._tokenizers.target.special.ends[0]
         names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]

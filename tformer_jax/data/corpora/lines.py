@@ -45,6 +45,14 @@ class BadLines:
         """Returns the number of skipped lines by reason."""
         return dict(sum(self._counts.values(), start=collections.Counter()))
 
+    def explanation(self) -> str:
+        """Returns the number of skipped lines and the most frequent reason, to end a message with; "" if none were."""
+        reasons = self.reasons()
+        if not reasons:
+            return ""
+        problem = max(reasons, key=lambda name: reasons[name])
+        return f"; skipped {sum(reasons.values()):,} lines, {reasons[problem]:,} of them: {problem}"
+
     def report(self) -> None:
         """Logs the number of skipped lines per file and reason."""
         for path, counts in self._counts.items():

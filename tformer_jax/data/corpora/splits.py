@@ -86,8 +86,14 @@ def load(cfg: Config, root: Path | None) -> Corpus:
 def _load_split(examples: Iterable[Example], name: str) -> list[Example]:
     loaded = list(examples)
     if not loaded:
-        raise DataError(f"split {name} has no valid example")
+        raise no_example(name, examples)
     return loaded
+
+
+def no_example(split: str, examples: Iterable[Example]) -> DataError:
+    """Returns the error for a split that has been read and has no example, with the reason if lines were skipped."""
+    skipped = examples.reader.bad.explanation() if isinstance(examples, Stream) else ""
+    return DataError(f"split {split} has no valid example{skipped}")
 
 
 def _hold_out(cfg: Config, train: Stream) -> tuple[Iterable[Example], Iterable[Example]]:
@@ -96,14 +102,17 @@ def _hold_out(cfg: Config, train: Stream) -> tuple[Iterable[Example], Iterable[E
         documents = list(train)
         if len(documents) == 1:
             document = documents[0]["text"]
-            boundary = hold_out_from(cfg, len(document))
+            boundary = hold_out_from(cfg, len(document), train.reader.bad)
             return [{"text": document[:boundary]}], [{"text": document[boundary:]}]
-    boundary = hold_out_from(cfg, sum(1 for _ in train))
+    boundary = hold_out_from(cfg, sum(1 for _ in train), train.reader.bad)
     return dataclasses.replace(train, stop=boundary), dataclasses.replace(train, start=boundary)
 
 
-def hold_out_from(cfg: Config, count: int) -> int:
+def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
     """Returns the index of the first of `count` training examples, or characters, that is held out for validation.
+
+    Args:
+        bad: skipped lines of the training split, for the message.
 
     Raises:
         DataError: one of the two parts would be empty.
@@ -113,6 +122,7 @@ def hold_out_from(cfg: Config, count: int) -> int:
         raise DataError(
             f"{', '.join(cfg.data.train)} is too short to hold out data.validation_fraction="
             f"{cfg.data.validation_fraction} of it: name validation data in data.validation"
+            f"{bad.explanation() if bad else ''}"
         )
     return boundary
 

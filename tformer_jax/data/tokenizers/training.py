@@ -12,7 +12,8 @@ from rich.progress import track
 from tformer_jax import user_cache
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora.cldr import Phrases
-from tformer_jax.data.corpora.corpus import DataError, Example
+from tformer_jax.data.corpora.corpus import Example
+from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import normalization, simple, subword
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
@@ -91,7 +92,7 @@ def _extended(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenize
 def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
     first = next(iter(train), None)
     if first is None:
-        raise DataError("split train has no valid example")
+        raise no_example("train", train)
     sides = [key for key in first if key != "label"]
     languages = (cfg.source_language, cfg.target_language) if len(sides) == 2 else (cfg.source_language,)
     normalizers = {side: normalizer(cfg.normalize, language) for side, language in zip(sides, languages, strict=True)}
