@@ -121,6 +121,13 @@ def test_a_vocabulary_without_room_for_bytes():
         train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=100), CORPUS.train)
 
 
+def test_a_vocabulary_without_room_for_characters():
+    texts = [{"text": "ab ac ba"}]
+    with pytest.raises(ConfigError, match="data.vocab_size=9: a WordPiece vocabulary of these texts needs at least 10"):
+        train_tokenizers(DataConfig(tokenizer="wordpiece", vocab_size=9), texts)
+    assert train_tokenizers(DataConfig(tokenizer="wordpiece", vocab_size=10), texts).target.vocab_size == 10
+
+
 @pytest.mark.parametrize(("content", "sentence"), [(None, "has lost its tokenizer"), ("{}", "is damaged")])
 def test_lost_files(tmp_path, content, sentence):
     if content:

@@ -34,10 +34,12 @@ class SubwordTokenizer:
 
     @classmethod
     def train(cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool) -> "SubwordTokenizer":
-        """Trains a vocabulary of at most `vocab_size` tokens, including the 256 bytes and the special tokens.
+        """Trains a vocabulary of at most `vocab_size` tokens.
+
+        It has the special tokens and the 256 bytes; WordPiece has the characters of the texts instead of bytes.
 
         Raises:
-            ConfigError: `vocab_size` is too small for the bytes.
+            ConfigError: `vocab_size` is too small for them.
         """
         options: dict[str, Any] = {
             "vocab_size": vocab_size,
@@ -49,6 +51,11 @@ class SubwordTokenizer:
             tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
             tokenizer.decoder = hf.decoders.WordPiece(cleanup=False)
             tokenizer.train_from_iterator(texts, hf.trainers.WordPieceTrainer(**options))
+            if (least := tokenizer.get_vocab_size()) > vocab_size:
+                raise ConfigError(
+                    f"data.vocab_size={vocab_size}: a WordPiece vocabulary of these texts needs at least {least}, for "
+                    "each character at the start of words and within them"
+                )
             return cls(kind, tokenizer)
         alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
         if vocab_size < len(alphabet) + FIRST:
