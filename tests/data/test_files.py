@@ -144,6 +144,21 @@ def test_a_row_without_text_is_named_by_its_number(tmp_path):
         load_corpus(config("parquet", "a.parquet"), tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_row_that_is_not_utf8_is_named_or_skipped(tmp_path, name):
+    raw = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
+    table = pa.table({"source": raw, "target": ["A", "B", "C"]})
+    if name == "a.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        with pa.ipc.new_file(str(tmp_path / name), table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(DataError, match=f"{name}, line 2: not valid UTF-8; convert the file to UTF-8"):
+        load_corpus(config("parquet", name), tmp_path)
+    read = load_corpus(config("parquet", name, validation=name, on_bad_line="skip"), tmp_path).train
+    assert [tuple(example.values()) for example in read] == [("a", "A"), ("c", "C")]
+
+
 def test_streams_can_be_read_again_and_equal_what_is_loaded(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"{i}\t-{i}\n" for i in range(10)))
     cfg = config("tsv", "pairs.tsv")

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
-from tformer_jax.data.corpora.lines import BadLines, is_unicode, numbered_lines, read_text
+from tformer_jax.data.corpora.lines import NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
 
 HOMES = {
     "multi30k": "task 1 of the GitHub repository multi30k/dataset",
@@ -120,8 +120,11 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
         number = 0
         try:
             for batch in _record_batches(path):
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     number += 1
+                    if row is None:
+                        reader.bad.record(path, number, NOT_UTF8)
+                        continue
                     try:
                         yield as_example(row, fields)
                     except DataError as error:
@@ -285,3 +288,13 @@ def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
             yield from pa.ipc.open_stream(file)
         else:
             yield from (batches.get_batch(number) for number in range(batches.num_record_batches))
+
+
+def _rows(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | None]:
+    """Returns the rows of a batch; None for those whose strings are not UTF-8."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        if batch.num_rows == 1:
+            return [None]
+        return itertools.chain.from_iterable(_rows(batch.slice(number, 1)) for number in range(batch.num_rows))

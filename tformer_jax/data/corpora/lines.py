@@ -16,6 +16,7 @@ from tformer_jax.data.corpora.corpus import DataError
 
 DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 """Exceptions raised by a damaged or truncated compressed file."""
+NOT_UTF8 = "not valid UTF-8; convert the file to UTF-8"
 
 
 class BadLines:
@@ -89,7 +90,7 @@ def decoded_lines(
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            bad.record(path, number, "not valid UTF-8; convert the file to UTF-8")
+            bad.record(path, number, NOT_UTF8)
             yield number, None
         else:
             yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
