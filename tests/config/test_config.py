@@ -145,6 +145,14 @@ def test_unset_settings_accept_values_of_their_type():
             {"data": {"source": "parallel_lines", "train": "x.{lang}", "fields": ["1", "2"]}},
             r"data.fields=\('1', '2'\): is used only by data.source='tsv', .*'tfds', not 'parallel_lines'; write \(\)",
         ),
+        (
+            {"data": {"source": "text", "train": "x", "batching": "windows", "objective": "denoising", "window": 2}},
+            "data.window=2: must be at least 3 for data.objective='denoising'",
+        ),
+        (
+            {"data": {"source": "cldr_language", "languages": []}, "model": {"family": "classifier"}},
+            r"data.languages=\(\): must name the CLDR locales to tell apart, such as \('en', 'de'\)",
+        ),
         ({"optim": {"beta2": 1}}, "optim.beta2=1.0: must be below 1"),
         ({"optim": {"eps": 0}}, "optim.eps=0.0: must be larger than 0"),
         (

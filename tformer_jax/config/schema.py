@@ -134,6 +134,8 @@ class DataConfig(Section):
         if self.fields and self.source not in (*NAMED_FIELDS, "prepared"):
             names = ", ".join(map(repr, NAMED_FIELDS))
             raise self.error("fields", f"is used only by data.source={names}, not {self.source!r}; write ()")
+        if self.source == "cldr_language" and not self.languages:
+            raise self.error("languages", "must name the CLDR locales to tell apart, such as ('en', 'de')")
         if self.source not in MADE and not self.train:
             raise self.error(
                 "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"
@@ -159,13 +161,13 @@ class DataConfig(Section):
             if self.objective not in USED_BY[name]:
                 users = " or ".join(map(repr, USED_BY[name]))
                 raise self.noise.error(name, f"is used only by data.objective={users}; leave it out")
-        if self.objective == "span_corruption":
-            if self.window < 3:
-                raise self.error("window", "must be at least 3 for data.objective='span_corruption'")
-            if (spans := self.noise.longest_spans(self.window).spans) > SENTINELS:
-                raise self.error(
-                    "window", f"has {spans} spans, and only {SENTINELS} sentinels; increase data.noise.mean_span"
-                )
+        if self.objective in ("span_corruption", "denoising") and self.window < 3:
+            raise self.error("window", f"must be at least 3 for data.objective={self.objective!r}")
+        spans = self.noise.longest_spans(self.window).spans if self.objective == "span_corruption" else 0
+        if spans > SENTINELS:
+            raise self.error(
+                "window", f"has {spans} spans, and only {SENTINELS} sentinels; increase data.noise.mean_span"
+            )
 
     def _check_tokenizer(self) -> None:
         kinds = self.tokenizer_kinds
