@@ -227,6 +227,45 @@ def test_long_texts_are_cut_but_targets_keep_their_end(caplog):
     assert "truncating texts longer than 15 tokens (the first has 50)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "setting"),
+    [
+        ("translation in buckets", {}, "the last of data.bucket_lengths"),
+        ("translation packed", {}, "data.source_window"),
+        ("translation packed", {"source_window": None}, "data.window"),
+        ("documents packed and cut", {}, "data.window"),
+    ],
+)
+def test_a_warning_names_the_setting_that_cuts_texts(kind, sizes, setting, caplog):
+    cfg, corpus, tokenizers = setup(kind, **sizes)
+    long = {key: value * 50 for key, value in corpus.train[0].items()}
+    batches = train_batches(cfg, dataclasses.replace(corpus, train=[long] * 4), tokenizers)
+    next(batches)
+    batches.close()
+    assert f"); increase {setting} to keep them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "sentence"),
+    [
+        (
+            "translation in buckets",
+            {"bucket_lengths": (1,)},
+            r"data.bucket_lengths=\(1,\): has room for the special",
+        ),
+        (
+            "translation packed",
+            {"source_window": 1},
+            "data.source_window=1: has room for the special",
+        ),
+        ("translation packed", {"window": 1}, "data.window=1: has room for the special tokens of a text alone"),
+    ],
+)
+def test_rows_without_room_for_a_text(kind, sizes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        train_batches(*setup(kind, **sizes))
+
+
 @pytest.mark.parametrize("kind", ["translation in buckets", "classification in buckets"])
 def test_evaluation_sees_every_example_once(kind):
     cfg, corpus, tokenizers = setup(kind, rows=7)

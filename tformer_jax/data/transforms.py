@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers, is_bpe
@@ -89,6 +89,8 @@ class Framer:
     """Special tokens of sources."""
     target: SpecialTokens = OWN
     """Special tokens of targets, texts and documents."""
+    settings: tuple[str, str] = ("data.window", "data.source_window")
+    """Names of the settings that `length` and `source_length` are, for messages."""
     reported: bool = dataclasses.field(default=False, init=False)
 
     def __call__(self, ids: Block) -> Block:
@@ -98,15 +100,15 @@ class Framer:
         Each example yields one example, except documents: an empty one yields none, a long one several if `carry`.
         """
         if "label" in ids:
-            texts = self._truncate(ids["text"], self.length - self.target.added)
+            texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
             return {"tokens": texts.within(self.target.before, self.target.after), "label": ids["label"]}
         if "text" in ids:
             tokens, targets = ids["text"], ids["text"].followed_by(self.target.ends[0])
             if not self.carry:
-                tokens, targets = self._truncate(tokens, self.length), targets.cut(self.length)
+                tokens, targets = self._truncate(tokens, self.length, self.settings[0]), targets.cut(self.length)
             return {"tokens": tokens.in_pieces(self.length), "targets": targets.in_pieces(self.length)}
-        source = self._truncate(ids["source"], self.source_length - self.source.added_to_side)
-        target = self._truncate(ids["target"], self.length - self.target.added_to_side)
+        source = self._truncate(ids["source"], self.source_length - self.source.added_to_side, self.settings[1])
+        target = self._truncate(ids["target"], self.length - self.target.added_to_side, self.settings[0])
         before, closing = self.target.before, self.target.closing
         return {
             "source": source.within(self.source.before, self.source.closing),
@@ -121,24 +123,43 @@ class Framer:
         pieces = -(-lengths["text"] // self.length)
         return pieces if self.carry else np.minimum(pieces, 1)
 
-    def _truncate(self, column: Column, limit: int) -> Column:
+    def _truncate(self, column: Column, limit: int, setting: str) -> Column:
         truncated = column.cut(limit)
         if truncated is not column and not self.reported:
             logging.getLogger(__name__).warning(
-                "truncating texts longer than %d tokens (the first has %d); increase the last of data.bucket_lengths, "
-                "or data.window, to keep them",
+                "truncating texts longer than %d tokens (the first has %d); increase %s to keep them",
                 limit,
                 column.lengths[column.lengths > limit][0],
+                setting,
             )
             self.reported = True
         return truncated
 
 
 def framer(cfg: Config, tokenizers: Tokenizers) -> Framer:
-    """Returns the framer for the row lengths in `cfg.data`."""
-    data = cfg.data
+    """Returns the framer for the row lengths in `cfg.data`.
+
+    Raises:
+        ConfigError: a row has no room for a text beside its special tokens.
+    """
+    data, source, target = cfg.data, tokenizers.source.special, tokenizers.target.special
     if data.batching == "buckets":
-        lengths, carry = (data.bucket_lengths[-1], data.bucket_lengths[-1]), False
+        length = source_length = data.bucket_lengths[-1]
+        name = source_name = "bucket_lengths"
+        settings = ("the last of data.bucket_lengths",) * 2
     else:
-        lengths, carry = (data.window, data.source_window or data.window), data.overlong == "carry"
-    return Framer(*lengths, carry=carry, source=tokenizers.source.special, target=tokenizers.target.special)
+        length, source_length = data.window, data.source_window or data.window
+        name, source_name = "window", "source_window" if data.source_window else "window"
+        settings = (f"data.{name}", f"data.{source_name}")
+    if cfg.model.family == "seq2seq":
+        _check_room(data, source_name, source_length, source.added_to_side)
+        _check_room(data, name, length, target.added_to_side)
+    elif cfg.model.family == "classifier":
+        _check_room(data, name, length, target.added)
+    carry = data.overlong == "carry"
+    return Framer(length, source_length, carry=carry, source=source, target=target, settings=settings)
+
+
+def _check_room(cfg: DataConfig, name: str, length: int, added: int) -> None:
+    if length <= added:
+        raise cfg.error(name, f"has room for the special tokens of a text alone; write {added + 1} or more")

@@ -18,7 +18,7 @@ from tformer_jax.data.corpora.cldr_phrases import PhraseBook
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example
 
 ENDLESS = 2**31
-"""Length of an endless split, the largest that grain can shuffle."""
+"""Length of an endless split: more examples than a run trains on, and within the 32 bits of grain's shuffle."""
 
 Candidate = tuple[str, Callable[[], Example | None]]
 """The text that determines the split of a phrase, and a function that returns the example, or None to reject it."""
