@@ -51,6 +51,20 @@ def test_order_and_state_are_those_of_the_batches_given():
     batches.close()
 
 
+def test_peeking_consumes_nothing():
+    batches = Prefetched(Numbers(stop=2), 4)
+    assert [batches.peek(), batches.peek()] == [{"number": 0}] * 2
+    assert batches.get_state() == {"next": 0}
+    assert numbers(batches, 1) == [0]
+    batches.peek()
+    batches.set_state({"next": 0})
+    assert batches.peek() == {"number": 0}
+    assert numbers(batches, 2) == [0, 1]
+    assert batches.peek() is None
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
 def test_the_end_and_errors_arrive():
     batches = Prefetched(Numbers(stop=3), 8)
     assert [batch["number"] for batch in batches] == [0, 1, 2]

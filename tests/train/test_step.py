@@ -19,7 +19,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.step import accumulated_gradients, compiled, make_train_step
+from tformer_jax.train.step import accumulated_gradients, compiled, compiling, make_train_step
 from tformer_jax.train.step_metrics import fetch
 
 
@@ -345,6 +345,31 @@ def test_low_precision_learns_and_keeps_its_statistics_in_float32(param_dtype):
     assert {leaf.dtype.name for leaf in jax.tree.leaves((current.opt_state, current.ema))} <= {"float32", "int32"}
     assert {value.dtype.name for value in metrics.values()} == {"float32"}
     assert float(metrics["loss"]) < 0.1
+
+
+def test_the_first_call_uses_what_another_thread_compiled():
+    compilations = []
+
+    def count(event: str, seconds: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compilations.append(seconds)
+
+    step = jax.jit(lambda state, batch: state + batch["tokens"].sum())
+    state, tokens = np.zeros(3, np.float32), {"tokens": np.ones((2, 5), np.int32)}
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        with compiling(step, jax.ShapeDtypeStruct(state.shape, state.dtype), lambda: tokens):
+            pass
+        ahead = len(compilations)
+        step(state, tokens)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert ahead == len(compilations) == 1
+
+
+def test_an_error_of_a_compilation_ahead_is_left_to_the_first_call():
+    with compiling(jax.jit(lambda state, batch: state), np.zeros(3), lambda: {}["no batch"]):
+        pass
 
 
 def test_compiled_metrics_are_one_array():

@@ -13,6 +13,8 @@ import grain
 import numpy as np
 
 Batch = dict[str, np.ndarray]
+Item = tuple[Batch | None, Any, Exception | None]
+"""A batch and the state after it, or an error; neither at the end."""
 NICENESS = 10
 """The Unix niceness of the thread, unless the process has a higher one; that of others is 0."""
 
@@ -23,7 +25,8 @@ class Prefetched(Iterator[Batch]):
     def __init__(self, batches: grain.DatasetIterator, size: int):
         self._batches, self._size = batches, size
         self._state = batches.get_state()
-        self._ready: queue.Queue[tuple[Batch | None, Any, Exception | None]] = queue.Queue(size)
+        self._ready: queue.Queue[Item] = queue.Queue(size)
+        self._peeked: Item | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.waited = 0.0
@@ -37,18 +40,18 @@ class Prefetched(Iterator[Batch]):
             self._thread.start()
 
     def __next__(self) -> Batch:
-        self.start()
-        try:
-            batch, state, error = self._ready.get_nowait()
-        except queue.Empty:
-            start = time.perf_counter()
-            batch, state, error = self._ready.get()
-            self.waited += time.perf_counter() - start
+        batch, state, error = self._peeked or self._get()
+        self._peeked = None
         if batch is None:
             self._join()
             raise error or StopIteration
         self._state = state
         return batch
+
+    def peek(self) -> Batch | None:
+        """Returns the batch that `__next__` will return; None if it will raise."""
+        self._peeked = self._peeked or self._get()
+        return self._peeked[0]
 
     def get_state(self) -> Any:
         """Returns the state after the last batch returned."""
@@ -65,6 +68,16 @@ class Prefetched(Iterator[Batch]):
         self._join()
         self._batches.close()
 
+    def _get(self) -> Item:
+        self.start()
+        try:
+            return self._ready.get_nowait()
+        except queue.Empty:
+            start = time.perf_counter()
+            item = self._ready.get()
+            self.waited += time.perf_counter() - start
+            return item
+
     def _fill(self) -> None:
         try:
             _yield_to_computation()
@@ -76,7 +89,7 @@ class Prefetched(Iterator[Batch]):
         except Exception as error:
             self._put((None, None, error))
 
-    def _put(self, item: tuple[Batch | None, Any, Exception | None]) -> None:
+    def _put(self, item: Item) -> None:
         while not self._stop.is_set():
             try:
                 self._ready.put(item, timeout=0.1)
@@ -90,7 +103,7 @@ class Prefetched(Iterator[Batch]):
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._ready = queue.Queue(self._size)
+        self._ready, self._peeked = queue.Queue(self._size), None
 
 
 def _yield_to_computation() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from tformer_jax.data.pending import jsonable
@@ -38,7 +39,7 @@ from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
 from tformer_jax.train.start_from import check_tokenizers, load_matching
-from tformer_jax.train.step import TRAINING_FLOPS, compiled, make_train_step
+from tformer_jax.train.step import TRAINING_FLOPS, compiled, compiling, make_train_step
 
 
 def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
@@ -112,17 +113,18 @@ class Trainer:
             keep_best=train.keep_best,
             group=experiment.group,
         )
+        abstract = state.abstract(model, optimizer, cfg, mesh)
+        self.train_step = compiled(make_train_step(model, optimizer, cfg), abstract, mesh)
         if self.checkpointer.latest_step() is None:
-            self.batches.start()  # the first ones are read while the initial state is compiled
-            params = None
-            if experiment.start_from is not None:
-                params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
-            self._begin(state.create(model, optimizer, cfg, mesh, params))
+            with compiling(self.train_step, abstract, lambda: self._placed(self.batches.peek() or {})):
+                params = None
+                if experiment.start_from is not None:
+                    params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
+                self._begin(state.create(model, optimizer, cfg, mesh, params))
         else:
-            self._continue(*self.checkpointer.restore(state.abstract(model, optimizer, cfg, mesh), quarantine=True))
-            self.batches.start()
+            self._continue(*self.checkpointer.restore(abstract, quarantine=True))
+        self.batches.start()
         self.step = self.fetched = int(self.state.step)
-        self.train_step = compiled(make_train_step(model, optimizer, cfg), self.state, mesh)
         self.recent: list[Mapping[str, jax.Array]] = []
         self.evaluated: tuple[int, Values] | None = None
         self.signatures: dict[str, str] = {}
@@ -184,7 +186,7 @@ class Trainer:
         bounds the number of steps in flight).
         """
         waited = self.batches.waited
-        batch = placement.shard_batch(self.experiment.mesh, next(self.batches), self.experiment.shards.own)
+        batch = self._placed(next(self.batches))
         self.state, metrics = self.train_step(self.state, batch)
         self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.max_skipped_steps :], batch]
         done = self.meter.add(metrics, flops=self._flops(batch), waited=self.batches.waited - waited)
@@ -193,6 +195,9 @@ class Trainer:
         self.watchdog.beat()
         self.profiler.after_step(self.step, self.state)
         self._run_due_actions()
+
+    def _placed(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, jax.Array]:
+        return placement.shard_batch(self.experiment.mesh, batch, self.experiment.shards.own)
 
     def _run_due_actions(self) -> None:
         train, last = self.cfg.train, self.step == self.cfg.train.steps

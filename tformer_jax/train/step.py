@@ -1,6 +1,8 @@
 """The train step, a pure function."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -69,7 +71,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
 def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
     """Jits `train_step` on a mesh; the new state keeps the shardings of `state`, so each batch shape compiles once.
 
-    The old state is donated. The metrics are returned as `StepMetrics`.
+    The old state is donated. The metrics are returned as `StepMetrics`. Only the shardings of `state` are read.
     """
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -79,6 +81,31 @@ def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
             return new_state, pack(metrics)
 
     return jax.jit(on_mesh, donate_argnums=0, out_shardings=(where, rules.replicated(mesh)))
+
+
+@contextlib.contextmanager
+def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batch]) -> Iterator[None]:
+    """Context in which another thread compiles a train step of `compiled` for the first batch.
+
+    Most of a compilation uses one core. An error is left to the first call. Several processes compile nothing here, so
+    that all compile their programs in the same order.
+
+    Args:
+        state: shapes, dtypes and shardings of the state.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            train_step.lower(state, first_batch()).compile()
+
+    thread = threading.Thread(target=run, name="compilation")
+    if jax.process_count() == 1:
+        thread.start()
+    try:
+        yield
+    finally:
+        if thread.ident is not None:
+            thread.join()
 
 
 def accumulated_gradients(
