@@ -104,12 +104,6 @@ def test_unset_settings_accept_values_of_their_type():
             "data.target_tokenizer='bytes': must be None for model.family='decoder_lm': set data.tokenizer",
         ),
         ({"data": {"source": "tsv"}}, r"data.train=\(\): must say what data.source='tsv' reads"),
-        (
-            {"data": {"source": "lines", "train": "x", "batching": "windows", "bpe_dropout": 0.1}},
-            "data.bpe_dropout=0.1: must be 0.0 for data.batching='windows', which tokenizes texts only once",
-        ),
-        ({"data": {"source": "tsv", "train": "x", "validation_fraction": 1}}, "fraction=1.0: must lie between 0 and 1"),
-        ({"data": {"source": "tsv", "train": "x", "validation_fraction": 0}}, "fraction=0.0: must lie between 0 and 1"),
         ({"optim": {"schedule": "cosine"}}, "optim.learning_rate=None: must be a number"),
         ({"parallel": {"data": 0}}, "parallel.data=0: must be -1 or at least 1"),
         ({"decode": {"min_p": 1.5}}, "decode.min_p=1.5: must be at most 1.0"),
@@ -136,23 +130,6 @@ def test_unset_settings_accept_values_of_their_type():
         ({"data": {"tokenizer_file": "a.json"}}, "data.tokenizer_file='a.json': is used only by data.tokenizer='file'"),
         ({"data": {"tokenizer": "words", "split_digits": True}}, "data.split_digits=True: needs data.tokenizer='bpe'"),
         ({"data": {"dataset": "imdb_reviews"}}, "data.dataset='imdb_reviews': is used only by data.source='tfds'"),
-        (
-            {"data": {"validation": ["a.tsv"]}},
-            r"data.validation=\('a.tsv',\): is not used by data.source='cldr_translation', which is generated",
-        ),
-        ({"data": {"weights": [1.0]}}, r"data.weights=\(1.0,\): is not used by data.source='cldr_translation'"),
-        (
-            {"data": {"source": "parallel_lines", "train": "x.{lang}", "fields": ["1", "2"]}},
-            r"data.fields=\('1', '2'\): is used only by data.source='tsv', .*'tfds', not 'parallel_lines'; write \(\)",
-        ),
-        (
-            {"data": {"source": "text", "train": "x", "batching": "windows", "objective": "denoising", "window": 2}},
-            "data.window=2: must be at least 3 for data.objective='denoising'",
-        ),
-        (
-            {"data": {"source": "cldr_language", "languages": []}, "model": {"family": "classifier"}},
-            r"data.languages=\(\): must name the CLDR locales to tell apart, such as \('en', 'de'\)",
-        ),
         ({"optim": {"beta2": 1}}, "optim.beta2=1.0: must be below 1"),
         ({"optim": {"eps": 0}}, "optim.eps=0.0: must be larger than 0"),
         (

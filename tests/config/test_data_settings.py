@@ -1,0 +1,39 @@
+"""Settings of data that contradict each other are explained when the config is built."""
+
+import pytest
+
+from tformer_jax.config import Config, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"data": {"source": "lines", "train": "x", "batching": "windows", "bpe_dropout": 0.1}},
+            "data.bpe_dropout=0.1: must be 0.0 for data.batching='windows', which tokenizes texts only once",
+        ),
+        ({"data": {"source": "tsv", "train": "x", "validation_fraction": 1}}, "fraction=1.0: must lie between 0 and 1"),
+        ({"data": {"source": "tsv", "train": "x", "validation_fraction": 0}}, "fraction=0.0: must lie between 0 and 1"),
+        (
+            {"data": {"validation": ["a.tsv"]}},
+            r"data.validation=\('a.tsv',\): is not used by data.source='cldr_translation', which is generated",
+        ),
+        ({"data": {"weights": [1.0]}}, r"data.weights=\(1.0,\): is not used by data.source='cldr_translation'"),
+        (
+            {"data": {"source": "parallel_lines", "train": "x.{lang}", "fields": ["1", "2"]}},
+            r"data.fields=\('1', '2'\): is used only by data.source='tsv', .*'tfds', not 'parallel_lines'; write \(\)",
+        ),
+        (
+            {"data": {"source": "text", "train": "x", "batching": "windows", "objective": "denoising", "window": 2}},
+            "data.window=2: must be at least 3 for data.objective='denoising'",
+        ),
+        (
+            {"data": {"source": "cldr_language", "languages": []}, "model": {"family": "classifier"}},
+            r"data.languages=\(\): must name the CLDR locales to tell apart, such as \('en', 'de'\)",
+        ),
+    ],
+)
+def test_invalid_settings_are_explained_in_one_sentence(values, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        Config.from_dict(values)
+    assert "\n" not in str(caught.value)
