@@ -60,7 +60,7 @@ def test_dropout_is_needed_in_training_only():
         ("seq2seq", {}, "cross-attention"),
         ("decoder_lm", {"prefix_lm": True}, "prefixes"),
         ("classifier", {"lookahead": 1}, "arrays"),
-        ("decoder_lm", {"layer_pattern": ("full", "window"), "window": 4}, "windows"),
+        ("decoder_lm", {"layer_pattern": ("window", "full"), "window": 4, "decoder_layers": 2}, "windows"),
     ],
 )
 def test_pallas_supports_only_plain_self_attention(family, settings, unknown):
