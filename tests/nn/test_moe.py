@@ -107,9 +107,9 @@ def test_packed_documents_have_separate_capacities():
 
 
 def test_capacities_of_documents_in_a_long_row():
-    """Regression test: from token 16,384 of a row of 65,536 on, 32-bit sums overflowed."""
+    """Regression test: from token 32,537 of a row of 33,000 on, 32-bit sums overflowed."""
     cfg = mixture(moe={"expert_capacity": 0.9, "experts_per_token": 1}).cfg
-    documents, length = 656, 100
+    documents, length = 330, 100
     logits = np.tile(np.asarray(normal(1, length, E)), (1, documents, 1))
     segments = np.repeat(np.arange(documents), length)[None]
     weights = moe.route(logits, np.ones(segments.shape, bool), cfg, segments=segments, limited=True).weights
