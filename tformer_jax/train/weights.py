@@ -21,7 +21,7 @@ from tformer_jax.train.state import TrainState
 
 FOLDER = "weights"
 OF_LAST_STEP = ("last", "ema")
-"""Choices of `train.weights` that evaluations during training use, too."""
+"""Choices of `train.weights` that evaluations during training use as well."""
 
 
 def evaluated(cfg: Config, state: TrainState) -> Any:

@@ -192,7 +192,7 @@ def locate(root: Path | None, name: str) -> list[Path]:
 
 
 def _anchored(root: Path | None, name: str) -> tuple[Path, str]:
-    """Returns the folder of a glob, whose own name is no glob, and the glob below it."""
+    """Returns the folder to search, whose path is taken literally, and the glob relative to it."""
     path = Path(name)
     folder = Path(path.anchor or root or "")
     return folder, (path.relative_to(path.anchor) if path.anchor else path).as_posix()
