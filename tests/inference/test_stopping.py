@@ -17,7 +17,7 @@ from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, Tiktoke
 from tformer_jax.data.tokenizers.pretrained import PiecesTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.inference.stopping import MOST_WAITING, TextBuffer, TextStream, cut
+from tformer_jax.inference.stopping import MOST_WAITING, TextBuffer, TextStream, cut, output_decoder
 from tformer_jax.special_tokens import EOS, OWN
 
 TEXTS = ["the cat sat on the mat.", "a dog's log , it is n't", "naïve 数字 123 456", "😀 \ufffd 数学 a\n\nb  c"] * 9
@@ -126,6 +126,17 @@ def check(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> None:
     whole = TextBuffer(tokenizer)
     assert "".join([*map(whole.feed, tokens), whole.close()]) == text
     assert whole.done == (end in tokens)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in (*TRAINED, *IMPORTED) if kind != "marian"])
+def test_a_continuation_has_the_space_between_it_and_its_prompt(kind):
+    tokenizer = IMPORTED[kind]() if kind in IMPORTED else trained(kind)
+    ids = tokenizer.encode("a t a" if kind == "word ends" else "the cat sat on the mat.")
+    prompts = {n: tokenizer.decode(ids[:n]) for n in range(1, len(ids))}
+    prompts = {n: prompt for n, prompt in prompts.items() if tokenizer.encode(prompt) == ids[:n]}
+    for n, prompt in prompts.items():
+        assert prompt + output_decoder(tokenizer, "decoder_lm").decode(ids[n:]) == tokenizer.decode(ids)
+    assert prompts
 
 
 STOPS = st.lists(st.text(alphabet="the a.数\ufffd", min_size=1, max_size=4), max_size=3)

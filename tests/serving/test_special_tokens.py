@@ -12,7 +12,7 @@ from tformer_jax.inference.score import Scored
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.refusal import Refusal
-from tformer_jax.special_tokens import OWN, SpecialTokens
+from tformer_jax.special_tokens import SpecialTokens
 
 NAMES = {1: "[CLS]", 3: "[END]"}
 
@@ -60,6 +60,5 @@ def test_the_tokenizer_that_clients_read():
 def test_the_tokens_of_an_output_continue_the_prompt():
     words = WordTokenizer(["one", "two", "three"])
     ids = words.encode("one two three")
-    words.special = dataclasses.replace(OWN, context=ids[0])
     parts = [(words, ids[:1]), (output_decoder(words, "decoder_lm"), ids[1:])]
     assert logprobs(parts, Scored(ids[1:], [-1.0, -1.0]))["tokens"] == ["one", " two", " three"]

@@ -1,9 +1,10 @@
 """The tokenizer interface."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, SpecialTokens
+from tformer_jax.special_tokens import EOS, OWN, SPECIAL_TOKENS, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
 """Id of the first token that is not special in this package's tokenizers."""
@@ -58,6 +59,16 @@ def ordinary(ids: Iterable[int]) -> Iterator[int]:
             return
         if i >= FIRST:
             yield int(i)
+
+
+def with_context(tokenizer: Tokenizer) -> SpecialTokens:
+    """Returns this package's special tokens for a tokenizer that decodes tokens differently at the start of a text.
+
+    `context` is a token with which an encoded text may end, and which has a text and is not a single byte.
+    """
+    texts = filter(None, (tokenizer.decode([i]) for i in range(FIRST, tokenizer.vocab_size)))
+    last = (i for text in texts for i in tokenizer.encode(text)[-1:] if i not in tokenizer.fallback_bytes)
+    return dataclasses.replace(OWN, context=next((i for i in last if tokenizer.decode([i])), None))
 
 
 def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:

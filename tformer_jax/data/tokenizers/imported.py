@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary
+from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary, with_context
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.special_tokens import OWN, UNK
 
@@ -20,8 +20,6 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s
 class SentencePieceTokenizer:
     """A SentencePiece model; its ids are shifted past the special tokens, and its unknown piece becomes UNK."""
 
-    special = OWN
-
     def __init__(self, model: bytes):
         sentencepiece = import_library("sentencepiece")
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -29,6 +27,7 @@ class SentencePieceTokenizer:
         size = self._model.get_piece_size()
         self.vocab_size = FIRST + size
         self.fallback_bytes = frozenset(FIRST + i for i in range(size) if self._model.is_byte(i))
+        self.special = with_context(self)
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text."""

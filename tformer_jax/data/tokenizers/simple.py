@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tformer_jax.data.tokenizers.base import FIRST, ordinary
+from tformer_jax.data.tokenizers.base import FIRST, ordinary, with_context
 from tformer_jax.special_tokens import OWN, UNK
 
 
@@ -90,6 +90,10 @@ class WordTokenizer(CharacterTokenizer):
 
     kind = "words"
     separator = " "
+
+    def __init__(self, pieces: Sequence[str]):
+        super().__init__(pieces)
+        self.special = with_context(self)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "WordTokenizer":

@@ -7,8 +7,8 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers.base import FIRST, ordinary
-from tformer_jax.special_tokens import OWN, SPECIAL_TOKENS, UNK
+from tformer_jax.data.tokenizers.base import FIRST, ordinary, with_context
+from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
 
 
 class SubwordTokenizer:
@@ -16,8 +16,6 @@ class SubwordTokenizer:
 
     Ids of a tokenizer whose first tokens are not this package's special tokens are shifted past them.
     """
-
-    special = OWN
 
     def __init__(self, kind: str, tokenizer: hf.Tokenizer):
         tokenizer.encode_special_tokens = True
@@ -31,6 +29,7 @@ class SubwordTokenizer:
         self.vocab_size = self._shift + max(tokenizer.get_vocab().values()) + 1
         byte_ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.fallback_bytes = frozenset(self._shift + i for i in byte_ids if i is not None)
+        self.special = with_context(self)
 
     @classmethod
     def train(cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool) -> "SubwordTokenizer":
