@@ -8,7 +8,9 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 
 import dataclasses
 import functools
+import itertools
 import operator
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,8 @@ def load(path: str | Path, *, mesh: str | None = None) -> "Run":
 class Run:
     """A trained model with its config and tokenizers.
 
-    Methods raise ConfigError for a model of another family, an unknown setting, and a text that is too long.
+    Methods raise ConfigError for a model of another family, an unknown setting, and an input that is not a text or
+    too long.
     """
 
     path: Path
@@ -83,14 +86,12 @@ class Run:
             settings: fields of `DecodeConfig`, such as `beams=4` or `temperature=0.8`; default: the run's own.
         """
         self.require("translate", "seq2seq")
-        _check_texts(texts)
-        return self.generator(self.decoding(settings))(self.params, texts, seed=seed)
+        return self.generator(self.decoding(settings))(self.params, _texts(texts), seed=seed)
 
     def generate(self, prompts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
         """Continues prompts, in order; a result does not repeat its prompt. Arguments are as for `translate`."""
         self.require("generate", "decoder_lm")
-        _check_texts(prompts)
-        return self.generator(self.decoding(settings))(self.params, prompts, seed=seed)
+        return self.generator(self.decoding(settings))(self.params, _texts(prompts), seed=seed)
 
     def outputs(self, texts: Sequence[str], n: int, *, seed: int = 0, **settings: Any) -> list[list[Output]]:
         """Returns `n` outputs of each text with their scores: the best of beam search, best first, or samples.
@@ -99,28 +100,24 @@ class Run:
             n: outputs per text; beam search needs `beams` of at least `n`.
             seed, settings: as for `translate`.
         """
-        _check_texts(texts)
         self.require("outputs", "seq2seq", "decoder_lm")
         generator = self.generator(self.decoding(settings, outputs=n))
-        return list(generator.stream(self.params, texts, seed=seed, outputs=n, scores=True))
+        return list(generator.stream(self.params, _texts(texts), seed=seed, outputs=n, scores=True))
 
     def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """Returns the most probable label of each text, and its probability."""
-        _check_texts(texts)
-        return self.classifier()(self.params, texts)
+        return self.classifier()(self.params, _texts(texts))
 
     def fill_mask(self, texts: Sequence[str], *, top: int = 5) -> list[list[Fill]]:
         """Returns the `top` fills of the masks in each text, such as "a [MASK] film", the most probable one first."""
-        _check_texts(texts)
-        return list(self.mask_filler(top=top).stream(self.params, texts))
+        return list(self.mask_filler(top=top).stream(self.params, _texts(texts)))
 
     def score(self, examples: Sequence[Any]) -> list[Scored]:
         """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair.
 
         An example of a language model may be a pair (prompt, continuation), whose continuation is scored.
         """
-        _check_texts(examples)
-        return list(self.scorer().stream(self.params, map(_parts, examples)))
+        return list(self.scorer().stream(self.params, _examples(examples)))
 
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
         """Returns the logits of each text, or of the target of each (source, target) pair.
@@ -132,8 +129,7 @@ class Run:
             float32 [T, V] per example: row t predicts token t + 1 of a text (token t for a masked_lm), or token t of a
             target and its end; [classes] for a classifier.
         """
-        _check_texts(examples)
-        rows = [self._inputs(number, _parts(example)) for number, example in enumerate(examples)]
+        rows = [self._inputs(number, example) for number, example in enumerate(_examples(examples))]
         key = registry.FAMILIES[self.config.model.family].inputs[-1]
         found = self._in_batches(_apply, rows)
         return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, rows, strict=True)]
@@ -149,13 +145,12 @@ class Run:
                 lengths = {key: len(ids) for key, ids in row.items()}
                 yield without_padding(found, self.config.model.family, lengths)
 
-        _check_texts(examples)
         size = WINDOW * self.config.eval.batch_size
-        return in_chunks(map(_parts, examples), self._inputs, run, size=size)
+        return in_chunks(_examples(examples), self._inputs, run, size=size)
 
     def weight_shapes(self, example: Any) -> dict[str, tuple[int, int, int, int]]:
         """Returns the shapes of the attention weights that `watch` yields for an example, without computing them."""
-        lengths = {key: len(ids) for key, ids in self._inputs(0, _parts(example)).items()}
+        lengths = {key: len(ids) for key, ids in self._inputs(0, _parts(0, example)).items()}
         return weight_shapes(self.config.model, lengths)
 
     def decoding(self, settings: Mapping[str, Any], outputs: int = 1, name: Callable[[str], str] = str) -> DecodeConfig:
@@ -211,8 +206,8 @@ class Run:
 
     def embed(self, texts: Sequence[str], *, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
         """Embeddings of texts, float32 [texts, D]; arguments as of `Embedder`."""
-        _check_texts(texts)
-        found = list(self.embedder(pooling=pooling, normalize=normalize).stream(self.params, texts))
+        embedder = self.embedder(pooling=pooling, normalize=normalize)
+        found = list(embedder.stream(self.params, _texts(texts)))
         return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)
 
     def require(self, use: str, *families: str) -> None:
@@ -264,13 +259,35 @@ class Run:
         )
 
 
-def _check_texts(texts: Iterable[Any]) -> None:
+def _texts(texts: Iterable[Any]) -> list[str]:
+    """Returns texts as a list.
+
+    Raises:
+        ConfigError: `texts` is a single text, or one of them is not a text.
+    """
+    found = list(_several(texts))
+    for number, text in enumerate(found, start=1):
+        if not isinstance(text, str):
+            raise ConfigError(f"text {number} is {reprlib.repr(text)}: it must be a text (str)")
+    return found
+
+
+def _examples(examples: Iterable[Any]) -> Iterator[Sequence[str]]:
+    """Returns the texts of each example, a text or a pair; the iterator raises `ConfigError` for anything else."""
+    return map(_parts, itertools.count(), _several(examples))
+
+
+def _parts(number: int, example: Any) -> Sequence[str]:
+    texts = (example,) if isinstance(example, str) else example
+    if not (isinstance(texts, Sequence | np.ndarray) and all(isinstance(text, str) for text in texts)):
+        raise ConfigError(f"example {number + 1} is {reprlib.repr(example)}: it must be a text (str) or several")
+    return tuple(texts)
+
+
+def _several(texts: Iterable[Any]) -> Iterable[Any]:
     if isinstance(texts, str):
         raise ConfigError(f"{texts!r} is a single text: write a list of texts")
-
-
-def _parts(example: str | Sequence[str]) -> Sequence[str]:
-    return (example,) if isinstance(example, str) else example
+    return texts
 
 
 @functools.partial(jax.jit, static_argnames="model")
