@@ -156,6 +156,36 @@ def test_stricter_early_stopping_finds_no_worse_outputs(seq2seq):
     assert (worst[1] <= worst[2] + 1e-6).all()
 
 
+@pytest.mark.parametrize("stopping", ["first", "heuristic", "never"])
+def test_missing_outputs_are_empty(stopping):
+    """Of one forced output, and of four outputs of one token; copies of them are no further outputs."""
+    cfg, one = DecodeConfig(strategy="beam", beams=6, early_stopping=stopping), np.array([1])
+    logits = np.array([5.0, 2.0, 1.0, 0.0, -1.0, 0.5], np.float32)
+    log_p = logits - np.log(np.exp(logits).sum())
+    cases = {(4, 5, 4): [[4, 5, 4]], (): [[2], [5], [3], [4]]}  # without padding and BOS, which are never generated
+    for forced, outputs in cases.items():
+        length = len(outputs[0])
+        settings, rules = RowSettings.of(cfg, 1), Rules(forced=forced)
+        state = beam.Beams.start(one, one, one * length, settings, rules, length=length, cfg=cfg)
+        for _ in range(length):
+            state = state.advance(np.broadcast_to(logits, (1, 6, VOCAB)))
+        assert state.done.all()
+        missing = len(state.finished.scores[0]) - len(outputs)
+        np.testing.assert_array_equal(state.finished.tokens[0], outputs + [[PAD] * length] * missing)
+        scores = [0] if forced else [log_p[token] for (token,) in outputs]
+        assert_close(state.finished.scores[0], np.array(scores + [beam.WORST] * missing), 1e-6)
+
+
+def test_beams_without_a_hypothesis_end_the_search():
+    """Both outputs of one token end at once if no other token is allowed."""
+    cfg, one = DecodeConfig(strategy="beam", beams=3), np.array([1])
+    rules = Rules(ends=(EOS, 5), forbidden=((3,), (4,)))
+    state = beam.Beams.start(one, one, one * 9, RowSettings.of(cfg, 1), rules, length=9, cfg=cfg)
+    state = state.advance(np.zeros((1, 3, VOCAB), np.float32))
+    assert state.done.all()
+    assert (state.finished.scores[0] > beam.WORST).tolist() == [True, True, False]
+
+
 def test_a_longer_state_keeps_its_tokens():
     """Tokens, hypotheses and ancestors are followed by PAD, PAD and 0."""
     cfg, number = DecodeConfig(strategy="beam", beams=2), np.array([5])

@@ -46,6 +46,15 @@ def test_requests_beyond_the_limits_are_refused(request_of, sentence):
     assert served.idle
 
 
+def test_outputs_that_beam_search_did_not_find():
+    """The prefix is the only output."""
+    decode = DecodeConfig(strategy="beam", beams=2, prefix="abc", max_new_tokens=3)
+    served = engine(plain("decoder_lm"))
+    number = served.submit(Request("abc", decode, samples=2))
+    found = finish(served)
+    assert [(found[number, n][0], found[number, n][1].score) for n in range(2)] == [("abc", 0.0), ("", None)]
+
+
 def test_a_stop_text_in_the_last_bytes_of_an_output():
     """Llama's bytes are held back until the output ends."""
     tokenizer = llama()

@@ -16,7 +16,7 @@ from tformer_jax.nn.kv_cache import Lineage
 from tformer_jax.special_tokens import PAD
 
 WORST = -1e9
-"""Score of a missing hypothesis."""
+"""Score of a missing hypothesis, and sum of a beam that has none; half of it is below the sum of any other."""
 UNUSED = -jnp.inf
 """Score of beams beyond the width of a row."""
 
@@ -202,7 +202,8 @@ class Beams:
     def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, generated: jax.Array) -> Hypotheses:
         """Returns the finished hypotheses, with those of the k best candidates that end in this step."""
         k = self.cfg.beams
-        counts = ends & (jnp.arange(ends.shape[1]) < self.settings.beams[:, None]) & ~self.done[:, None]
+        among_best = jnp.arange(ends.shape[1]) < self.settings.beams[:, None]
+        counts = ends & (sums > WORST / 2) & among_best & ~self.done[:, None]
         scores = jnp.where(counts, sums / length_penalty(generated, self.cfg)[:, None], WORST)
         best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         best = jnp.where(self._used(), best, WORST)
@@ -211,12 +212,12 @@ class Beams:
     def _can_improve(self, best_sum: jax.Array, scores: jax.Array, generated: jax.Array) -> jax.Array:
         """Returns bool [B]: whether a running hypothesis with this sum may still exceed the worst finished score."""
         scores = jnp.where(self._used(), scores, jnp.inf)
-        full = (scores > WORST).all(axis=1)
+        full, exists = (scores > WORST).all(axis=1), best_sum > WORST / 2
         if self.cfg.early_stopping == "first":
-            return ~full
+            return exists & ~full
         to_the_end = self.cfg.early_stopping == "never" and self.cfg.length_alpha > 0
         length = self.max_new_tokens if to_the_end else generated
-        return ~full | (best_sum / length_penalty(length, self.cfg) > scores.min(axis=1))
+        return exists & (~full | (best_sum / length_penalty(length, self.cfg) > scores.min(axis=1)))
 
 
 def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:

@@ -18,7 +18,10 @@ class Output(NamedTuple):
 
     text: str
     score: float | None
-    """Beam score, or the sum of token log-probabilities if requested; None if not requested, or for a blank text."""
+    """Beam score, or the sum of token log-probabilities if requested.
+
+    None if not requested, for a blank text, or if beam search found fewer outputs, of which the missing ones are empty.
+    """
 
 
 class RowDecoder:

@@ -15,6 +15,7 @@ import numpy as np
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import power_of_two
+from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import encode_one
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
@@ -81,7 +82,10 @@ class Event(NamedTuple):
     finish: str | None
     """None while the output continues; `stop`: an end token or a stop text; `length`: maximum length reached."""
     score: float | None
-    """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`."""
+    """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`.
+
+    None if beam search found fewer outputs, of which the missing ones are empty.
+    """
     tokens: int
     """Number of tokens generated for this output so far."""
     ids: tuple[int, ...] = ()
@@ -349,7 +353,8 @@ class Engine:
             decoded = self._outputs.decode(ids)
             text = cut(decoded, running.decode.stop)
             finish = "stop" if set(ids) & set(self._outputs.special.ends) or text != decoded else "length"
-            events.append(Event(running.request, sample, text, finish, float(score), len(ids), tuple(ids)))
+            known = float(score) if score > WORST else None
+            events.append(Event(running.request, sample, text, finish, known, len(ids), tuple(ids)))
         return events
 
 
