@@ -308,6 +308,11 @@ def test_score_each_token_of_a_text(runs, capsys):
     assert json.loads(capsys.readouterr().out)["tokens"] == ["b", "</s>"]
 
 
+@pytest.mark.parametrize(("nats", "shown"), [(2 * math.log(5), "5"), (1418.0, "8.218e+307"), (1420.0, "inf")])
+def test_perplexities_beyond_the_largest_number_are_infinite(nats, shown):
+    assert str(score.Totals(nats, tokens=2, texts=1)) == f"perplexity {shown} (tokens: 2, texts: 1)"
+
+
 @pytest.mark.parametrize(
     ("command", "run", "arguments", "sentence"),
     [

@@ -36,7 +36,9 @@ class Totals:
         self.texts += 1
 
     def __str__(self) -> str:
-        perplexity = f"{math.exp(self.nats / self.tokens):.4g}" if self.tokens else "unknown"
+        mean = self.nats / self.tokens if self.tokens else math.nan
+        value = math.inf if mean > math.log(sys.float_info.max) else math.exp(mean)
+        perplexity = f"{value:.4g}" if self.tokens else "unknown"
         return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,})"
 
 
