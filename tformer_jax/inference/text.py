@@ -92,7 +92,7 @@ class _Generator:
 
 
 class Translator(_Generator):
-    """Translates texts with a `Seq2Seq` model; the translation of a blank text is empty."""
+    """Translates texts with a `Seq2Seq` model; the translation of a text that is blank, or has no tokens, is empty."""
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
         if not text.strip():
@@ -100,7 +100,7 @@ class Translator(_Generator):
         tokenizer = self.tokenizers.source
         limit = self.cfg.model.max_length - tokenizer.special.added_to_side
         ids = long_texts.fit(index, tokenizer.encode(text), limit, "source")
-        return [] if ids is None else tokenizer.special.side(ids)
+        return tokenizer.special.side(ids) if ids else []
 
 
 class TextGenerator(_Generator):

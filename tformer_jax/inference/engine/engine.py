@@ -213,7 +213,7 @@ class Engine:
         if cfg.family == "seq2seq":
             tokenizer = self._tokenizers.source
             tokens = encode_one(tokenizer, request.text, max_length - tokenizer.special.added_to_side, "the source")
-            if not request.text.strip():
+            if not tokens or not request.text.strip():
                 raise ConfigError("the source is empty: write at least one character")
             return tokenizer.special.side(tokens)
         tokenizer = self._tokenizers.target
