@@ -49,3 +49,8 @@ def test_an_array_is_not_written_to_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "v.npy")
     with pytest.raises(ConfigError, match="v.npy is no regular file, and .npy files are replaced: name another"):
         embed.main(["--run", str(tmp_path), "--output", str(tmp_path / "v.npy"), "a"])
+
+
+def test_a_compressed_array_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="v.npy.gz: arrays are not compressed: write .npy"):
+        embed.main(["--run", str(tmp_path), "--output", str(tmp_path / "v.npy.gz"), "a"])
