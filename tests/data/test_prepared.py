@@ -204,9 +204,8 @@ def test_a_mixture_of_folders(kind, corpus_folder, tmp_path):
 def test_bpe_dropout_reads_the_texts(corpus_folder, tmp_path):
     cfg = config("seq2seq", tokenizer="bpe", vocab_size=300)
     prepare(cfg, corpus_folder, tmp_path / "p")
-    data = dataclasses.replace(cfg.data, source="prepared", train=(str(tmp_path / "p"),))
-    data = dataclasses.replace(data, tokenizer="words", bpe_dropout=1.0)  # the folder's tokenizers count
-    cfg = dataclasses.replace(cfg, data=data)
+    cfg = prepared(cfg, tmp_path / "p")
+    cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, bpe_dropout=1.0))
     corpus = load_corpus(cfg, None)
     tokenizers = Tokenizers.load(corpus.tokenizers)
     batch = next(train_batches(cfg, corpus, tokenizers))
@@ -217,7 +216,7 @@ def test_bpe_dropout_reads_the_texts(corpus_folder, tmp_path):
 
 
 def test_bpe_dropout_is_refused_if_the_prepared_tokenizers_are_no_bpe(corpus_folder, tmp_path):
-    prepare(config("seq2seq", tokenizer="words"), corpus_folder, tmp_path / "p")
+    prepare(config("seq2seq"), corpus_folder, tmp_path / "p", tokenizers=Tokenizers(*[ByteTokenizer()] * 2))
     cfg = prepared(config("seq2seq", tokenizer="bpe", bpe_dropout=0.1), tmp_path / "p")
     corpus = load_corpus(cfg, None)
     with pytest.raises(ConfigError, match="data.bpe_dropout=0.1: needs a BPE, and the tokenizers of the data are of"):

@@ -98,7 +98,7 @@ def test_ids_outside_the_vocabulary(kind, corpus_folder, tmp_path):
 
 def test_folders_that_do_not_fit(corpus_folder, tmp_path):
     prepare(config("seq2seq"), corpus_folder, tmp_path / "a")
-    prepare(config("seq2seq", tokenizer="bytes"), corpus_folder, tmp_path / "b")
+    prepare(config("seq2seq"), corpus_folder, tmp_path / "b", tokenizers=Tokenizers(*[ByteTokenizer()] * 2))
     with pytest.raises(DataError, match="b differs from .*a in its tokenizers or labels: prepare both with the same"):
         load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
     with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
@@ -108,14 +108,23 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
         load_corpus(prepared(config("seq2seq"), file), None)
 
 
-@pytest.mark.parametrize(("name", "value"), [("target_language", "fr"), ("normalize", ("lowercase",))])
-def test_data_of_other_languages_or_texts_are_refused(name, value, corpus_folder, tmp_path):
+OTHERS = [("target_language", "fr"), ("normalize", ("lowercase",)), ("tokenizer", "bytes"), ("vocab_size", 9)]
+
+
+@pytest.mark.parametrize(("name", "value"), OTHERS)
+def test_data_of_other_languages_texts_or_tokenizers_are_refused(name, value, corpus_folder, tmp_path):
     cfg = config("seq2seq", source_language="en", target_language="de")
     prepare(cfg, corpus_folder, tmp_path / "p")
     load_corpus(prepared(cfg, tmp_path / "p"), None)
     other = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **{name: value}))
     with pytest.raises(DataError, match=rf"was prepared with data\.{name}=.*: write "):
         load_corpus(prepared(other, tmp_path / "p"), None)
+
+
+def test_settings_of_tokenizers_do_not_matter_for_data_of_given_ones(corpus_folder, tmp_path):
+    given = Tokenizers(*[ByteTokenizer()] * 2)
+    prepare(config("seq2seq"), corpus_folder, tmp_path / "p", tokenizers=given)
+    load_corpus(prepared(config("seq2seq", tokenizer="words", vocab_size=9), tmp_path / "p"), None)
 
 
 def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):

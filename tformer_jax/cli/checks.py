@@ -203,7 +203,7 @@ def data(cfg: Config, root: Path | None) -> Iterator[str]:
         names = [name.replace("{lang}", language) for name in names for language in languages]
     elif cfg.data.source not in files.KINDS:
         names = []
-    tokenizer = cfg.data.tokenizer_file if "file" in cfg.data.tokenizer_kinds else None
+    tokenizer = None if cfg.data.source == "prepared" else cfg.data.tokenizer_file
     if tokenizer and not (Path(root or "") / tokenizer).is_dir():
         names.append(tokenizer)
     try:

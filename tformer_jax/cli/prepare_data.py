@@ -61,7 +61,8 @@ def parser() -> argparse.ArgumentParser:
         "--tokenizers",
         type=Path,
         metavar="DIR",
-        help="folder of tokenizers, such as that of a run, to use instead of training new ones",
+        help="folder of tokenizers, such as that of a run, to use instead of those that the config describes; "
+        "a config that reads the output may then describe any",
     )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
     result.add_argument("--manual", type=Path, metavar="DIR", help="folder of manually downloaded files")

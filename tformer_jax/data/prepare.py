@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ from tformer_jax.config import Config, to_dict
 from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
-from tformer_jax.data.corpora.prepared import FORMAT, LENGTH, SUFFIXES, TOKENIZERS, encode_record, id_dtype
+from tformer_jax.data.corpora.prepared import (
+    FORMAT,
+    LENGTH,
+    OF_TOKENIZERS,
+    SUFFIXES,
+    TOKENIZERS,
+    encode_record,
+    id_dtype,
+)
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.training import checked
@@ -68,17 +76,18 @@ def prepare(
 
     Args:
         root: the data folder, for sources in files.
-        tokenizers: tokenizers of source and target; None: train them on the training split, as `cfg.data` says.
+        tokenizers: tokenizers of source and target; None: those that `cfg.data` says, which may be trained.
         shards: number of array_record files per split; a split smaller than a chunk has one.
 
     Raises:
         DataError: the corpus cannot be read, one of its splits is empty, or it is endless.
-        ConfigError: the tokenizers cannot be trained, or do not normalize as `cfg.data` says.
+        ConfigError: the tokenizers cannot be trained, or given ones do not normalize as `cfg.data` says.
     """
     splits = stream_corpus(cfg, root)
     if is_endless(splits.train):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
-    tokenizers = checked(cfg.data, tokenizers) if tokenizers else train_tokenizers(cfg.data, splits.train, root)
+    given = tokenizers
+    tokenizers = checked(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
     folder = folder.absolute()
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
@@ -92,7 +101,8 @@ def prepare(
             summaries[split] = writer.write(getattr(splits, split), progress)
         for split, bad in splits.bad.items():
             summaries[split].skipped = bad.reasons()
-        (partial / "dataset.json").write_text(_metadata(cfg, tokenizers, splits.labels, summaries), encoding="utf-8")
+        metadata = _metadata(cfg, tokenizers, splits.labels, summaries, () if given is None else OF_TOKENIZERS)
+        (partial / "dataset.json").write_text(metadata, encoding="utf-8")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
@@ -166,8 +176,13 @@ def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def _metadata(
-    cfg: Config, tokenizers: Tokenizers, labels: tuple[str, ...] | None, summaries: dict[str, Summary]
+    cfg: Config,
+    tokenizers: Tokenizers,
+    labels: tuple[str, ...] | None,
+    summaries: dict[str, Summary],
+    unused: Collection[str] = (),
 ) -> str:
+    """Returns the text of dataset.json, without the settings of `data` that were not used."""
     digest = hashlib.sha256(json.dumps(tokenizers.to_json(), sort_keys=True).encode()).hexdigest()
     metadata: dict[str, Any] = {
         "format": FORMAT,
@@ -177,7 +192,7 @@ def _metadata(
         "tokenizers": digest,
         "end": tokenizers.target.special.ends[0],
         "splits": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
-        "data": to_dict(cfg.data),
+        "data": {name: value for name, value in to_dict(cfg.data).items() if name not in unused},
         "seed": cfg.seed,
     }
     return json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"

@@ -30,6 +30,11 @@ LENGTH = np.dtype("<u4")
 """How a length is stored."""
 TOKENIZERS = "tokenizers"
 SUFFIXES = (".array_record", ".lengths", ".tokens")
+OF_TOKENIZERS = (
+    *("tokenizer", "source_tokenizer", "target_tokenizer", "tokenizer_file"),
+    *("vocab_size", "split_digits", "shared_vocab", "tokenizer_examples"),
+)
+"""Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -279,9 +284,8 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
         raise DataError(f"{folder} was prepared for a {found} model, not for model.family={cfg.model.family!r}")
     if (objective := metadata["data"].get("objective")) != cfg.data.objective:
         raise DataError(f"{folder} was prepared for data.objective={objective!r}, not {cfg.data.objective!r}")
-    wanted = json.loads(json.dumps(to_dict(cfg.data)))
-    for name in ("source_language", "target_language", "normalize"):
-        before, now = metadata["data"].get(name), wanted[name]
-        if (before or name == "normalize") and before != now:
+    prepared, wanted = metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
+    for name in ("source_language", "target_language", "normalize", *OF_TOKENIZERS):
+        if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
     return metadata
