@@ -15,7 +15,7 @@ from tests.data.test_pipeline import assert_restored_exactly, assert_same, asser
 from tests.helpers import rest_slow
 from tformer_jax.cli import prepare_data
 from tformer_jax.config import Config, ConfigError, DataConfig
-from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.corpora import Corpus, DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
 from tformer_jax.data.objectives import CorruptedWindows, objective_of
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
@@ -27,6 +27,14 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.data.windows import Windows, token_stream
 from tformer_jax.special_tokens import PAD
+
+
+def ready(cfg: Config, corpus_folder, folder) -> tuple[Config, Corpus, Tokenizers]:
+    """Prepares a corpus in `folder`, and returns what `train_batches` needs to read it."""
+    prepare(cfg, corpus_folder, folder)
+    cfg = prepared(cfg, folder)
+    corpus = load_corpus(cfg, None)
+    return cfg, corpus, Tokenizers.load(corpus.tokenizers)
 
 
 def test_equal_tokenizers_have_one_digest():
@@ -79,11 +87,7 @@ def test_a_limited_evaluation_reads_the_stored_ids(kind, corpus_folder, tmp_path
 
 @pytest.mark.parametrize("kind", ["decoder_lm", "masked_lm"])
 def test_loader_processes_map_the_tokens_instead_of_copying_them(kind, corpus_folder, tmp_path):
-    cfg = config(kind)
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    cfg = prepared(cfg, tmp_path / "p")
-    corpus = load_corpus(cfg, None)
-    tokenizers = Tokenizers.load(corpus.tokenizers)
+    cfg, corpus, tokenizers = ready(config(kind), corpus_folder, tmp_path / "p")
     stream = token_stream(corpus.train)
     windows = (
         Windows(stream, 9)
@@ -99,11 +103,7 @@ def test_loader_processes_map_the_tokens_instead_of_copying_them(kind, corpus_fo
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_loader_processes_corrupt_as_the_main_process_does(kind, corpus_folder, tmp_path):
-    cfg = config(kind)
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    cfg = prepared(cfg, tmp_path / "p")
-    corpus = load_corpus(cfg, None)
-    tokenizers = Tokenizers.load(corpus.tokenizers)
+    cfg, corpus, tokenizers = ready(config(kind), corpus_folder, tmp_path / "p")
     expected = list(itertools.islice(train_batches(cfg, corpus, tokenizers), 12))
     parallel = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, workers=2))
     found = train_batches(parallel, corpus, tokenizers)
@@ -113,11 +113,7 @@ def test_loader_processes_corrupt_as_the_main_process_does(kind, corpus_folder, 
 
 @pytest.mark.parametrize("kind", rest_slow([*OBJECTIVES, *reversed(KINDS)], len(OBJECTIVES) + 2))
 def test_restored_exactly(kind, corpus_folder, tmp_path):
-    cfg = config(kind)
-    prepare(cfg, corpus_folder, tmp_path / "p")
-    cfg = prepared(cfg, tmp_path / "p")
-    corpus = load_corpus(cfg, None)
-    assert_restored_exactly((cfg, corpus, Tokenizers.load(corpus.tokenizers)), batches=20, points=20)
+    assert_restored_exactly(ready(config(kind), corpus_folder, tmp_path / "p"), batches=20, points=20)
 
 
 OVERLONG = {f"{kind}-{action}": (kind, action) for action in ("carry", "cut") for kind in reversed(KINDS)}
