@@ -39,7 +39,7 @@ def test_none_unsets_a_setting():
     ("overrides", "sentence"),
     [
         (["--config.model.dimm=3"], "unknown setting 'model.dimm'; did you mean 'model.dim'?"),
-        (["--config.modle.dim=3"], "unknown setting 'modle.dim'; did you mean 'model'?"),
+        (["-config.modle.dim=3"], "unknown setting 'modle.dim'; did you mean 'model'?"),
         (["--config.model.dim=None"], "model.dim=None: must be int, not NoneType"),
         (["--config.model.dim=wide"], "--config.model.dim=wide: invalid literal for int"),
         (["--config.optim.learning_rates=*embedding=None"], "learning_rates=.*embedding=None"),
@@ -60,17 +60,41 @@ def test_a_missing_config_lists_the_available_ones(tmp_path):
         read_config(str(tmp_path / "here.py"))
 
 
-def test_an_unknown_setting_inside_a_config_file_is_named(tmp_path):
-    path = tmp_path / "mistaken.py"
-    path.write_text(
-        "from tformer_jax.config import Config, to_config_dict\n"
-        "def get_config():\n"
-        "    config = to_config_dict(Config())\n"
-        "    config.model.dropuot = 0.1\n"
-        "    return config\n"
-    )
-    with pytest.raises(ConfigError, match=r"mistaken.py: unknown setting 'dropuot'; did you mean 'dropout'\?"):
-        read_config(str(path))
+FILE = """from tformer_jax.config import Config, to_config_dict
+def get_config():
+    config = to_config_dict(Config())
+    config.seed = 1
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("variant", "written", "instead", "sentence"),
+    [
+        ("", ".seed", ".model.dropuot", r"here.py: unknown setting 'dropuot'; did you mean 'dropout'\?"),
+        ("", ".seed", ".xyz", 'here.py, line 4: AttributeError: \'Key "xyz" does not exist and cannot be added'),
+        ("", "return config", "return {}", "here.py: get_config must return to_config_dict.*, not dict"),
+        ("", "get_config", "make", "here.py has no function get_config"),
+        ("", "get_config()", "get_config(variant)", "here.py needs a variant after a colon"),
+        (":a", "", "", "here.py has no variants: leave out the colon"),
+        ("", "seed = 1", "seed = int('a')", "here.py, line 4: ValueError: invalid literal for int"),
+        ("", "import Config", "import Confgi", "here.py, line 1: ImportError: cannot import name 'Confgi'"),
+        ("", "def get", "def (", "here.py, line 2: SyntaxError: invalid syntax"),
+        ("", "seed", "\udcff", "here.py, line 4: SyntaxError: .*utf-8"),
+    ],
+)
+def test_mistakes_in_a_config_file(variant, written, instead, sentence, tmp_path):
+    path = tmp_path / "here.py"
+    path.write_text(FILE.replace(written, instead), encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        read_config(f"{path}{variant}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_file_may_have_a_dataclass(tmp_path):
+    extra = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A:\n    n: int = 2\n"
+    (tmp_path / "here.py").write_text(extra + FILE.replace("= 1", "= A().n"))
+    assert read_config(str(tmp_path / "here.py")).seed == 2
 
 
 def test_missing_data_says_what_to_download(tmp_path, monkeypatch):

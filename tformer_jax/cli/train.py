@@ -13,6 +13,7 @@ from ml_collections import config_flags
 
 from tformer_jax import config
 from tformer_jax.allocator import run_in_calling_thread
+from tformer_jax.cli import config_file
 from tformer_jax.cli.common import INTERRUPTED, run_path
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.paths import is_remote
@@ -104,22 +105,24 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the file is missing, a setting or flag is unknown, or a value is invalid.
     """
-    path = Path(location.partition(":")[0])
+    name, colon, variant = location.partition(":")
+    path = Path(name)
     if not path.is_file():
         raise ConfigError(f"config file {path} does not exist{_available_configs(path)}")
     for override in overrides:
-        if override.startswith("--config."):
-            Config.check_name(override.removeprefix("--config.").partition("=")[0])
+        if setting := re.match(r"--?(no)?config\.(?P<name>[^=]*)", override):
+            Config.check_name(setting["name"])
     values = flags.FlagValues()
     overrides, unset = _split(overrides)
-    arguments = ["train.py", f"--config={location}", *overrides]
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=arguments)
+    arguments = ["train.py", *overrides]
+    found = config_file.run(path, [variant] if colon else [])
     try:
+        config_flags.DEFINE_config_dict("config", found, flag_values=values, sys_argv=arguments)
         unexpected = values(arguments)[1:]
     except (AttributeError, KeyError) as error:
-        raise ConfigError(f"{path}: {_unknown_setting(error)}") from error
+        raise ConfigError(f"{path} lacks a setting to change: write return to_config_dict(Config(...))") from error
     except (flags.Error, ValueError) as error:
-        raise ConfigError(_reason(error)) from error
+        raise ConfigError(" ".join(str(error).split())) from error
     if unexpected:
         raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values.config.update_from_flattened_dict(dict.fromkeys(unset))
@@ -150,23 +153,6 @@ def check_writable(path: Path, flag: str = "--record") -> None:
         raise ConfigError(f"{flag} {path}: cannot be written; name a file in a writable folder")
 
 
-def _reason(error: BaseException) -> str:
-    """Returns the `ConfigError` of the config file, which ml_collections and absl wrap, or else the error itself."""
-    found, inner = None, error.__context__
-    while inner is not None:
-        found = inner if isinstance(inner, ConfigError) else found
-        inner = inner.__context__
-    return " ".join(str(found or error).split())
-
-
 def _available_configs(path: Path) -> str:
     files = sorted(str(file) for file in path.parent.glob("*.py"))
     return f"; in {path.parent} are {', '.join(files)}" if files else ""
-
-
-def _unknown_setting(error: Exception) -> str:
-    """Shortens ml_collections' error, which lists all keys of the config, to one sentence."""
-    hint = re.search(r'Did you mean "(.+?)" instead of "(.+?)"', str(error))
-    if hint:
-        return f"unknown setting {hint[2]!r}; did you mean {hint[1]!r}?"
-    return "unknown setting: " + " ".join(str(error).split())[:200]
