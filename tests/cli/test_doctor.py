@@ -48,6 +48,22 @@ def held(tree) -> int:
     )
 
 
+def test_an_assumed_number_of_classes_and_what_prepared_data_do_not_read(tmp_path, capsys):
+    (tmp_path / "here.py").write_text(
+        "from tformer_jax.config import *\n"
+        "def get_config():\n"
+        "    data = DataConfig(source='prepared', train='p', tokenizer='file', tokenizer_file='lost.json')\n"
+        "    model = ModelConfig(family='classifier', dim=8, encoder_layers=1, vocab_size=9)\n"
+        "    return to_config_dict(Config(model=model, data=data))\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["--config", str(tmp_path / "here.py")])
+    shown = capsys.readouterr().out
+    assert "hint: 2 classes are assumed" in shown
+    assert "p is not the output of scripts/prepare_data.py" in shown
+    assert "lost.json" not in shown
+
+
 @pytest.mark.parametrize("preset", rest_slow([PRESETS[4], *PRESETS[:4]], 1))
 def test_reported_bytes_equal_those_of_the_state(preset):
     cfg = config("decoder_lm", preset=preset)

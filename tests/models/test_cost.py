@@ -1,5 +1,7 @@
 """Estimated costs against XLA's own count, the arrays of models, and hand arithmetic."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -8,7 +10,9 @@ from tformer_jax.benchmarks import train_cases
 from tformer_jax.cli import describe
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.sizes import with_sizes
+from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.models import cost, registry
 from tformer_jax.nn import grouped
 from tformer_jax.nn.ffn import make_ffn
@@ -174,6 +178,31 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
         sizes(tokenizer="bpe", source_tokenizer="file", tokenizer_file="x.json")
 
 
+@pytest.mark.parametrize("objective", [*ADDED_TOKENS])
+def test_the_vocabulary_has_the_tokens_of_the_objective(objective):
+    cfg = read_config(str(train_cases.CONFIGS / f"pretrain_stdlib.py:{objective}"), ["--config.data.tokenizer=bytes"])
+    trained = train_tokenizers(cfg.data, [{"text": "abc"}]).target.vocab_size
+    assert with_sizes(cfg).vocab_size == trained == 260 + ADDED_TOKENS[objective]
+    pair = dataclasses.replace(cfg.data, source_tokenizer="bytes", target_tokenizer="words", shared_vocab=False)
+    with pytest.raises(ConfigError, match=f"data.target_tokenizer='words': must be None for .*={objective!r}: set"):
+        dataclasses.replace(cfg, data=pair, model=dataclasses.replace(cfg.model, tie_embeddings="output"))
+
+
+def test_an_assumed_number_of_classes_is_said(tmp_path, capsys):
+    (tmp_path / "here.py").write_text(
+        "from tformer_jax.config import *\n"
+        "def get_config():\n"
+        "    model = ModelConfig(family='classifier', dim=8, encoder_layers=1)\n"
+        "    return to_config_dict(Config(model=model, data=DataConfig(source='tsv', train='a.tsv')))\n"
+    )
+    arguments = ["--config", str(tmp_path / "here.py"), "--length", "8"]
+    describe.main(arguments)
+    sentence = "2 classes are assumed, since only the data tell: add --config.model.num_classes=N"
+    assert sentence in capsys.readouterr().out
+    describe.main([*arguments, "--config.model.num_classes=2"])
+    assert "assumed" not in capsys.readouterr().out
+
+
 def test_sizes_are_shown_in_units():
     assert describe.size_of(3 * 2**30) == "3.00 GiB"
     assert describe.size_of(2**19) == "512.00 KiB"
@@ -194,7 +223,7 @@ def test_batches_of_any_config(name):
     case = train_cases.of_config(cfg)
     (batch,) = case.batches(1)
     assert set(batch) == {*registry.FAMILIES[cfg.model.family].inputs, registry.FAMILIES[cfg.model.family].labels}
-    assert case.cfg.model.vocab_size == {"lm": 65, "cl": 260}.get(name[:2], cfg.data.vocab_size)
+    assert case.cfg.model.vocab_size == {"lm": 65, "cl": 260}.get(name[:2], cfg.data.vocab_size + 1)
     if flags:
         with pytest.raises(ConfigError, match="vocab_size=None: depends on the characters of the text"):
             train_cases.of_config(read_config(str(train_cases.CONFIGS / name)))

@@ -13,7 +13,7 @@ from tformer_jax.cli.common import integer, size_of
 from tformer_jax.cli.train import read_config
 from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, OBJECTIVES
-from tformer_jax.config.sizes import with_sizes
+from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.config.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = of_preset(options.preset)
     else:
         config = read_config(options.config, overrides)
+        if found := assumption(config):
+            print(found)
         config = dataclasses.replace(config, model=with_sizes(config))
     length = min(options.length, config.model.max_length)
     if options.mesh:

@@ -20,7 +20,7 @@ from tformer_jax.cli import checks, placement
 from tformer_jax.cli.common import FAILED, GIB, size_of
 from tformer_jax.cli.placement import Placement
 from tformer_jax.config import Config, ConfigError, TrainConfig
-from tformer_jax.config.sizes import with_sizes
+from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.data.pipeline import check_divisible
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
@@ -128,6 +128,7 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     except ConfigError as error:
         findings.hints.append(f"what a device would hold is not shown: {error}")
         return None
+    findings.hints += [found] if (found := assumption(cfg)) else []
     if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled, train=True))):
         return None
     found = findings.attempt(lambda: placement.of(dataclasses.replace(cfg, model=filled), sizes))

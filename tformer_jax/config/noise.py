@@ -7,6 +7,8 @@ from tformer_jax.config.fields import Section, setting
 
 SENTINELS = 100
 """Number of sentinel tokens of span corruption, as in T5."""
+ADDED_TOKENS = {"masked_tokens": 1, "span_corruption": SENTINELS, "denoising": 1}
+"""Number of special tokens that each objective appends to a vocabulary that lacks them."""
 USED_BY = {
     "density": ("masked_tokens", "span_corruption", "denoising"),
     "mean_span": ("span_corruption", "denoising"),

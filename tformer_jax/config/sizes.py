@@ -1,25 +1,41 @@
 """Sizes of a model that are known from the config, before any data is read."""
 
 from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.schema import Config
 
 UNKNOWN = {"characters": ("the characters of the text", 100), "file": ("data.tokenizer_file", 32000)}
 """Kinds of tokenizers whose vocabulary is unknown before training: what its size depends on, and an example of it."""
+ASSUMED_CLASSES = 2
+"""Number of classes where only the data tell."""
 
 
 def with_sizes(config: Config) -> ModelConfig:
-    """Returns the model config with vocabulary sizes and number of classes as in training; labels of files count as 2.
+    """Returns the model config with vocabulary sizes and number of classes as in training, as far as they are known.
+
+    The vocabulary of a trained tokenizer has its maximum size, and `assumption` says if the classes are assumed.
 
     Raises:
         ConfigError: a vocabulary depends on the data or on a file, and its size is not set.
     """
     cfg = config.model
     source, target = config.data.tokenizer_kinds
+    if config.data.objective is not None:
+        target = source  # texts have one tokenizer
     sides = {"vocab_size": target, "source_vocab_size": source} if cfg.family == "seq2seq" else {"vocab_size": source}
     sizes = {name: _vocabulary(config, name, kind) for name, kind in sides.items() if getattr(cfg, name) is None}
     if cfg.family == "classifier" and cfg.num_classes is None:
-        sizes["num_classes"] = len(config.data.languages) if config.data.source == "cldr_language" else 2
+        known = config.data.source == "cldr_language"
+        sizes["num_classes"] = len(config.data.languages) if known else ASSUMED_CLASSES
     return ModelConfig(**{**vars(cfg), **sizes})
+
+
+def assumption(config: Config) -> str | None:
+    """Returns a sentence about the number of classes if `with_sizes` assumes it."""
+    cfg = config.model
+    if cfg.family != "classifier" or cfg.num_classes is not None or config.data.source == "cldr_language":
+        return None
+    return f"{ASSUMED_CLASSES} classes are assumed, since only the data tell: add --config.model.num_classes=N"
 
 
 def _vocabulary(config: Config, name: str, kind: str) -> int:
@@ -27,4 +43,5 @@ def _vocabulary(config: Config, name: str, kind: str) -> int:
     if kind in UNKNOWN:
         reason, example = UNKNOWN[kind]
         raise config.model.error(name, f"depends on {reason}; add --config.model.{name}={example} or so")
-    return 260 if kind == "bytes" else config.data.vocab_size
+    size = 260 if kind == "bytes" else config.data.vocab_size
+    return size + ADDED_TOKENS.get(config.data.objective or "", 0)
