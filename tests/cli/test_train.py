@@ -130,7 +130,13 @@ def test_a_result_that_could_not_be_recorded_is_refused_before_training(tmp_path
     check_writable(tmp_path / "new" / "folder" / "result.json")
     assert (tmp_path / "new" / "folder").is_dir()
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "new", tmp_path / "file" / "result.json"):
+    assert not list((tmp_path / "new" / "folder").iterdir())
+    for path in (
+        tmp_path / "new",
+        tmp_path / "file" / "result.json",
+        tmp_path / ("x" * 250),
+        Path("/proc/result.json"),
+    ):
         with pytest.raises(ConfigError, match=f"--record {path}: cannot"):
             check_writable(path)
 

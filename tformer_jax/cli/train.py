@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -143,14 +144,19 @@ def check_writable(path: Path, flag: str = "--record") -> None:
     """Checks, before training, that `path`, which `flag` names, can be written; creates its folder.
 
     Raises:
-        ConfigError: the folder cannot be created or written to, or `path` is a folder.
+        ConfigError: the folder cannot be created or written to, the name is too long, or `path` is a folder.
     """
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: cannot be written, because it is a folder; name a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}."
+        ):  # its name is as long as a partial's
+            pass
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: cannot create {path.parent} ({error.strerror})") from error
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{flag} {path}: cannot be written; name a file in a writable folder")
+        problem = f"cannot be written ({error.strerror}); name a file in a writable folder"
+        raise ConfigError(f"{flag} {path}: {problem}") from error
 
 
 def _available_configs(path: Path) -> str:
