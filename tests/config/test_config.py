@@ -65,6 +65,8 @@ def test_unset_settings_accept_values_of_their_type():
         ({"data": {"train": [1]}}, r"data.train=\(1,\): must hold str, not int"),
         ({"model": {"dim": True}}, "model.dim=True: must be int, not bool"),
         ({"train": {"steps": 0}}, "train.steps=0: must be at least 1"),
+        ({"name": ""}, "name='': must name a folder below runs, such as 'baseline'"),
+        ({"name": "../runs"}, "name='../runs': must name a folder below runs"),
         ({"seed": 2**32}, "seed=4294967296: must be at most 4294967295"),
         ({"model": {"num_heads": 7}}, "model.num_heads=7: must divide model.dim=512, or set model.head_dim"),
         ({"model": {"num_kv_heads": 3}}, "model.num_kv_heads=3: must divide model.num_heads=8"),

@@ -335,6 +335,8 @@ class Config(Section):
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
 
     def check(self) -> None:
+        if {"", ".", ".."} & {*self.name.split("/")}:
+            raise self.error("name", "must name a folder below runs, such as 'baseline'")
         family, objective = self.model.family, self.data.objective
         if objective not in OBJECTIVES[family]:
             raise self.data.error("objective", f"must be one of {OBJECTIVES[family]} for model.family={family!r}")
