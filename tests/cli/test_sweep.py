@@ -64,7 +64,7 @@ def test_every_combination_the_last_name_fastest():
     ]
 
 
-@pytest.mark.parametrize("text", ["", " ; ", "seed", "seed=", "seed=1,,2", "=3"])
+@pytest.mark.parametrize("text", ["", " ; ", "seed", "seed=", "seed=1,,2", "=3", "seed=1; seed=2"])
 def test_invalid_sweeps(text):
     with pytest.raises(ConfigError, match="--sweep"):
         sweep.expand(text)
@@ -127,6 +127,14 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
     sweep.main([*arguments, *bytes_alone, "--sweep", "data.tokenizer_examples=5,9; seed=3"])
 
 
+def test_a_seed_counts_once(corpus_folder, tmp_path, monkeypatch):
+    """The interval of a mean over seeds would be too small."""
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    with pytest.raises(ConfigError, match="--sweep: seed=0 and seed=00 are the same run; leave out one"):
+        sweep.main([*flags(tmp_path, corpus_folder, tmp_path / "sweep"), "--sweep", "seed=0,1,00"])
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_names_of_runs_have_a_maximum(corpus_folder, tmp_path):
     arguments = flags(tmp_path, corpus_folder, tmp_path / "sweep")
     with pytest.raises(ConfigError, match="has more than 240 bytes; pass settings that all runs share"):
@@ -165,7 +173,8 @@ def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, m
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     path, folder, record = tmp_path / "small.py", tmp_path / "sweep", tmp_path / "record.json"
-    path.write_text(CONFIG.replace("get_config()", "get_config(variant='')"))
+    named = "    result.name = variant\n    return result\n"
+    path.write_text(CONFIG.replace("get_config()", "get_config(variant)").replace("return ", "result = ") + named)
     settings = "variant=x,y; optim.learning_rate=1.5,2.5,9,1; seed=0,1"
     arguments = ["--config", f"{path}:z", "--data", str(corpus_folder), "--output", str(folder), "--jobs", "4"]
     with pytest.raises(ConfigError, match="--choose seed: must be a setting of --sweep other than seed"):

@@ -118,6 +118,8 @@ def expand(text: str) -> list[Combination]:
         choices = _split(values)
         if not (name.strip() and equals and all(choices)):
             raise ConfigError(f'--sweep: {part!r} must read NAME=VALUE,VALUE; for example "seed=0,1; model.dim=64,128"')
+        if any(one.startswith(f"{name.strip()}=") for one, *_ in settings if name.strip() != "variant"):
+            raise ConfigError(f"--sweep: {name.strip()} stands twice; write all its values after one")
         settings.append([f"{name.strip()}={value}" for value in choices])
     if not settings:
         raise ConfigError('--sweep is empty; write for example "optim.learning_rate=1e-3,3e-3; seed=0,1"')
@@ -168,10 +170,14 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
 
 
 def check_comparable(configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
-    """Raises `ConfigError` if two configs have different metrics, or losses per token of different tokenizers."""
+    """Raises `ConfigError` if two configs are equal, have different metrics, or losses of different tokenizers."""
     kinds: dict[Any, Combination] = {}
     vocabularies: dict[Any, Combination] = {}
+    known: dict[Config, Combination] = {}
     for cfg, found in zip(configs, combinations, strict=True):
+        if cfg in known:
+            raise ConfigError(f"--sweep: {' '.join(known[cfg])} and {' '.join(found)} are the same run; leave out one")
+        known[cfg] = found
         kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), found)
         if cfg.model.family != "classifier" and cfg.train.metric in PER_TOKEN:
             vocabularies.setdefault(tuple(target_tokens(flat(cfg)).items()), found)
