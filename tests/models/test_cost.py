@@ -203,6 +203,20 @@ def test_an_assumed_number_of_classes_is_said(tmp_path, capsys):
     assert "assumed" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--length", "1025"], "error: --length 1025: must be at most model.max_length=1024"),
+        (["--length", "9999999999"], "argument --length: 9999999999 is too large: at most 2147483647"),
+        (["--batch", "x"], "argument --batch: x is not an integer of at least 1"),
+    ],
+)
+def test_lengths_and_batches_out_of_range(flags, sentence, capsys):
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        describe.main(["--preset", "gpt2", *flags])
+    assert sentence in f"error: {caught.value}{capsys.readouterr().err}"
+
+
 def test_sizes_are_shown_in_units():
     assert describe.size_of(3 * 2**30) == "3.00 GiB"
     assert describe.size_of(2**19) == "512.00 KiB"

@@ -113,9 +113,14 @@ def integer(lowest: int) -> Callable[[str], int]:
     """Returns an argparse type for integers from `lowest` to 2^31 - 1."""
 
     def number(text: str) -> int:
-        value = int(text)
-        if not lowest <= value < 2**31:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if value < lowest:
             raise argparse.ArgumentTypeError(f"{text} is not an integer of at least {lowest}")
+        if value >= 2**31:
+            raise argparse.ArgumentTypeError(f"{text} is too large: at most {2**31 - 1}")
         return value
 
     return number

@@ -19,6 +19,8 @@ from tformer_jax.config.sources import SOURCES
 if TYPE_CHECKING:
     from tformer_jax.models.cost import Cost
 
+DEFAULT_LENGTH = 1024
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints parameters by module, FLOPs per token and the size of the KV cache, or the program for a slice of TPUs."""
@@ -32,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if found := assumption(config):
             print(found)
         config = dataclasses.replace(config, model=with_sizes(config))
-    length = min(options.length, config.model.max_length)
+    longest = config.model.max_length
+    if options.length is not None and options.length > longest:
+        raise ConfigError(f"--length {options.length}: must be at most model.max_length={longest}")
+    length = options.length or min(DEFAULT_LENGTH, longest)
     if options.mesh:
         config = dataclasses.replace(config, parallel=read_mesh(options.mesh))
     if options.topology:
@@ -63,9 +68,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--length",
         type=integer(1),
-        default=1024,
         metavar="T",
-        help="sequence length, at most max_length (default: 1024)",
+        help=f"sequence length, at most max_length (default: {DEFAULT_LENGTH}, or max_length if that is less)",
     )
     result.add_argument(
         "--topology",
