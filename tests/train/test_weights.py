@@ -31,6 +31,14 @@ def run(cfg, folder, data, **options):
     return loop.run(experiment.build(cfg, folder, data_root=data, **options))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_by_the_first_step():
+    """Trainers that make no step compile none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "compiling", lambda *_: contextlib.nullcontext())
+        yield
+
+
 @pytest.fixture(scope="module")
 def first(tmp_path_factory, corpus_folder) -> Path:
     """A run with a checkpoint and final weights: the initial parameters."""
