@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = of_preset(options.preset)
     else:
         config = read_config(options.config, overrides)
-        if found := assumption(config):
-            print(found)
+        if assumed := assumption(config):
+            print(assumed)
         config = dataclasses.replace(config, model=with_sizes(config))
     longest = config.model.max_length
     if options.length is not None and options.length > longest:

@@ -112,7 +112,7 @@ def expand(text: str) -> list[Combination]:
     Raises:
         ConfigError: the text has another format.
     """
-    settings = []
+    settings: list[list[str]] = []
     for part in filter(None, map(str.strip, text.split(";"))):
         name, equals, values = part.partition("=")
         choices = _split(values)

@@ -150,10 +150,8 @@ def check_writable(path: Path, flag: str = "--record") -> None:
         raise ConfigError(f"{flag} {path}: cannot be written, because it is a folder; name a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}."
-        ):  # its name is as long as a partial's
-            pass
+        partial = f".{path.name}."  # the record is written under a name as long as this file's
+        tempfile.NamedTemporaryFile(dir=path.parent, prefix=partial).close()
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); name a file in a writable folder"
         raise ConfigError(f"{flag} {path}: {problem}") from error
