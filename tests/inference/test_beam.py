@@ -167,8 +167,9 @@ def test_missing_outputs_are_empty(stopping):
         length = len(outputs[0])
         settings, rules = RowSettings.of(cfg, 1), Rules(forced=forced)
         state = beam.Beams.start(one, one, one * length, settings, rules, length=length, cfg=cfg)
+        advance = jax.jit(beam.Beams.advance)
         for _ in range(length):
-            state = state.advance(np.broadcast_to(logits, (1, 6, VOCAB)))
+            state = advance(state, np.broadcast_to(logits, (1, 6, VOCAB)))
         assert state.done.all()
         missing = len(state.finished.scores[0]) - len(outputs)
         np.testing.assert_array_equal(state.finished.tokens[0], outputs + [[PAD] * length] * missing)

@@ -21,6 +21,8 @@ from tests.train.conftest import small_config
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import prepare
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.train import experiment, guards, loop, run_folder
 from tformer_jax.train.trained import load_trained
 
@@ -355,12 +357,11 @@ def test_a_folder_with_other_files_is_not_changed(corpus_folder, tmp_path):
 def test_prepared_data_with_other_tokenizers_cannot_resume(corpus_folder, tmp_path):
     cfg = small_config(steps=1)
     prepare(cfg, corpus_folder, tmp_path / "data")
-    changes = {"source": "prepared", "train": str(tmp_path / "data"), "tokenizer_examples": 40}
+    changes = {"source": "prepared", "train": str(tmp_path / "data")}
     prepared = Config.from_dict({**config.to_dict(cfg), "data": {**config.to_dict(cfg.data), **changes}})
     experiment.build(prepared, tmp_path / "run").batches.close()
     experiment.build(prepared, tmp_path / "run", resume=True).batches.close()
-    bytes_only = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, tokenizer="bytes"))
-    prepare(bytes_only, corpus_folder, tmp_path / "data")
+    prepare(cfg, corpus_folder, tmp_path / "data", tokenizers=Tokenizers(ByteTokenizer(), ByteTokenizer()))
     with pytest.raises(
         ConfigError, match="data/tokenizers are not the tokenizers that .*run/tokenizers was trained with"
     ):
