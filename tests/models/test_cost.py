@@ -197,7 +197,7 @@ def test_an_assumed_number_of_classes_is_said(tmp_path, capsys):
     )
     arguments = ["--config", str(tmp_path / "here.py"), "--length", "8"]
     describe.main(arguments)
-    sentence = "2 classes are assumed, since only the data tell: add --config.model.num_classes=N"
+    sentence = "2 classes are assumed, as the data is not read: add --config.model.num_classes=N"
     assert sentence in capsys.readouterr().out
     describe.main([*arguments, "--config.model.num_classes=2"])
     assert "assumed" not in capsys.readouterr().out

@@ -119,7 +119,7 @@ def expand(text: str) -> list[Combination]:
         if not (name.strip() and equals and all(choices)):
             raise ConfigError(f'--sweep: {part!r} must read NAME=VALUE,VALUE; for example "seed=0,1; model.dim=64,128"')
         if any(one.startswith(f"{name.strip()}=") for one, *_ in settings if name.strip() != "variant"):
-            raise ConfigError(f"--sweep: {name.strip()} stands twice; write all its values after one")
+            raise ConfigError(f"--sweep: {name.strip()} is written twice; write all its values after one NAME=")
         settings.append([f"{name.strip()}={value}" for value in choices])
     if not settings:
         raise ConfigError('--sweep is empty; write for example "optim.learning_rate=1e-3,3e-3; seed=0,1"')

@@ -7,13 +7,14 @@ from tformer_jax.config.schema import Config
 UNKNOWN = {"characters": ("the characters of the text", 100), "file": ("data.tokenizer_file", 32000)}
 """Kinds of tokenizers whose vocabulary is unknown before training: what its size depends on, and an example of it."""
 ASSUMED_CLASSES = 2
-"""Number of classes where only the data tell."""
+"""Number of classes of a model whose data, which is not read, determines it."""
 
 
 def with_sizes(config: Config) -> ModelConfig:
     """Returns the model config with vocabulary sizes and number of classes as in training, as far as they are known.
 
-    The vocabulary of a trained tokenizer has its maximum size, and `assumption` says if the classes are assumed.
+    The vocabulary of a trained tokenizer has its maximum size; `assumption` says whether the number of classes is
+    assumed.
 
     Raises:
         ConfigError: a vocabulary depends on the data or on a file, and its size is not set.
@@ -35,7 +36,7 @@ def assumption(config: Config) -> str | None:
     cfg = config.model
     if cfg.family != "classifier" or cfg.num_classes is not None or config.data.source == "cldr_language":
         return None
-    return f"{ASSUMED_CLASSES} classes are assumed, since only the data tell: add --config.model.num_classes=N"
+    return f"{ASSUMED_CLASSES} classes are assumed, as the data is not read: add --config.model.num_classes=N"
 
 
 def _vocabulary(config: Config, name: str, kind: str) -> int:
