@@ -166,6 +166,8 @@ class Run:
         Raises:
             ConfigError: a setting is invalid, or the strategy does not give that number of outputs.
         """
+        if outputs < 1:
+            raise ConfigError(f"{outputs} outputs per text: write at least 1")
         decode = self.config.decode.changed(settings, name)
         chosen = "strategy" in settings or settings.get("temperature") == 0
         if outputs > 1 and decode.strategy == "greedy" and not chosen:

@@ -105,6 +105,13 @@ def test_unset_settings_accept_values_of_their_type():
             },
             "data.target_tokenizer='bytes': must be None for model.family='decoder_lm': set data.tokenizer",
         ),
+        (
+            {
+                "model": {"family": "classifier"},
+                "data": {"source": "tsv", "train": "a.tsv", "source_tokenizer": "bytes", "shared_vocab": False},
+            },
+            "data.source_tokenizer='bytes': must be None for model.family='classifier': set data.tokenizer",
+        ),
         ({"data": {"source": "tsv"}}, r"data.train=\(\): must say what data.source='tsv' reads"),
         ({"optim": {"schedule": "cosine"}}, "optim.learning_rate=None: must be a number"),
         ({"parallel": {"data": 0}}, "parallel.data=0: must be -1 or at least 1"),

@@ -31,8 +31,8 @@ def test_learned_positions_suffice_for_the_longest_inputs(family):
     [
         (lambda: Request((5, 11), GREEDY), "token id 11 is not in 0, ..., 10"),
         (lambda: Request((5, -1), GREEDY), "token id -1 is not in 0, ..., 10"),
-        (lambda: Request("abc", GREEDY, seed=-1), "seed=-1: must be from 0 to 4294967295"),
-        (lambda: Request("abc", GREEDY, seed=2**32), "seed=4294967296: must be from 0 to"),
+        (lambda: Request("abc", GREEDY, seed=-1), "seed=-1: must be an integer from 0 to 4294967295"),
+        (lambda: Request("abc", GREEDY, seed=2**32), "seed=4294967296: must be an integer from 0 to"),
         (
             lambda: Request("a" * (LONG - 2), dataclasses.replace(GREEDY, prefix="abcde")),
             "the output has room for 2 tokens, fewer than decode.prefix='abcde' has: shorten it or the prompt",

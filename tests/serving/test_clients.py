@@ -235,8 +235,9 @@ def test_an_api_key():
         for path in ("/metrics", "/v1/models", "/nowhere"):
             assert one.client.get(path).status_code == 401
         assert (one.client.get("/health").status_code, one.client.get("/").status_code) == (200, 200)
-        answer = one.client.post(COMPLETE, json={"prompt": "a"}, headers={"Authorization": "Bearer secret"})
-        assert answer.status_code == 200
+        for scheme in ("Bearer", "bearer"):
+            answer = one.client.post(COMPLETE, json={"prompt": "a"}, headers={"Authorization": f"{scheme} secret"})
+            assert answer.status_code == 200
 
 
 def test_the_tokenizer_that_lm_evaluation_harness_uses(lm):

@@ -304,3 +304,12 @@ def test_starting_from_a_folder_without_a_run(corpus_folder, tmp_path):
         cfg = small_config(start_from=str(tmp_path / "nowhere"))
         experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_weights_to_start_from_replace_no_run(first, corpus_folder, tmp_path):
+    damaged, kept = shutil.copytree(first, tmp_path / "damaged"), shutil.copytree(first, tmp_path / "kept")
+    path = max((path for path in (damaged / "weights").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="damaged/weights is damaged"):
+        experiment.build(small_config(start_from=str(damaged)), kept, data_root=corpus_folder, overwrite=True)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)

@@ -375,8 +375,9 @@ class Config(Section):
             raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
-        if (family != "seq2seq" or objective) and self.data.target_tokenizer is not None:
-            raise self.data.error("target_tokenizer", f"must be None for {of_data}: set data.tokenizer")
+        for name in ("source_tokenizer", "target_tokenizer") if family != "seq2seq" or objective else ():
+            if getattr(self.data, name) is not None:
+                raise self.data.error(name, f"must be None for {of_data}: set data.tokenizer")
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
             raise self.data.error(
                 "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"

@@ -103,7 +103,8 @@ class MaskFiller:
         for rank in range(self.top if masks else 0):
             filled = dict(zip(masks, ids[:, rank].tolist(), strict=True))
             tokens = [filled.get(at, token) for at, token in enumerate(row)]
-            text = self._tokenizer.decode(tokens[len(special.before) : len(tokens) - len(special.after)])
+            inside = tokens[len(special.before) : len(tokens) - len(special.after)]
+            text = self._tokenizer.decode([token for token in inside if token not in special.ends])
             names = tuple(special.name(token) or self._tokenizer.decode([token]) for token in filled.values())
             fills.append(Fill(text, names, float(probabilities[:, rank].prod())))
         return fills

@@ -34,7 +34,7 @@ class RequireKey:
     """Refuses requests without the header `Authorization: Bearer KEY`, except those for `OPEN_PATHS`."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self.app, self._expected = app, f"Bearer {key}".encode()
+        self.app, self._key = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._accepts(scope):
@@ -45,8 +45,8 @@ class RequireKey:
             await Refusal(message, 401, code="invalid_api_key", headers=headers).response()(scope, receive, send)
 
     def _accepts(self, scope: Scope) -> bool:
-        given = Headers(scope=scope).get("authorization", "")
-        return hmac.compare_digest(given.encode("latin-1"), self._expected)
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self._key)
 
 
 class CountRequests:

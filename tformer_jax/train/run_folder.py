@@ -80,7 +80,18 @@ def holds_weights(run: Path) -> bool:
 
 def holds_checkpoint(run: Path) -> bool:
     """Returns whether a run has a complete checkpoint; those in progress have names that are not numbers."""
-    return checkpoints(run).is_dir() and any(path.name.isdecimal() for path in checkpoints(run).iterdir())
+    return bool(_checkpoint_steps(run))
+
+
+def latest_step(run: Path) -> int | None:
+    """Returns the step of the newest complete checkpoint of a run, or None."""
+    return max(_checkpoint_steps(run), default=None)
+
+
+def _checkpoint_steps(run: Path) -> list[int]:
+    if not checkpoints(run).is_dir():
+        return []
+    return [int(path.name) for path in checkpoints(run).iterdir() if path.name.isdecimal()]
 
 
 def require_run(run: Path) -> None:

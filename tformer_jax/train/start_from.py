@@ -17,7 +17,7 @@ from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import registry
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
-from tformer_jax.train import lora, run_folder
+from tformer_jax.train import lora, run_folder, weights
 from tformer_jax.train.trained import load_trained
 
 
@@ -69,13 +69,14 @@ def load_matching(params: Any, run: Path, group: ProcessGroup = SINGLE) -> tuple
 
 
 def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> None:
-    """Checks that the parameters of `run` fit a new run, from the configs alone.
+    """Checks that the parameters of `run` fit a new run, without loading them.
 
     Raises:
-        ConfigError: `run` is not the folder of a trained run, no parameter matches, or LoRA would freeze parameters
-            that are newly initialized or of other tokens.
+        ConfigError: `run` is not the folder of a trained run, its final weights are damaged, no parameter matches, or
+            LoRA would freeze parameters that are newly initialized or of other tokens.
     """
     run_folder.require_run(run)
+    weights.verify(run, run_folder.latest_step(run))
     boxed = registry.shapes(registry.build(model))
     theirs = registry.shapes(registry.build(config.load(run / "config.json").model))
     mine, known = (_shapes(flatten_dict(nn.unbox(tree), sep="/")) for tree in (boxed, theirs))

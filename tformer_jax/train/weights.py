@@ -1,5 +1,6 @@
 """The final weights of a run: one set of parameters or the mean of several, stored apart from the checkpoints."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -123,21 +124,39 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
     Raises:
         ConfigError: they are damaged.
     """
+    if not verify(run, latest_step):
+        return None
+    with _damage_named(run), ocp.StandardCheckpointer() as reader:
+        return reader.restore(resolved(run / FOLDER), abstract)
+
+
+def verify(run: Path, latest_step: int | None) -> bool:
+    """Returns whether `load` would find weights, after a comparison of their files with the checksums.
+
+    Raises:
+        ConfigError: they are damaged.
+    """
     path = weights_facts(run)
     if not path.exists():
-        return None
-    try:
+        return False
+    with _damage_named(run):
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["at_step"] < (latest_step or 0):
-            return None
+            return False
         if facts["checksums"] != _checksums(run / FOLDER):
             raise ValueError("its files have other checksums than when they were written")
-        with ocp.StandardCheckpointer() as reader:
-            return reader.restore(resolved(run / FOLDER), abstract)
+    return True
+
+
+@contextlib.contextmanager
+def _damage_named(run: Path) -> Iterator[None]:
+    """Raises a `ConfigError` that names the damaged weights in place of any error of the body."""
+    try:
+        yield
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise ConfigError(
-            f"{run / FOLDER} is damaged ({reason}): remove {path}, then the newest checkpoint is used"
+            f"{run / FOLDER} is damaged ({reason}): remove {weights_facts(run)}, then the newest checkpoint is used"
         ) from error
 
 

@@ -267,8 +267,8 @@ class Engine:
         if decode.prefix and len(kind[1].forced) > max_new_tokens:
             room = f"the output has room for {max_new_tokens} tokens"
             raise ConfigError(f"{room}, fewer than decode.prefix={decode.prefix!r} has: shorten it or the prompt")
-        if not 0 <= request.seed < 2**32:
-            raise ConfigError(f"seed={request.seed}: must be from 0 to {2**32 - 1}")
+        if not isinstance(request.seed, int | np.integer) or not 0 <= request.seed < 2**32:
+            raise ConfigError(f"seed={request.seed!r}: must be an integer from 0 to {2**32 - 1}")
         rows = [
             RequestRow(
                 request=number,
