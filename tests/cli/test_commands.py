@@ -12,7 +12,7 @@ import pytest
 import sacrebleu
 
 import tformer_jax as tj
-from tests.cli.trained_runs import train_each_family
+from tests.cli.finished_runs import runs_of_each_family
 from tests.helpers import rest_slow
 from tformer_jax import api
 from tformer_jax.cli import classify, evaluate, generate, lines, score, serve, translate
@@ -27,8 +27,8 @@ from tformer_jax.train.trained import load_trained
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """Runs of one step of each family."""
-    return train_each_family(tmp_path_factory.mktemp("runs"))
+    """Runs of each family."""
+    return runs_of_each_family(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -182,7 +182,7 @@ def test_beams_without_a_hypothesis_end_the_search():
     cfg, one = DecodeConfig(strategy="beam", beams=3), np.array([1])
     rules = Rules(ends=(EOS, 5), forbidden=((3,), (4,)))
     state = beam.Beams.start(one, one, one * 9, RowSettings.of(cfg, 1), rules, length=9, cfg=cfg)
-    state = state.advance(np.zeros((1, 3, VOCAB), np.float32))
+    state = jax.jit(beam.Beams.advance)(state, np.zeros((1, 3, VOCAB), np.float32))
     assert state.done.all()
     assert (state.finished.scores[0] > beam.WORST).tolist() == [True, True, False]
 

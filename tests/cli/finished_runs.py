@@ -1,6 +1,8 @@
-"""Runs of one training step, which the tests of commands load."""
+"""Finished runs without a training step, which the tests of commands load: no step is compiled."""
 
+import contextlib
 from pathlib import Path
+from unittest import mock
 
 from tests.helpers import with_own_stacks
 from tformer_jax.config import (
@@ -18,7 +20,7 @@ from tformer_jax.train import experiment, loop
 SMALL = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16}
 
 
-def train(family: str, folder: Path, data: DataConfig) -> Path:
+def finish(family: str, folder: Path, data: DataConfig) -> Path:
     cfg = Config(
         model=ModelConfig(family=family, dropout=0.0, **with_own_stacks(family, SMALL)),
         data=data,
@@ -28,12 +30,17 @@ def train(family: str, folder: Path, data: DataConfig) -> Path:
         decode=DecodeConfig(max_new_tokens=6),
         eval=EvalConfig(batch_size=4, samples=1),
     )
-    loop.run(experiment.build(cfg, folder / family, data_root=folder))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(loop, "compiling", lambda *_: contextlib.nullcontext()))
+        built = stack.enter_context(contextlib.closing(experiment.build(cfg, folder / family, data_root=folder)))
+        trainer = stack.enter_context(contextlib.closing(loop.Trainer(built)))
+        trainer.save()
+        trainer.finish()
     return folder / family
 
 
-def train_each_family(folder: Path) -> dict[str, Path]:
-    """Trains a run of each family below `folder`."""
+def runs_of_each_family(folder: Path) -> dict[str, Path]:
+    """Makes a run of each family below `folder`."""
     words = ["abc", "bca", "cabb", "ac", "bb", "cc", "aabb", "b", "ca", "acab"]
     (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
     (folder / "labels.tsv").write_text("".join(f"{'xy'[n % 2]}\t{word}\n" for n, word in enumerate(words)))
@@ -41,7 +48,7 @@ def train_each_family(folder: Path) -> dict[str, Path]:
     lengths = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
     windows = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
     return {
-        "seq2seq": train("seq2seq", folder, DataConfig(source="tsv", train="pairs.tsv", **lengths)),
-        "classifier": train("classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)),
-        "decoder_lm": train("decoder_lm", folder, DataConfig(source="text", train="text.txt", **windows)),
+        "seq2seq": finish("seq2seq", folder, DataConfig(source="tsv", train="pairs.tsv", **lengths)),
+        "classifier": finish("classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)),
+        "decoder_lm": finish("decoder_lm", folder, DataConfig(source="text", train="text.txt", **windows)),
     }
