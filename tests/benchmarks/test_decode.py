@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers import rest_slow
 from tformer_jax.benchmarks import decode, decode_systems, turns
 from tformer_jax.cli import benchmark
 from tformer_jax.config import ConfigError
@@ -139,7 +138,8 @@ def test_sources():
     assert len(decode.workloads(options("--lines", "0"))) == 2
 
 
-@pytest.mark.parametrize("beams", rest_slow([1, 3], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 3])
 def test_outputs_are_full_and_varied(beams):
     chosen = options("--vocab", "500", "--dim", "64", "--ffn-dim", "128", "--length", "16", "--batch", "8")
     cfg, params = decode.random_model(chosen)

@@ -170,7 +170,7 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
 
     assert sizes(tokenizer="bpe", target_tokenizer="bytes") == (500, 260)
     assert sizes(tokenizer="characters", source_tokenizer="bytes", target_tokenizer="words") == (260, 500)
-    assert sizes("decoder_lm", tokenizer="bpe", source_tokenizer="bytes") == (None, 260)
+    assert sizes("decoder_lm", tokenizer="bytes") == (None, 260)
     with pytest.raises(ConfigError, match="vocab_size=None: depends on the characters of the text; add --config.model"):
         sizes(tokenizer="bpe", target_tokenizer="characters")
     problem = "source_vocab_size=None: depends on data.tokenizer_file; add --config.model.source_vocab_size=32000"
@@ -183,7 +183,7 @@ def test_the_vocabulary_has_the_tokens_of_the_objective(objective):
     cfg = read_config(str(train_cases.CONFIGS / f"pretrain_stdlib.py:{objective}"), ["--config.data.tokenizer=bytes"])
     trained = train_tokenizers(cfg.data, [{"text": "abc"}]).target.vocab_size
     assert with_sizes(cfg).vocab_size == trained == 260 + ADDED_TOKENS[objective]
-    pair = dataclasses.replace(cfg.data, source_tokenizer="bytes", target_tokenizer="words", shared_vocab=False)
+    pair = dataclasses.replace(cfg.data, target_tokenizer="words", shared_vocab=False)
     with pytest.raises(ConfigError, match=f"data.target_tokenizer='words': must be None for .*={objective!r}: set"):
         dataclasses.replace(cfg, data=pair, model=dataclasses.replace(cfg.model, tie_embeddings="output"))
 
