@@ -282,8 +282,8 @@ def test_blockwise_drops_the_same_weights_in_both_passes():
     assert_close(of_q[0, 5, 0, 0], slope, 1e-3)
 
 
-REAL = jnp.arange(9) < jnp.array([[9], [5]])
-SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
+REAL = np.arange(9) < np.array([[9], [5]])
+SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
 SELF = {
     "causal": Mask(causal=True, self_attention=True),
     "padding": Mask(padding_mask=REAL, self_attention=True),

@@ -114,21 +114,21 @@ def test_blocks_equal_parts_of_the_dense_mask_and_skipped_ones_are_masked(exampl
     check()
 
 
-SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3], [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 3]])
-PLACES = jnp.array([[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
+SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3], [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 3]])
+PLACES = np.array([[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]])
 SINGLE_RULES = {
     "none": Mask(),
     "causal": Mask(causal=True),
-    "prefix": Mask(causal=True, prefix=jnp.array([7, 2])),
+    "prefix": Mask(causal=True, prefix=np.array([7, 2])),
     "window": Mask(window=2),
     "causal window": Mask(causal=True, window=3),
-    "padding before": Mask(padding_mask=jnp.arange(12) >= jnp.array([[9], [6]])),
-    "padding after": Mask(padding_mask=jnp.arange(12) < jnp.array([[3], [5]])),
+    "padding before": Mask(padding_mask=np.arange(12) >= np.array([[9], [6]])),
+    "padding after": Mask(padding_mask=np.arange(12) < np.array([[3], [5]])),
     "segments": Mask(segments=(SEGMENTS[:, :8], SEGMENTS)),
     "segments of other keys": Mask(segments=(SEGMENTS[:, 4:], SEGMENTS[:, ::-1])),
     "positions": Mask(positions=(PLACES[:, :8], PLACES[:, ::-1]), causal=True, window=4),
-    "empty slots": Mask(positions=(PLACES[:, :8], jnp.where(jnp.arange(12) < 5, PLACES, -1))),
-    "the first slot only": Mask(positions=(PLACES[:, :8], jnp.where(jnp.arange(12) < 1, 0, -1)[None])),
+    "empty slots": Mask(positions=(PLACES[:, :8], np.where(np.arange(12) < 5, PLACES, -1))),
+    "the first slot only": Mask(positions=(PLACES[:, :8], np.where(np.arange(12) < 1, 0, -1)[None])),
 }
 
 
@@ -183,7 +183,7 @@ def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
     )
 
 
-@pytest.mark.parametrize("mask", [jnp.zeros((1, 1, 2, 3)), jnp.ones((2, 3), bool), jnp.ones((1, 2, 3), bool)])
+@pytest.mark.parametrize("mask", [np.zeros((1, 1, 2, 3), np.float32), np.ones((2, 3), bool), np.ones((1, 2, 3), bool)])
 def test_additive_masks_and_masks_of_another_rank_are_refused(mask):
     with pytest.raises(ConfigError, match=r"an attention mask is a bool array \[B, N, T, S\] .*, not (float32|bool)"):
         as_mask(mask)

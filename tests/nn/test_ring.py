@@ -110,10 +110,10 @@ def test_every_mask(rule, mesh, data):
 
 
 ARRAYS = {
-    "padding_mask": {"padding_mask": jnp.arange(16) < jnp.array([[16], [5]])},
-    "segments": {"segments": 2 * (jnp.array([[0] * 3 + [1] * 9 + [2] * 4, [0] * 8 + [1] * 8]),)},
-    "prefix": {"prefix": jnp.array([7, 0])},
-    "positions of one row for all": {"positions": 2 * (jnp.arange(16)[None] + 3,)},
+    "padding_mask": {"padding_mask": np.arange(16) < np.array([[16], [5]])},
+    "segments": {"segments": 2 * (np.array([[0] * 3 + [1] * 9 + [2] * 4, [0] * 8 + [1] * 8]),)},
+    "prefix": {"prefix": np.array([7, 0])},
+    "positions of one row for all": {"positions": 2 * (np.arange(16)[None] + 3,)},
 }
 
 

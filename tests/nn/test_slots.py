@@ -13,7 +13,7 @@ from tformer_jax.config import ConfigError
 from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
 
 ROWS, S, T = 3, 8, 3
-PAGES = jnp.arange(1, 1 + ROWS * 2).reshape(ROWS, 2)
+PAGES = np.arange(1, 1 + ROWS * 2).reshape(ROWS, 2)
 
 
 def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):

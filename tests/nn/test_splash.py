@@ -3,7 +3,7 @@
 import functools
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -16,14 +16,14 @@ from tformer_jax.parallel.mesh import make_mesh
 
 T = 130
 """Not a multiple of the kernel's lanes."""
-REAL = jnp.arange(T) < jnp.array([[T], [5]])
-SEGMENTS = jnp.arange(T)[None] // jnp.array([[30], [70]])
+REAL = np.arange(T) < np.array([[T], [5]])
+SEGMENTS = np.arange(T)[None] // np.array([[30], [70]])
 CASES = {
     "causal": (Mask(causal=True, self_attention=True), T, None),
     "padding, both directions": (Mask(padding_mask=REAL, self_attention=True), T, None),
     "padding before the first key": (Mask(padding_mask=~REAL, causal=True, self_attention=True), T, 2.0),
     "window in both directions, soft-cap": (Mask(window=9, self_attention=True), T, 1.5),
-    "cross": (Mask(padding_mask=jnp.arange(40) < jnp.array([[40], [0]])), 40, None),
+    "cross": (Mask(padding_mask=np.arange(40) < np.array([[40], [0]])), 40, None),
     "packed, causal window": (
         Mask(causal=True, window=7, segments=(SEGMENTS, SEGMENTS), self_attention=True),
         T,
