@@ -18,7 +18,7 @@ CFG = Config(
     data=DataConfig(source="text", train="-", batching="windows", window=16, objective="masked_tokens"),
     eval=EvalConfig(batch_size=2),
 )
-TOP = 9
+TOP = TOKENIZER.vocab_size
 """All tokens, so that the end token is among the fills."""
 
 

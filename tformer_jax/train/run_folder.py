@@ -80,18 +80,13 @@ def holds_weights(run: Path) -> bool:
 
 def holds_checkpoint(run: Path) -> bool:
     """Returns whether a run has a complete checkpoint; those in progress have names that are not numbers."""
-    return bool(_checkpoint_steps(run))
+    return latest_step(run) is not None
 
 
 def latest_step(run: Path) -> int | None:
     """Returns the step of the newest complete checkpoint of a run, or None."""
-    return max(_checkpoint_steps(run), default=None)
-
-
-def _checkpoint_steps(run: Path) -> list[int]:
-    if not checkpoints(run).is_dir():
-        return []
-    return [int(path.name) for path in checkpoints(run).iterdir() if path.name.isdecimal()]
+    names = [path.name for path in checkpoints(run).iterdir()] if checkpoints(run).is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def require_run(run: Path) -> None:
