@@ -108,9 +108,10 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
     with pytest.raises(ConfigError, match="is a sweep of another config; name another folder with --output"):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
-    (folder / "sweep.json").write_text("{")
-    with pytest.raises(ConfigError, match="sweep.json is damaged .*: remove it, and the sweep writes it again"):
-        sweep.main([*arguments, "--sweep", "seed=0"])
+    for damaged in ("{", "3"):
+        (folder / "sweep.json").write_text(damaged)
+        with pytest.raises(ConfigError, match="sweep.json is damaged .*: remove it, and the sweep writes it again"):
+            sweep.main([*arguments, "--sweep", "seed=0"])
 
 
 def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, monkeypatch):
