@@ -201,7 +201,7 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
     wanted = {run_name(found): to_dict(cfg) for found, cfg in zip(combinations, configs, strict=True)}
     wanted = json.loads(json.dumps(wanted))
     try:
-        known = dict[str, Any](json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+        known: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
     if any(known[name] != values for name, values in wanted.items() if name in known):
