@@ -17,7 +17,7 @@ def get_config(run: str = "runs/minilm") -> ConfigDict:
     """Returns the config of the encoder and tokenizer of a classifier or masked language model, with a new head."""
     encoder = config.load(Path(run) / "config.json").model
     if encoder.family == "masked_lm":
-        encoder = dataclasses.replace(encoder, family="classifier", head_transform=False)
+        encoder = dataclasses.replace(encoder, family="classifier", head_transform=False, output_bias=False)
     return to_config_dict(
         Config(
             name="finetune_rt_polarity",

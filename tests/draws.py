@@ -104,7 +104,7 @@ def _rest(rng, family: str) -> dict[str, Any]:
         "embedding_norm": pick(rng, False, True),
         "tie_embeddings": pick(rng, *ties),
         "scale_embeddings": pick(rng, True, False),
-        "output_bias": pick(rng, True, False),
+        "output_bias": pick(rng, True, False) and family != "classifier",
         "scale_output": pick(rng, False, True),
         "output_softcap": pick(rng, None, None, 3.0),
         "prefix_lm": family == "decoder_lm" and pick(rng, True, False, False),

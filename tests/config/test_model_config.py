@@ -54,6 +54,10 @@ WITHOUT_EFFECT = {
         "layer_pattern": ("gated_delta",),
         "attention_softcap": 2.0,
     },
+    "model.output_bias=True: is used only by model.family='seq2seq' or 'decoder_lm' or 'masked_lm', not 'classifier'": {
+        "family": "classifier",
+        "output_bias": True,
+    },
     "model.prefix_lm=True: is used only by model.family='decoder_lm'": {"prefix_lm": True},
     "model.moe.expert_capacity=0.0: must be at least": MOE | {"moe": {"expert_capacity": 0}},
     "model.layer_pattern=('full', 'window'): no stack reaches 'window' in 1 layers": {

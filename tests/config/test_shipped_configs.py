@@ -79,7 +79,7 @@ def test_fine_tuning_of_a_masked_language_model(tmp_path):
     data = DataConfig(source="text", train="a", batching="windows", objective="masked_tokens")
     config.save(Config(model=encoder, data=data), tmp_path / "config.json")
     found = read_config(f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}").model
-    assert (found.family, found.dim, found.head_transform) == ("classifier", 8, False)
+    assert (found.family, found.dim, found.head_transform, found.output_bias) == ("classifier", 8, False, False)
 
 
 def test_every_config_shows_its_command():

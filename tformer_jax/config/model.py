@@ -75,6 +75,7 @@ USED_BY = {
     "pooling": ("family", "classifier"),
     "pooler": ("family", "classifier"),
     "head_transform": ("family", "masked_lm"),
+    "output_bias": ("family", "seq2seq", "decoder_lm", "masked_lm"),
     "encoder_layers": ("family", "seq2seq", "classifier", "masked_lm"),
     "decoder_layers": ("family", "seq2seq", "decoder_lm"),
     "norm_bias": ("norm", "layernorm"),
@@ -232,7 +233,6 @@ class ModelConfig(Section):
                 used_by = f"model.{kind}={' or '.join(map(repr, users))}"
                 default = attrgetter(name)(ModelConfig())
                 raise self.error(name, f"is used only by {used_by}, not {values[0]!r}; write its default, {default!r}")
-
         if "gated_delta" not in self.attentions and self.gated_delta != GatedDeltaConfig():
             name = next(self.gated_delta.changed_settings())
             raise self.error(f"gated_delta.{name}", "no layer uses it; write 'gated_delta' in model.layer_pattern")
