@@ -20,7 +20,7 @@ RMSNorm, SwiGLU (of width 256), RoPE and QK-norm. More regularization was slower
 had a BLEU of 28.3 (38.4 without), and after 2,000 steps, a token dropout of 0.1 one of 39.9 (41.0 without). Less was
 faster at first and worse at the end: a dropout of 0.2 had a BLEU of 39.4 after 1,000 steps, and of 42.9 after 5,000
 (43.5 with 0.3). Expect a BLEU of 40.4 on test_2016_flickr (three seeds: 40.5, 40.6, 40.2) after 72 minutes on two CPU
-cores; the paper has 41.0. Two seeds side by side (`sweep.py --jobs 2`) took 112 minutes.
+cores; the paper has 41.0. Two seeds side by side (`sweep.py --jobs 2`) took 112 minutes each.
 """
 
 import dataclasses
