@@ -225,6 +225,13 @@ def test_a_setting_that_the_optimizer_does_not_use_is_refused(tmp_path, sentence
     assert config.load(tmp_path / "config.json").optim == used
 
 
+def test_the_output_bias_of_a_saved_classifier_is_ignored(tmp_path):
+    """Earlier versions accepted it, and their classifiers have one bias, as they have now."""
+    saved = {"model": {"family": "classifier", "output_bias": True}, "data": {"source": "cldr_language"}}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert config.load(tmp_path / "config.json").model == ModelConfig(family="classifier")
+
+
 @pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])
 def test_damaged_files_are_named(tmp_path, content, problem):
     path = tmp_path / "config.json"

@@ -70,7 +70,7 @@ def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE` sections, with a warning.
 
     Settings may also be those of earlier versions: `RENAMED` ones, in `model` flat ones, such as `rotary_base` for
-    `rotary.base`, and in `optim` ones without effect.
+    `rotary.base`, and ones without effect in `optim` and for classifiers (`model.output_bias`).
 
     Raises:
         ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
@@ -107,12 +107,17 @@ def _drop_unknown(values: dict[str, Any]) -> list[str]:
 
 
 def _of_this_version(model: dict[str, Any]) -> dict[str, Any]:
-    """Moves settings such as `rotary_base` to the sections that hold them now, and renames those of `RENAMED`."""
+    """Moves settings such as `rotary_base` to the sections that hold them now, and renames those of `RENAMED`.
+
+    A classifier loses `output_bias`, which earlier versions accepted without effect.
+    """
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     result = {key: value for key, value in model.items() if key in known}
     for key in model.keys() - known:
         group, _, name = (ModelConfig.nested_name(key) or key).partition(".")
         result[group] = {**result.get(group, {}), name: model[key]} if name else model[key]
+    if model.get("family") == "classifier":
+        result.pop("output_bias", None)
     return _renamed(result)
 
 
