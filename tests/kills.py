@@ -20,7 +20,7 @@ SHARES = (0.15, 0.4, 0.45)
 def main() -> None:
     """Prints and records the outcome of each kind of run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=20, help="kills of each kind of run, at least one at each place")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
@@ -38,7 +38,7 @@ def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict
     whole, killed, cache = folder / "whole", folder / "killed", folder / "cache"
     finish(commands.command(kind, whole), cache)
     places = dict.fromkeys(PLACES, 0)
-    wanted = [place for place, share in zip(PLACES, SHARES, strict=True) for _ in range(round(share * kills))]
+    wanted = [place for place, share in zip(PLACES, SHARES, strict=True) for _ in range(max(1, round(share * kills)))]
     draw.shuffle(wanted)
     while wanted:
         process = commands.start(commands.command(kind, killed, "--resume"), cache, stderr=None)
