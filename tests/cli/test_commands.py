@@ -336,7 +336,7 @@ def test_perplexities_beyond_the_largest_number_are_infinite(nats, shown):
         (translate, "seq2seq", ["x", "--output", "o.txt", "--resume"], "--resume needs --output FILE and --input FILE"),
         (translate, "seq2seq", ["x", "--interactive"], "--interactive cannot be combined with texts"),
         (translate, "seq2seq", ["x", "", "a" * 16], "text 3: the source has 16 tokens"),
-        (score, "seq2seq", ["x"], "text 1: has 1 columns where source<tab>target is expected"),
+        (score, "seq2seq", ["x"], "text 1: has 1 column where source<tab>target is expected"),
         (score, "classifier", ["x"], "holds a classifier model; use classify"),
         (generate, "decoder_lm", ["x", "--input", "in.txt"], "or with --input, not both"),
         (translate, "missing", ["x"], "missing does not exist; name the run folder"),

@@ -62,7 +62,7 @@ def test_pairs_between_tabs_and_in_two_fields(tmp_path):
         ("in.jsonl", b'{"text": "a", "x": NaN}\n', TEXT, r"line 1: is not valid JSON \(NaN is not a finite"),
         ("in.jsonl", b"1" * 5000, TEXT, r"line 1: is not valid JSON"),
         ("in.jsonl", b"", TEXT, r"is empty"),
-        ("in.tsv", b"a\tb\na\n", PAIR, r"line 2: has 1 columns where source<tab>target is expected"),
+        ("in.tsv", b"a\tb\na\n", PAIR, r"line 2: has 1 column where source<tab>target is expected"),
         ("in.txt", b"a\n\xff\n", TEXT, r"line 2: not valid UTF-8"),
     ],
 )

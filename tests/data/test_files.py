@@ -189,7 +189,7 @@ MISTAKES = [
         {"a.zst": zstd(b"a\tb\n" * 9)[:-5]},
         r"a\.zst, line \d+: from here on, this is not a complete zstd file",
     ),
-    ("tsv", {"a.tsv": b"a\tb\nc\n"}, r"a\.tsv, line 2: has 1 columns where source<tab>target"),
+    ("tsv", {"a.tsv": b"a\tb\nc\n"}, r"a\.tsv, line 2: has 1 column where source<tab>target"),
     ("tsv", {"a.tsv": b"a\tb\tc\n"}, r"a\.tsv, line 1: has 3 columns"),
     ("tsv", {"a.tsv": b"a\tb\n"}, r"a\.tsv is too short to hold out"),
     ("text", {"a.txt": b"a"}, r"a\.txt is too short to hold out data.validation_fraction=0.1 of it: name validation"),
@@ -234,7 +234,7 @@ def test_bad_lines_are_skipped_counted_and_reported(tmp_path, caplog):
     corpus = load_corpus(cfg, tmp_path)
     assert corpus.train == corpus.validation == [{"source": "1", "target": "2"}, {"source": "4", "target": "5"}]
     assert "a.tsv: skipped 1 lines, first at line 2: not valid UTF-8" in caplog.text
-    assert "a.tsv: skipped 2 lines, first at line 3: has 1 columns" in caplog.text
+    assert "a.tsv: skipped 2 lines, first at line 3: has 1 column" in caplog.text
     splits = stream_corpus(cfg, tmp_path)
     for _ in range(2):
         assert len(list(splits.train)) == 2
@@ -260,7 +260,7 @@ def test_a_split_without_a_readable_line(tmp_path):
 def test_a_training_split_without_a_readable_line(tmp_path):
     write(tmp_path, **{"a.tsv": b"alone\n", "b.tsv": b"1\t2\n"})
     cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
-    sentence = "split train has no valid example; skipped 1 lines, 1 of them: has 1 columns where source"
+    sentence = "split train has no valid example; skipped 1 lines, 1 of them: has 1 column where source"
     for command in (load_corpus, stream_and_train, lambda cfg, root: prepare(cfg, root, root / "prepared")):
         with pytest.raises(DataError, match=sentence):
             command(cfg, tmp_path)

@@ -380,6 +380,9 @@ def test_nothing_is_written_when_the_data_is_missing(tmp_path):
 def test_loading_folders_that_are_not_trained_runs(tmp_path, corpus_folder):
     with pytest.raises(ConfigError, match="does not exist; name the run folder"):
         load_trained(tmp_path / "nowhere")
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(ConfigError, match="result.json is a file; name the run folder"):
+        load_trained(tmp_path / "result.json")
     with pytest.raises(ConfigError, match="is not a run folder"):
         load_trained(tmp_path)
     experiment.build(small_config(), tmp_path / "untrained", data_root=corpus_folder)

@@ -129,7 +129,9 @@ def columns_of(text: str, fields: Fields) -> Line:
     """
     texts = text.split("\t") if len(fields) > 1 else [text]
     if len(texts) != len(fields):
-        raise ValueError(f"has {len(texts)} columns where {'<tab>'.join(fields.values())} is expected")
+        raise ValueError(
+            f"has {len(texts)} column{'s' * (len(texts) != 1)} where {'<tab>'.join(fields.values())} is expected"
+        )
     return Line(tuple(texts), dict(zip(fields.values(), texts, strict=True)))
 
 

@@ -244,7 +244,7 @@ class DecodeConfig(Section):
     min_p: float = setting(
         0.0, "sample: keep tokens with at least this fraction of the highest probability", low=0.0, high=1.0
     )
-    max_new_tokens: int = setting(128, "maximum length of an output, in tokens", low=1)
+    max_new_tokens: int = setting(128, "maximum length of an output, in tokens; model.max_length limits it too", low=1)
     cache_dtype: str | None = setting(
         None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
     )

@@ -41,7 +41,8 @@ def load_trained(run: Path, mesh: Mesh | None = None, group: ProcessGroup = SING
         ConfigError: `run` is not a run folder, or has neither final weights nor a checkpoint.
     """
     if not run.is_dir():
-        raise ConfigError(f"{run} does not exist; name the run folder that scripts/train.py printed")
+        problem = "is a file" if run.is_file() else "does not exist"
+        raise ConfigError(f"{run} {problem}; name the run folder that scripts/train.py printed")
     cfg = config.load(run / "config.json")
     if not run_folder.holds_weights(run):
         raise ConfigError(f"{run} holds no checkpoint yet; train it first")

@@ -86,7 +86,8 @@ def tsv(reader: FileReader, name: str) -> Iterator[Example]:
                 continue
             cells = line.split("\t")
             if len(cells) <= max(columns) or (not reader.cfg.fields and len(cells) != len(columns)):
-                reader.bad.record(path, number, f"has {len(cells)} columns where {expected} is expected")
+                found = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+                reader.bad.record(path, number, f"has {found} where {expected} is expected")
             else:
                 yield {key: cells[column] for key, column in zip(keys, columns, strict=True)}
 
