@@ -104,6 +104,12 @@ def test_the_published_table_is_rounded():
     assert abs(BY_HAND["vaswani2017_big"] / 213e6 - 1) < 0.05
 
 
+def test_context_lengths_of_qwen2_5():
+    """ "Qwen2.5 Technical Report" (2024), table 1: 32K tokens for the small models, 128K from 7B on."""
+    lengths = {name: presets.build(name).max_length for name in presets.PRESETS if name.startswith("qwen2_5")}
+    assert lengths == {"qwen2_5_0_5b": 32 * 1024, "qwen2_5_1_5b": 32 * 1024, "qwen2_5_7b": 128 * 1024}
+
+
 def test_unknown_names_get_a_hint():
     with pytest.raises(ConfigError, match="preset 'gpt3' is not known; did you mean 'gpt2'?"):
         presets.build("gpt3")

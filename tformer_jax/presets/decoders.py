@@ -150,7 +150,7 @@ PRESETS: dict[str, Settings] = {
     "mistral_7b": mistral(),
     "qwen2_5_0_5b": qwen2_5(151_936, 896, 24, 14, 2, 4864) | {"tie_embeddings": "output"},
     "qwen2_5_1_5b": qwen2_5(151_936, 1536, 28, 12, 2, 8960) | {"tie_embeddings": "output"},
-    "qwen2_5_7b": qwen2_5(152_064, 3584, 28, 28, 4, 18_944),
+    "qwen2_5_7b": qwen2_5(152_064, 3584, 28, 28, 4, 18_944) | {"max_length": 131_072},
     "qwen3_0_6b": qwen3(1024, 28, 16, 8, 3072) | {"tie_embeddings": "output"},
     "qwen3_1_7b": qwen3(2048, 28, 16, 8, 6144) | {"tie_embeddings": "output"},
     "qwen3_8b": qwen3(4096, 36, 32, 8, 12_288),
