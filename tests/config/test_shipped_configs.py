@@ -92,10 +92,14 @@ def test_recorded_results_are_those_of_the_present_configs():
     found = 0
     for path in sorted((FOLDER / "results").glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        script, *flags = shlex.split(record["command"])[1:]
+        _, *flags = shlex.split(record["command"])[1:]
         location = flags[flags.index("--config") + 1] if "--config" in flags else ""
-        if script == "scripts/train.py" and "finetune" not in location:  # needs a run
-            overrides = [flag for flag in flags if flag.startswith("--config.")]
-            assert read_config(str(FOLDER.parent / location), overrides).train.steps == record["steps"], path.name
-            found += 1
-    assert found > 10
+        if not location or "finetune" in location:  # needs a run
+            continue
+        overrides = [flag for flag in flags if flag.startswith("--config.")]
+        for run in record.get("runs", [record]):
+            settings = [f"--config.{setting}" for setting in run.get("settings", [])]
+            steps = read_config(str(FOLDER.parent / location), overrides + settings).train.steps
+            assert steps == (record.get("common", {}) | run)["steps"], path.name
+        found += 1
+    assert found > 15
