@@ -79,10 +79,10 @@ def test_the_steps_of_a_beam_search_are_counted(called):
 
 @pytest.mark.parametrize("pages", [None, 9])
 def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pages, called):
-    """Only a dense cache is compacted; after the warm-up, all rows and pages are free."""
+    """No array grows, and only a dense cache is compacted; after the warm-up, all rows and pages are free."""
     served = engine(plain("seq2seq"), pages=pages)
     served.warm_up(BEAM)
-    needed = {"empty", "widen", "admit", "advance", "finished"}
+    needed = {"empty", "admit", "advance", "finished"}
     assert set(called) == needed | ({"compact"} if pages is None else set())
     lane, _ = lane_and_rows(served, BEAM)
     assert lane.vacancy == Vacancy(3, lane.plan.pages - 1, 0)

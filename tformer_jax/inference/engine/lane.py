@@ -1,6 +1,7 @@
 """A lane: rows and pages for the requests of one kind."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from tformer_jax.inference.engine import compiled
 from tformer_jax.inference.engine.compiled import MAX_STEPS
 from tformer_jax.inference.engine.page_table import RESERVED_PAGE, Allocation, PageTable
 from tformer_jax.inference.engine.scheduler import Vacancy
-from tformer_jax.inference.engine.state import NewRows, Plan, Size, dense_slots
+from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextBuffer, TextStream
 from tformer_jax.special_tokens import PAD
@@ -76,11 +77,15 @@ class Lane:
         self.running: dict[int, RequestRow] = {}
         self._reserved = 0
         self._size = self._needed = self._smallest = Size(min(MIN_LENGTH, plan.longest_input), MIN_LENGTH, MIN_LENGTH)
-        self.state = compiled.empty(plan, self._size)
         self._hypotheses: Hypotheses | None = None
         self._ended = np.zeros(plan.rows, bool)
         self._seconds_per_step = math.inf
         """Measured in the last call."""
+
+    @functools.cached_property
+    def state(self) -> State:
+        """State on the device, allocated when the first requests start, whose lengths are then known."""
+        return compiled.empty(self.plan, self._size)
 
     @property
     def vacancy(self) -> Vacancy:
@@ -267,8 +272,11 @@ class Lane:
         wanted = Size(source, *(min(power_of_two(length), self.plan.length) for length in (output, positions)))
         self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
-        if size != self._size:
-            self._size, self.state = size, compiled.widen(self.plan, self.state, size)
+        if size == self._size:
+            return
+        self._size = size
+        if "state" in vars(self):
+            self.state = compiled.widen(self.plan, self.state, size)
 
     def _fork(self, source: int, to: int, row: RequestRow) -> None:
         table = np.zeros(self.plan.pages_per_row, np.int32)

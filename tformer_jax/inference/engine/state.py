@@ -126,8 +126,8 @@ def constrain_state(plan: Plan, state: State) -> State:
 
 
 def dense_slots(plan: Plan, size: Size) -> int:
-    """Returns the number of slots per row of a dense cache, including one for BOS."""
-    return (1 + size.positions) * plan.decode.width
+    """Returns the number of slots per row of a dense cache; the last token of an output is never read."""
+    return size.positions * plan.decode.width
 
 
 def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
