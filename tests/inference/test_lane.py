@@ -9,6 +9,7 @@ from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.engine.scheduler import Vacancy
+from tformer_jax.inference.engine.state import dense_slots
 
 
 @pytest.fixture
@@ -99,6 +100,18 @@ def test_arrays_of_translations_start_as_long_as_the_source(text, limit, length)
     served.step()
     (lane,) = served._lanes.values()
     assert lane._size.output == length
+
+
+@pytest.mark.parametrize("decode", [GREEDY, BEAM], ids=["greedy", "beam"])
+def test_outputs_fill_all_slots_of_a_dense_cache(decode):
+    """An output of 16 tokens needs 16 slots: BOS and all tokens but the last."""
+    trained, _ = endless("seq2seq")
+    decode = dataclasses.replace(decode, max_new_tokens=16)
+    served = engine(trained)
+    number = served.submit(Request("abc", decode))
+    assert finish(served)[number, 0][0] == alone(trained, "abc", decode)
+    (lane,) = served._lanes.values()
+    assert dense_slots(lane.plan, lane._size) == 16 * decode.width
 
 
 def test_shared_pages_outlive_long_outputs(monkeypatch):

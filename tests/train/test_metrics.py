@@ -1,6 +1,7 @@
 """The destinations of metrics, and the records that a resumed run drops."""
 
 import json
+import subprocess
 import sys
 import types
 from unittest import mock
@@ -55,6 +56,17 @@ def test_tensorboard_drops_the_steps_that_a_resumed_run_repeats(tmp_path, resume
     writer.write(resume_step + 1, "train", {"loss": 1.0})
     writer.close()
     assert events(tmp_path) == [("start", resume_step + 1), ("train/loss", resume_step + 1)]
+
+
+def test_tensorboard_does_not_import_pytorch(tmp_path):
+    """tensorboardX would, if it is installed, at the cost of seconds; the user's own import works afterwards."""
+    (tmp_path / "torch.py").write_text("")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tformer_jax.train.metrics import TensorBoard\n"
+        "TensorBoard(Path('run'), 0).write(1, 'train', {'loss': 1.0})\n"
+        "assert 'torch' not in sys.modules\nimport torch\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 def test_a_flush_writes_the_records(tmp_path, monkeypatch):

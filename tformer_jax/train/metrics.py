@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,8 +126,9 @@ class TensorBoard:
 
     @functools.cached_property
     def _board(self) -> Any:
-        """Created at the first record, since tensorboardX imports PyTorch if it is installed, which is slow."""
-        from tensorboardX import SummaryWriter
+        """Created at the first record."""
+        with _not_importable("torch"):  # optional for tensorboardX, and slow to import
+            from tensorboardX import SummaryWriter
 
         return SummaryWriter(str(self._folder), purge_step=self._purge_step)
 
@@ -140,6 +142,19 @@ class TensorBoard:
 
     def close(self) -> None:
         self._board.close()
+
+
+@contextlib.contextmanager
+def _not_importable(module: str) -> Iterator[None]:
+    """Context in which importing `module` raises ImportError, unless it is already imported."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 class WeightsAndBiases:
