@@ -18,7 +18,7 @@ def texts(path):
 
 def plotted(results, tmp_path, chosen=None):
     path = tmp_path / "plot.svg"
-    sweep_plot.draw({"metric": "loss", "chosen": chosen, **sweeps.record(results)}, path)
+    sweep_plot.draw({"metric": "loss", "chosen": chosen, **sweeps.record(results, "loss")}, path)
     return texts(path)
 
 
@@ -45,13 +45,38 @@ def test_the_best_on_validation_is_chosen(metric, best):
 
 def test_facts_of_all_runs_are_recorded_once():
     results = {(f"seed={seed}",): result(1.0 + seed, command="x", seed=seed, python="3.12") for seed in range(3)}
-    found = sweeps.record(results)
+    found = sweeps.record(results, "loss")
     assert found["common"] == {"parameters": 10, "tokens_per_second": 2.0, "python": "3.12"}
     assert [{**found["common"], **run}["test"]["loss"] for run in found["runs"]] == [1.0, 2.0, 3.0]
     (group,) = found["groups"]
     assert (group["seeds"], group["parameters"], group["mean"]) == (3, 10, {"loss": 2.0})
-    limited = sweeps.record({("a=1",): result(1.0), ("a=2",): result(2.0)}, of={("a=2",)})
+    limited = sweeps.record({("a=1",): result(1.0), ("a=2",): result(2.0)}, "loss", of={("a=2",)})
     assert [group["settings"] for group in limited["groups"]] == [("a=2",)] and len(limited["runs"]) == 2
+
+
+def evaluated(tokens, losses, speed):
+    curve = {"tokens": tokens, "loss": losses}
+    return result(losses[-1]) | {"tokens_per_second": speed, "curves": {"validation": curve}}
+
+
+def test_an_equal_time_is_that_of_the_fastest_group():
+    """At 10 tokens/s, 100 tokens take 10 s, in which the slower group reads 50 tokens; the two seeds have one speed."""
+    fast = evaluated([50, 100], [3.0, 2.0], 10.0)
+    slow = [
+        evaluated([40, 80, 100], losses, speed) for losses, speed in (([4.0, 2.0, 0.0], 4.0), ([8.0, 4.0, 0.0], 6.0))
+    ]
+    found = sweeps.record({("a=1",): fast, ("a=2", "seed=0"): slow[0], ("a=2", "seed=1"): slow[1]}, "loss")
+    assert found["equal_seconds"] == 10.0
+    first, second = (group["at_equal_seconds"] for group in found["groups"])
+    assert first == {"mean": 2.0, "interval": None}
+    assert second["mean"] == pytest.approx((3.5 + 7.0) / 2)
+
+
+@pytest.mark.parametrize("other", [result(1.0), evaluated([99], [1.0], 1.0), evaluated([1, 9], [None, 1.0], 1.0)])
+def test_without_a_curve_that_covers_it_no_equal_time_is_compared(other):
+    found = sweeps.record({("a=1",): evaluated([5, 10], [2.0, 1.0], 1.0), ("a=2",): other}, "loss")
+    assert found["equal_seconds"] is None
+    assert not any("at_equal_seconds" in group for group in found["groups"])
 
 
 def test_variants_are_drawn_one_below_another(tmp_path):

@@ -24,6 +24,7 @@ from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
 from tformer_jax.config import PER_TOKEN, Config, ConfigError, flat, target_tokens, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
+from tformer_jax.train import curves
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.run_folder import write_json
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_results(folder / "results.json", results)
     if results:
         facts = {"name": name, "command": shlex.join(["python", *sys.argv]), "metric": metric, "chosen": options.choose}
-        write(options, facts | sweeps.record(results, of=best) | {"failed": failed})
+        write(options, facts | sweeps.record(results, metric, of=best) | {"failed": failed})
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
 
@@ -274,7 +275,7 @@ def environment(options: argparse.Namespace, device: str | None) -> dict[str, st
 
 
 def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Combination, dict[str, Any]]:
-    """Returns the results of the finished runs, each with the facts of `measured` that it lacks.
+    """Returns the results of the finished runs, each with its curves, and the facts of `measured` that it lacks.
 
     A result has validation metrics if its weights are not those of the last step.
     """
@@ -283,7 +284,7 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = json.loads((run / "result.json").read_text(encoding="utf-8"))
-            found[combination] = measured(run / "metrics.jsonl") | result
+            found[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
             if "tokens_per_second" not in found[combination]:
                 found[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return found
@@ -322,12 +323,14 @@ def table(record: Mapping[str, Any]) -> Table:
     groups, metric = record["groups"], record["metric"]
     best = min(groups, key=lambda group: sweeps.badness(group["mean"][metric], metric))
     view = Table(title=f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}")
-    names = list(groups[0]["mean"])
-    for heading in ("settings", "seeds", "parameters", "tokens/s", *names):
+    names, seconds = list(groups[0]["mean"]), record["equal_seconds"]
+    timed = [f"validation {metric} after {seconds:,.0f} s of training"] if seconds else []
+    for heading in ("settings", "seeds", "parameters", "tokens/s", *names, *timed):
         view.add_column(heading, overflow="fold")
     for group in groups:
         facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
         cells = [sweeps.formatted(group["mean"][name], group["interval"][name]) for name in names]
+        cells += [sweeps.formatted(*group["at_equal_seconds"].values())] if seconds else []
         view.add_row("  ".join(group["settings"]), *facts, *cells, style="bold" if group is best else None)
     return view
 

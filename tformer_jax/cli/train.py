@@ -23,12 +23,12 @@ DATA_VARIABLE = "TFORMER_DATA"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains a config, copies the result to `--record` and writes the report; exits with 130 if interrupted."""
+    """Trains a config, records the result with its curves, and writes the report; exits with 130 if interrupted."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
-    from tformer_jax.train import experiment, loop, profiler, run_folder
+    from tformer_jax.train import curves, experiment, loop, profiler, run_folder
 
     folder = options.run or Path("runs") / cfg.name
     from tformer_jax.cli import report
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.train.report and group.first:
             write_report(folder)
     if result is not None and options.record and group.first:
-        run_folder.write_json(options.record, result)
+        run_folder.write_json(options.record, result | {"curves": curves.read(folder)})
     if result is None:
         sys.exit(INTERRUPTED)
 
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     existing.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
     existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
     result.add_argument("--profile", action="store_true", help="write a trace of some steps for TensorBoard")
-    result.add_argument("--record", type=Path, metavar="FILE", help="also write the final result to this JSON file")
+    result.add_argument("--record", type=Path, metavar="FILE", help="also write the result and curves to this file")
     result.add_argument(
         "--data",
         type=Path,

@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from scipy import special
 
 from tformer_jax.config import LOWER_IS_BETTER
 
 Combination = tuple[str, ...]
 Results = Mapping[Combination, Mapping[str, Any]]
-"""The contents of `result.json` of each run, its `validation` metrics, and `tokens_per_second`."""
+"""The contents of `result.json` of each run, its `validation` metrics, `tokens_per_second` and `curves`."""
 CONFIDENCE = 0.95
 
 
@@ -65,16 +66,17 @@ def formatted(mean: float | None, half: float | None) -> str:
     return f"{mean:.4g}" + (f" ± {half:.2g}" if half is not None else "")
 
 
-def record(results: Results, *, of: Collection[Combination] | None = None) -> dict[str, Any]:
+def record(results: Results, metric: str, *, of: Collection[Combination] | None = None) -> dict[str, Any]:
     """Returns the statistics of each group and the facts of each run.
 
     Args:
+        metric: the validation metric that is also compared at an equal time of training.
         of: combinations without seeds, to whose groups the statistics are limited; None: all.
 
     Returns:
         `groups`, with the means of the test metrics over seeds, their standard deviations and intervals (None if a run
-        has no finite value), and the mean of the training speeds; `common`, the facts in which all runs agree; `runs`,
-        the others.
+        has no finite value), the mean of the training speeds, and the validation `metric` after `equal_seconds` of
+        training, if the curves have it; `common`, the facts in which all runs agree; `runs`, the others.
     """
     members: dict[Combination, list[Mapping[str, Any]]] = {}
     for found, result in results.items():
@@ -85,8 +87,39 @@ def record(results: Results, *, of: Collection[Combination] | None = None) -> di
         {"settings": found, **{name: value for name, value in one.items() if name not in common}}
         for found, one in zip(results, facts, strict=True)
     ]
-    groups = [_group(found, group) for found, group in members.items() if of is None or found in of]
-    return {"groups": groups, "common": common, "runs": runs}
+    members = {found: group for found, group in members.items() if of is None or found in of}
+    groups = [_group(found, group) for found, group in members.items()]
+    seconds, values = at_equal_time(list(members.values()), metric)
+    for group, at in zip(groups, values, strict=False):
+        group["at_equal_seconds"] = {"mean": statistics.mean(at), "interval": interval(at)}
+    return {"groups": groups, "equal_seconds": seconds, "common": common, "runs": runs}
+
+
+def at_equal_time(groups: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> tuple[float | None, list[list[float]]]:
+    """Interpolates the validation curves of runs at the time in which the fastest group finished.
+
+    The time of a run is its tokens over the mean training speed of its group, so that evaluations do not count.
+
+    Returns:
+        The seconds, and the values of each run by group; None and no values if a curve does not cover that time.
+    """
+    speeds = [statistics.mean(run["tokens_per_second"] for run in group) for group in groups]
+    lines = [[_line(run, metric, speed) for run in group] for group, speed in zip(groups, speeds, strict=True)]
+    every = [line for group in lines for line in group]
+    if len(groups) < 2 or not all(line.size and np.isfinite(line).all() for line in every):
+        return None, []
+    seconds = min(times[-1] for times, _ in every)
+    if seconds < max(times[0] for times, _ in every):
+        return None, []
+    return float(seconds), [[float(np.interp(seconds, *line)) for line in group] for group in lines]
+
+
+def _line(run: Mapping[str, Any], metric: str, speed: float) -> np.ndarray:
+    """Returns the times of a run's evaluations, in seconds of training, and the metric: float64 [2, evaluations]."""
+    curve = run.get("curves", {}).get("validation", {})
+    if metric not in curve:
+        return np.zeros((2, 0))
+    return np.array([curve["tokens"], curve[metric]], np.float64) / [[speed], [1.0]]
 
 
 def _group(settings: Combination, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Trainer:
                     params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
                 self._begin(state.create(model, optimizer, cfg, mesh, params))
                 if first_batch := self.batches.peek():
-                    self._flops(self._placed(first_batch))  # traced here, where the step's compilation leaves a core free
+                    self._flops(self._placed(first_batch))  # traced while the step is compiled
         else:
             self._continue(*self.checkpointer.restore(abstract, quarantine=True))
         self.batches.start()
