@@ -65,6 +65,17 @@ def test_peeking_consumes_nothing():
         next(batches)
 
 
+def test_two_threads_peek_at_one_batch():
+    batches, found = Prefetched(Numbers(pause=0.05), 4), []
+    threads = [threading.Thread(target=lambda: found.append(batches.peek())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [{"number": 0}] * 2
+    assert numbers(batches, 2) == [0, 1]
+
+
 def test_the_end_and_errors_arrive():
     batches = Prefetched(Numbers(stop=3), 8)
     assert [batch["number"] for batch in batches] == [0, 1, 2]

@@ -27,6 +27,7 @@ class Prefetched(Iterator[Batch]):
         self._state = batches.get_state()
         self._ready: queue.Queue[Item] = queue.Queue(size)
         self._peeked: Item | None = None
+        self._peeking = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.waited = 0.0
@@ -49,9 +50,10 @@ class Prefetched(Iterator[Batch]):
         return batch
 
     def peek(self) -> Batch | None:
-        """Returns the batch that `__next__` will return; None if it will raise."""
-        self._peeked = self._peeked or self._get()
-        return self._peeked[0]
+        """Returns the batch that `__next__` will return, in any thread; None if it will raise."""
+        with self._peeking:
+            self._peeked = self._peeked or self._get()
+            return self._peeked[0]
 
     def get_state(self) -> Any:
         """Returns the state after the last batch returned."""
