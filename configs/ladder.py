@@ -88,7 +88,7 @@ MULTI30K = Config(
         batch_tokens=2048,
     ),
     optim=SHAKESPEARE.optim,
-    train=TrainConfig(steps=1000, label_smoothing=0.1, metric="bleu", eval_every=100, checkpoint_every=1000),
+    train=TrainConfig(steps=500, label_smoothing=0.1, metric="bleu", eval_every=100, checkpoint_every=1000),
     decode=DecodeConfig(max_new_tokens=64),
     eval=EvalConfig(batch_size=256, examples=0, samples=0),
 )
