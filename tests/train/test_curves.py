@@ -29,5 +29,6 @@ def test_long_curves_keep_their_ends(tmp_path):
 
 
 def test_a_run_without_records_has_empty_curves(tmp_path):
+    assert curves.read(tmp_path) == {"train": {}, "validation": {}}
     write(tmp_path, [])
     assert curves.read(tmp_path) == {"train": {}, "validation": {}}

@@ -16,9 +16,12 @@ Curve = dict[str, list[float | None]]
 
 
 def read(run: Path) -> dict[str, Curve]:
-    """Returns the curves of a run folder: `train`, and `validation` with the training tokens at each evaluation."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    """Returns the curves of a run folder: `train`, and `validation` with the training tokens at each evaluation.
+
+    They are empty without `metrics.jsonl`.
+    """
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     train = [record for record in records if record["group"] == "train"]
     tokens = {record["step"]: record.get("tokens") for record in train}
     validation = [

@@ -39,7 +39,7 @@ from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
 from tformer_jax.train.start_from import check_tokenizers, load_matching
-from tformer_jax.train.step import TRAINING_FLOPS, compiled, compiling, make_train_step
+from tformer_jax.train.step import compiled, compiling, make_train_step, training_flops
 
 
 def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
@@ -122,7 +122,7 @@ class Trainer:
                     params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
                 self._begin(state.create(model, optimizer, cfg, mesh, params))
                 if first_batch := self.batches.peek():
-                    self._flops(self._placed(first_batch))  # traced while the step is compiled
+                    training_flops(cfg.model, self._placed(first_batch))  # traced while the step compiles
         else:
             self._continue(*self.checkpointer.restore(abstract, quarantine=True))
         self.batches.start()
@@ -191,7 +191,7 @@ class Trainer:
         batch = self._placed(next(self.batches))
         self.state, metrics = self.train_step(self.state, batch)
         self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.max_skipped_steps :], batch]
-        done = self.meter.add(metrics, flops=self._flops(batch), waited=self.batches.waited - waited)
+        done = self.meter.add(metrics, flops=training_flops(self.cfg.model, batch), waited=self.batches.waited - waited)
         self.step += 1
         self._check_losses(done)
         self.watchdog.beat()
@@ -387,16 +387,7 @@ class Trainer:
         self.checkpointer.close()
         self.writer.close()
 
-    def _flops(self, batch: Mapping[str, jax.Array]) -> float:
-        shapes = tuple((name, array.shape, array.dtype) for name, array in batch.items())
-        return TRAINING_FLOPS * _forward_flops(self.cfg.model, shapes)
-
     def _evaluators(self, split: str, limit: int) -> list[Evaluator]:
         experiment = self.experiment
         parts = experiment.model, experiment.corpus, experiment.tokenizers
         return evaluators_for(self.cfg, *parts, split, limit, shards=experiment.shards)
-
-
-@functools.cache
-def _forward_flops(cfg: Any, shapes: Any) -> int:
-    return cost.forward_flops(cfg, {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes})

@@ -1,6 +1,7 @@
 """The train step, a pure function."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,8 +12,8 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer_jax.config import Config
-from tformer_jax.models import registry
+from tformer_jax.config import Config, ModelConfig
+from tformer_jax.models import cost, registry
 from tformer_jax.models.losses import Sums, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
@@ -159,3 +160,14 @@ def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) ->
         return None
     d = jnp.minimum(decay, (1 + step) / (10 + step))
     return jax.tree.map(lambda old, new: old + (1 - d) * (new.astype(jnp.float32) - old), mean, params)
+
+
+def training_flops(cfg: ModelConfig, batch: Mapping[str, Any]) -> float:
+    """Returns the FLOPs of the matrix products of a step on a batch; traces once per model and batch shape."""
+    shapes = tuple((name, array.shape, array.dtype) for name, array in batch.items())
+    return TRAINING_FLOPS * _forward_flops(cfg, shapes)
+
+
+@functools.cache
+def _forward_flops(cfg: ModelConfig, shapes: tuple[tuple[str, tuple[int, ...], Any], ...]) -> int:
+    return cost.forward_flops(cfg, {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes})

@@ -84,7 +84,7 @@ class Lane:
 
     @functools.cached_property
     def state(self) -> State:
-        """State on the device, allocated when the first requests start, whose lengths are then known."""
+        """State on the device, allocated at its first use, when the lengths of the first requests are known."""
         return compiled.empty(self.plan, self._size)
 
     @property

@@ -126,7 +126,7 @@ def constrain_state(plan: Plan, state: State) -> State:
 
 
 def dense_slots(plan: Plan, size: Size) -> int:
-    """Returns the number of slots per row of a dense cache; the last token of an output is never read."""
+    """Returns the number of slots per row of a dense cache: for BOS and all tokens of an output but the last."""
     return size.positions * plan.decode.width
 
 
