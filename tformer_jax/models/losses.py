@@ -91,9 +91,11 @@ def in_chunks(sums: Callable[[jax.Array, jax.Array], Tree], x: jax.Array, labels
     Only x is kept for the backward pass, which recomputes each chunk.
     """
     B, T, D = x.shape
-    missing = -T % chunk
-    x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(B, -1, chunk, D).swapaxes(0, 1)
-    labels = jnp.pad(labels, ((0, 0), (0, missing)), constant_values=IGNORED).reshape(B, -1, chunk).swapaxes(0, 1)
+    pieces = -(-T // chunk)
+    chunk = -(-T // pieces)  # equal pieces need the least padding
+    missing = pieces * chunk - T
+    x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(B, pieces, chunk, D).swapaxes(0, 1)
+    labels = jnp.pad(labels, ((0, 0), (0, missing)), constant_values=IGNORED).reshape(B, pieces, chunk).swapaxes(0, 1)
 
     def add(total: Tree, piece: tuple[jax.Array, jax.Array]) -> tuple[Tree, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
