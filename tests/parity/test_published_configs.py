@@ -328,6 +328,7 @@ EXACT = {
     "qwen3": ("qwen3", {"qk_norm": True, "window": 3, "layer_pattern": ("window",)}),
     "smollm3": ("smollm3", {"layer_pattern": ("full", "nope")}),
     "stablelm": ("stablelm", {**HEADS, "norm": "layernorm", "rotary": {"fraction": 0.5}}),
+    "stablelm, whole heads": ("stablelm", {**HEADS, "norm": "layernorm"}),
     "qwen2_moe": (
         "qwen2_moe",
         {

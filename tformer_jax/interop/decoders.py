@@ -275,7 +275,11 @@ def _smollm3_config(cfg: ModelConfig) -> Settings:
 
 
 def _stablelm_config(cfg: ModelConfig) -> Settings:
-    return llama_config(cfg) | {"layer_norm_eps": cfg.norm_eps, "use_qkv_bias": "query" in cfg.attention_bias}
+    return llama_config(cfg) | {
+        "layer_norm_eps": cfg.norm_eps,
+        "use_qkv_bias": "query" in cfg.attention_bias,
+        "rope_parameters": rope_parameters(cfg.rotary) | {"partial_rotary_factor": cfg.rotary.fraction},
+    }
 
 
 def _gemma_config(cfg: ModelConfig) -> Settings:

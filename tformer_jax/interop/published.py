@@ -137,6 +137,7 @@ _FILES = (
         "output_past",
     ),
     *("tokenizer_class", "is_encoder_decoder", "tie_word_embeddings", "gradient_checkpointing", "cache_implementation"),
+    *("is_llama_config", "unsloth_fixed", "unsloth_version", "transformers.js_config", "max_sequence_length"),
     *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "num_hidden_layers"),
 )
 _TOKENS = tuple(f"{name}_token_id" for name in ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start"))
@@ -150,7 +151,7 @@ _GENERATION = (
 _TRAINING = (
     *("embd_pdrop", "classifier_dropout", "classif_dropout", "encoder_layerdrop", "decoder_layerdrop", "layerdrop"),
     *("initializer_factor", "output_router_logits", "router_jitter_noise", "pretraining_tp", "initializer_range"),
-    *("router_aux_loss_coef", "attention_dropout", "pruned_heads"),
+    *("router_aux_loss_coef", "attention_dropout", "pruned_heads", "neftune_noise_alpha"),
 )
 _HEADS = (
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
