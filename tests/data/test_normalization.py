@@ -1,6 +1,7 @@
 """Normalization of texts before tokenization, and tokenizers of different kinds for source and target."""
 
 import json
+import pickle
 import sys
 
 import numpy as np
@@ -38,7 +39,7 @@ def trained(**changes) -> Tokenizers:
 def test_texts_are_normalized_in_training_and_encoding_and_after_a_round_trip():
     tokenizers = trained(normalize=STEPS, tokenizer="characters", shared_vocab=False)
     restored = Tokenizers.from_json(json.loads(json.dumps(tokenizers.to_json())))
-    for found in (tokenizers, restored):
+    for found in (tokenizers, restored, pickle.loads(pickle.dumps(tokenizers))):
         assert found.source.decode(found.source.encode("The MAN's hat.")) == "the man &apos;s hat ."
         assert found.target.decode(found.target.encode_batch(["漢字"])[0]) == "汉 字"  # Moses separates them
     assert not {"T", "„", "漢"} & {*tokenizers.source.tokenizer.pieces, *tokenizers.target.tokenizer.pieces}

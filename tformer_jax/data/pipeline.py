@@ -4,6 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -203,7 +207,20 @@ def _loaded(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
         return read
     flags.FLAGS.mark_as_parsed()  # grain reads its own absl flags, which must be parsed
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
-    return read.mp_prefetch(options).map(_copied)
+    return read.mp_prefetch(options, worker_init_fn=_start_loader).map(_copied)
+
+
+def _start_loader(worker: int, workers: int) -> None:
+    """Makes a loader process ignore the signals that stop a run, which needs it until then, and end with the run."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+
+
+def _end_with_the_run() -> None:
+    if run := multiprocessing.parent_process():
+        run.join()
+        os._exit(0)
 
 
 def _copied(block: Any) -> Any:

@@ -41,6 +41,9 @@ class NormalizedTokenizer:
         self.normalize = normalizer(steps, language)
         """Applies the steps to a text."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NormalizedTokenizer, (self.tokenizer, self.steps, self.language)  # OpenCC's converters are not pickled
+
     def encode(self, text: str) -> list[int]:
         """Encodes the normalized text."""
         return self.tokenizer.encode(self.normalize(text))
