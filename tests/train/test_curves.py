@@ -21,6 +21,12 @@ def test_evaluations_have_the_tokens_of_their_step(tmp_path):
     }
 
 
+def test_evaluations_between_records_have_interpolated_tokens(tmp_path):
+    train = [{"step": step, "group": "train", "loss": 1.0, "tokens": 10 * step} for step in (4, 8)]
+    write(tmp_path, [{"step": step, "group": "validation", "loss": 1.0} for step in (2, 5, 8)] + train)
+    assert curves.read(tmp_path)["validation"]["tokens"] == [20, 50, 80]
+
+
 def test_long_curves_keep_their_ends(tmp_path):
     write(tmp_path, [{"step": step, "group": "train", "loss": 1.0} for step in range(1, 1001)])
     steps = curves.read(tmp_path)["train"]["step"]

@@ -23,12 +23,18 @@ def read(run: Path) -> dict[str, Curve]:
     path = run / "metrics.jsonl"
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
     train = [record for record in records if record["group"] == "train"]
-    tokens = {record["step"]: record.get("tokens") for record in train}
     validation = [
-        {"tokens": tokens.get(record["step"]), **record} for record in records if record["group"] == "validation"
+        {"tokens": _tokens(train, record["step"]), **record} for record in records if record["group"] == "validation"
     ]
     names = dict.fromkeys(name for record in validation for name in ("step", *record) if name != "group")
     return {"train": _curve(train, OF_TRAINING), "validation": _curve(validation, list(names))}
+
+
+def _tokens(train: Sequence[Mapping[str, Any]], step: int) -> int | None:
+    """Returns the training tokens up to a step, interpolated between records; None without records of tokens."""
+    known = [record for record in train if "tokens" in record]
+    steps, tokens = ([0, *(record[name] for record in known)] for name in ("step", "tokens"))
+    return round(float(np.interp(step, steps, tokens))) if known else None
 
 
 def _curve(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Curve:
