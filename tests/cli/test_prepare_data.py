@@ -26,6 +26,7 @@ def test_the_benchmark_measures_text_and_prepared_data(corpus_folder, tmp_path, 
     )
     record = tmp_path / "record.json"
     arguments = ["data", "--config", str(file), "--data", str(corpus_folder), "--workers", "0", "--seconds", "0.1"]
+    arguments.append("--config.data.workers=2")
     benchmark.main([*arguments, "--record", str(record)])
     assert "prepared, 0 workers: " in capsys.readouterr().out
     cases = json.loads(record.read_text())["cases"]

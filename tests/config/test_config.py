@@ -8,7 +8,7 @@ import pytest
 from ml_collections import config_dict
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig, read_mesh
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, OptimConfig, read_mesh
 from tformer_jax.config.fields import Section
 
 
@@ -223,6 +223,24 @@ def test_a_setting_that_the_optimizer_does_not_use_is_refused(tmp_path, sentence
     (tmp_path / "config.json").write_text(json.dumps({"optim": WITHOUT_USE[sentence]}))
     used = OptimConfig(optimizer=WITHOUT_USE[sentence].get("optimizer", "adamw"))
     assert config.load(tmp_path / "config.json").optim == used
+
+
+@pytest.mark.parametrize(
+    ("section", "unused"),
+    [
+        (DataConfig(batch_size=4), ["data.batch_size=4 has no effect with data.batching='buckets'"]),
+        (DataConfig(batching="packed", batch_size=4, window=64, source_window=32), []),
+        (
+            DataConfig(batching="packed", batch_tokens=2048, window=64),
+            ["data.batch_tokens=2048 has no effect with data.batching='packed'"],
+        ),
+        (DecodeConfig(beams=8), ["decode.beams=8 has no effect with decode.strategy='greedy'"]),
+        (DecodeConfig(strategy="beam", beams=8), []),
+        (DecodeConfig(strategy="beam", top_k=9), ["decode.top_k=9 has no effect with decode.strategy='beam'"]),
+    ],
+)
+def test_settings_that_another_one_makes_useless_are_named(section, unused):
+    assert config.without_effect(Config(**{section.path: section})) == unused
 
 
 def test_the_output_bias_of_a_saved_classifier_is_ignored(tmp_path):

@@ -52,6 +52,11 @@ def test_every_variant_is_valid(location):
     model_of(location)
 
 
+@pytest.mark.parametrize("location", FIRST + OTHERS, ids=lambda location: Path(location).name)
+def test_every_setting_has_an_effect(location):
+    assert config.without_effect(read_config(location)) == []
+
+
 @pytest.mark.parametrize(
     "location",
     ["translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "tutorials.py:bert", "classify_rt_polarity.py:cnn"],

@@ -82,6 +82,22 @@ def test_a_resumed_run_reads_its_own_checkpoint_or_result(corpus_folder, started
     assert (built.finished is not None) == (kept == "result.json")
 
 
+@pytest.mark.parametrize("changes", [{"steps": 9}, {}])
+def test_final_weights_without_a_checkpoint_are_not_trained_from_the_start(tmp_path, changes):
+    """A run may be copied without its checkpoints; its result and metrics stay."""
+    config.save(small_config(), tmp_path / "config.json")
+    kept = ["weights.json", *(["result.json"] if changes else [])]
+    for name in kept:
+        (tmp_path / name).write_text("{}")
+    cfg = small_config(**changes)
+    with pytest.raises(ConfigError, match=f"no checkpoint to continue from; .*train.start_from={tmp_path}$"):
+        run_folder.resume(tmp_path, cfg, {})
+    assert config.load(tmp_path / "config.json") == small_config()
+    assert all((tmp_path / name).exists() for name in kept)
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    run_folder.resume(tmp_path, cfg, {})
+
+
 EXAMPLES = {"eval": {"examples": 4}}
 
 

@@ -23,6 +23,7 @@ from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.train import experiment, guards, loop, run_folder
+from tformer_jax.train.meter import STEPS_AHEAD
 from tformer_jax.train.trained import load_trained
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,7 @@ def records(folder: Path) -> list[dict]:
 
 
 COMPILED: list[int] = []
+KEPT: list[int] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,6 +65,7 @@ def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
 
     def counted(self):
         COMPILED.append(self.train_step._cache_size())
+        KEPT.append(len(self.recent))
         return finish(self)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -73,6 +76,10 @@ def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
 
 def test_each_shape_is_compiled_once(uninterrupted):
     assert COMPILED == [2]
+
+
+def test_batches_are_kept_only_for_the_steps_in_flight(uninterrupted):
+    assert KEPT == [STEPS_AHEAD + 1]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
@@ -218,7 +225,7 @@ def test_resuming_a_finished_run_does_nothing(uninterrupted, corpus_folder, tmp_
     result = run(two_shapes(), folder, corpus_folder, resume=True)
     assert result == json.loads((folder / "result.json").read_text())
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert "is finished at step 8" in capsys.readouterr().out
+    assert "is finished at step 8; train.steps sets a later end" in capsys.readouterr().out
 
 
 def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_path):

@@ -32,7 +32,7 @@ def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]
         if not is_endless(corpus.train):
             prepare(cfg, options.data, Path(scratch), tokenizers=tokenizers)
             sources["prepared"] = dataclasses.replace(
-                cfg.data, source="prepared", train=(scratch,), validation=(), test=(), weights=()
+                cfg.data, source="prepared", train=(scratch,), validation=(), test=(), weights=(), workers=0
             )
         for (source, data), workers in itertools.product(sources.items(), dict.fromkeys((0, options.workers))):
             if workers and source == "prepared" and data.batching != "windows":

@@ -16,6 +16,7 @@ from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, PER_TOKEN, OptimConfig, TrainConfig, target_tokens
+from tformer_jax.config.unused import without_effect
 
 __all__ = [
     "LOWER_IS_BETTER",
@@ -44,4 +45,5 @@ __all__ = [
     "target_tokens",
     "to_config_dict",
     "to_dict",
+    "without_effect",
 ]

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from tformer_jax.config import without_effect
 from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -60,7 +61,9 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         experiment.close()
         if experiment.group.first:
             steps = experiment.finished["steps"]
-            print(f"{experiment.folder} is finished at step {steps}; train.steps sets a later end")
+            stopped_early = steps < experiment.cfg.train.steps
+            later = "early stopping ended it, and train.patience" if stopped_early else "train.steps"
+            print(f"{experiment.folder} is finished at step {steps}; {later} sets a later end")
         return experiment.finished
     with (
         failures.explained(experiment.group),
@@ -172,7 +175,8 @@ class Trainer:
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
         self.events.write(self.step, "resume" if self.step else "start", where)
-        for warning in (hardware.slow_dtype(self.cfg.model.dtype), self.profiler.shortage(self.cfg.train.steps)):
+        slow, short = hardware.slow_dtype(self.cfg.model.dtype), self.profiler.shortage(self.cfg.train.steps)
+        for warning in (*without_effect(self.cfg), slow, short):
             if warning:
                 self.view.say(warning)
 
@@ -190,7 +194,7 @@ class Trainer:
         waited = self.batches.waited
         batch = self._placed(next(self.batches))
         self.state, metrics = self.train_step(self.state, batch)
-        self.recent = [*self.recent[-STEPS_AHEAD - self.cfg.train.max_skipped_steps :], batch]
+        self.recent = [*self.recent[-STEPS_AHEAD:], batch]
         done = self.meter.add(metrics, flops=training_flops(self.cfg.model, batch), waited=self.batches.waited - waited)
         self.step += 1
         self._check_losses(done)

@@ -134,10 +134,17 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     """Makes `cfg` the config of a resumed run; removes its result if a setting changed.
 
     Raises:
-        ConfigError: the corpus changed, or a setting that a resumed run may not change.
+        ConfigError: the corpus changed, or a setting that a resumed run may not change; or the run has its final
+            weights but no checkpoint to continue from.
     """
     before = config.load(run / "config.json")
     differences = config.differences(before, cfg)
+    unfinished = bool(differences) or not (run / "result.json").exists()
+    if unfinished and weights_facts(run).exists() and not holds_checkpoint(run):
+        raise ConfigError(
+            f"{run} has its final weights but no checkpoint to continue from; start another run from them with "
+            f"--run DIR --config.train.start_from={run}"
+        )
     changed = [
         difference
         for difference in differences
