@@ -18,7 +18,7 @@ def keep_memory(share: float = 0.5) -> bool:
 
     XLA allocates the temporary arrays of a step in every step. By default, glibc maps such large blocks and unmaps
     them when they are freed, so that each step page-faults on all its memory: a seventh to a third of the time of a
-    training step on a CPU, measured on two AMD EPYC cores. Only address space is reserved in advance.
+    train step on a CPU, measured on two AMD EPYC cores. Only address space is reserved in advance.
 
     Only the heap of the main thread can hold blocks of any size; `run_in_calling_thread` lets XLA allocate there. (One
     heap for all threads would keep their blocks too, but threads that compile wait for it: starts took a fifth longer
@@ -48,9 +48,9 @@ def keep_memory(share: float = 0.5) -> bool:
 
 
 def run_in_calling_thread() -> None:
-    """Makes JAX run programs on the CPU in the thread that calls them instead of its own, where `keep_memory` applies.
+    """Makes JAX run programs on the CPU in the calling thread, not in JAX's threads, where `keep_memory` applies.
 
-    On two AMD EPYC cores, training steps are 5 to 15 % faster than with one heap for all threads, and the process needs
+    On two AMD EPYC cores, train steps are 5 to 15 % faster than with one heap for all threads, and the process needs
     15 to 60 % less memory. Must be called before JAX runs its first program.
     """
     import jax  # imported here, because commands that compute nothing do not import it

@@ -42,7 +42,7 @@ METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "clas
 
 
 def load(path: str | Path, *, mesh: str | None = None) -> "Run":
-    """Loads a run folder of `scripts/train.py`: its final parameters, or the newest checkpoint of an unfinished run.
+    """Loads a run folder of `scripts/train.py`: its final weights, or the newest checkpoint of an unfinished run.
 
     Args:
         path: the run folder.
@@ -154,7 +154,7 @@ class Run:
         return weight_shapes(self.config.model, lengths)
 
     def decoding(self, settings: Mapping[str, Any], outputs: int = 1, name: Callable[[str], str] = str) -> DecodeConfig:
-        """Returns the run's settings of generation with changes, for a number of outputs per text.
+        """Returns the run's decoding settings with changes, for a number of outputs per text.
 
         Several outputs select beam search for a translator, or sampling for a language model, unless the settings
         select a strategy.

@@ -61,7 +61,7 @@ class SpecialTokens:
 
     @property
     def used(self) -> set[int]:
-        """Tokens that texts or outputs may have without their names; `never` and `pad` are none of them."""
+        """Tokens that texts or outputs may contain even if they have no names; not `never` and `pad`."""
         optional = {i for i in (self.bos, self.unknown, self.context) if i is not None}
         return {self.start, *self.ends, *self.forced, *self.before, *self.after} | optional
 

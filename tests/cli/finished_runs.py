@@ -1,4 +1,4 @@
-"""Finished runs without a training step, which the tests of commands load: no step is compiled."""
+"""Finished runs without a train step, which the tests of commands load: no step is compiled."""
 
 import contextlib
 from pathlib import Path

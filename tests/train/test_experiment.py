@@ -246,7 +246,7 @@ def test_a_held_out_text_of_one_token_is_refused_before_training(tmp_path, split
     data = DataConfig(source="text", **files, tokenizer="bytes", batching="windows", window=8, batch_size=2)
     cfg = Config(model=tiny("decoder_lm"), data=data, parallel=ParallelConfig(data=1))
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=None))
-    with pytest.raises(DataError, match=f"split {split} has 1 of the 2 or more tokens that an evaluation needs"):
+    with pytest.raises(DataError, match=f"split {split} has 1 tokens, and evaluation needs at least 2"):
         experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
     assert not (tmp_path / "run").exists()
 

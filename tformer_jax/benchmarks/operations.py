@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py train --operations`: profile of a training step by operation and module."""
+"""`scripts/benchmark.py train --operations`: profile of a train step by operation and module."""
 
 import collections
 import dataclasses

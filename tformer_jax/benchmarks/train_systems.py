@@ -1,4 +1,4 @@
-"""This library in `scripts/benchmark.py train`: the compiled training step, in a separate process."""
+"""This library in `scripts/benchmark.py train`: the compiled train step, in a separate process."""
 
 import os
 import time
@@ -28,7 +28,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Ours:
-    """The training step of `train/loop.py`."""
+    """The train step of `train/loop.py`."""
 
     def __init__(self, case: Case):
         self._compilations = 0

@@ -1,7 +1,6 @@
 """`scripts/benchmark.py`: reproducible measurements of training, decoding, attention and data."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from tformer_jax.benchmarks.growth import GROWTHS, measure_growth
 from tformer_jax.benchmarks.operations import measure_operations
 from tformer_jax.benchmarks.train import measure_training
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.cli.common import integer, seconds
-from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
+from tformer_jax.cli.common import add_data, integer, seconds
+from tformer_jax.cli.train import check_writable, read_config
 from tformer_jax.config import ConfigError
 from tformer_jax.config.model import DTYPES
 from tformer_jax.train import provenance, run_folder
@@ -71,12 +70,22 @@ def named_case(name: str) -> Case:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser, with one subcommand per benchmark."""
-    result = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, allow_abbrev=False)
+    result = argparse.ArgumentParser(
+        prog="benchmark.py",
+        description="Measures training, decoding, caches, attention, the data pipeline, and the cost of growth.",
+        allow_abbrev=False,
+    )
     commands = result.add_subparsers(dest="benchmark", required=True)
     attention = commands.add_parser(
         "attention", help="time and memory of attention, forward and backward, over long sequences"
     )
-    attention.add_argument("--backends", nargs="+", default=["blockwise", "reference"], metavar="NAME")
+    attention.add_argument(
+        "--backends",
+        nargs="+",
+        default=["blockwise", "reference"],
+        metavar="NAME",
+        help="values of model.attention_backend (default: blockwise reference)",
+    )
     attention.add_argument(
         "--length", type=integer(1), nargs="+", default=[16_384], metavar="T", help="sequence length (default: 16384)"
     )
@@ -85,16 +94,16 @@ def parser() -> argparse.ArgumentParser:
         "--repeat", type=integer(1), default=1, metavar="R", help="runs after one warm-up run; the median is shown"
     )
     attention.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of inputs (default: float32)")
-    attention.add_argument("--heads", type=integer(1), default=4, metavar="N")
+    attention.add_argument("--heads", type=integer(1), default=4, metavar="N", help="number of heads (default: 4)")
     attention.add_argument("--forward", action="store_true", help="omit the backward pass")
-    attention.add_argument("--head-dim", type=integer(1), default=64, metavar="H")
+    attention.add_argument("--head-dim", type=integer(1), default=64, metavar="H", help="head size (default: 64)")
     data = commands.add_parser("data", help="throughput and padding of the data pipeline, from text and prepared data")
     data.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     data.add_argument(
         "--workers", type=integer(0), default=2, metavar="N", help="loader processes compared to a thread"
     )
     data.add_argument("--seconds", type=seconds, default=5, metavar="S", help="seconds per measurement (default: 5)")
-    data.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
+    add_data(data)
     decode = commands.add_parser("decode", help="decoding speed, compared with Hugging Face and CTranslate2")
     add_flags(decode)
     pages = commands.add_parser("paged", help="decoding with a paged cache and with a dense one")

@@ -26,6 +26,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of the names or permissions of files that a user gives."""
 GIB, MIB, KIB = 2**30, 2**20, 2**10
+DATA_VARIABLE = "TFORMER_DATA"
+"""Environment variable with the default of `--data`."""
 
 
 def run_main(main: Callable[[], None]) -> NoReturn:
@@ -98,6 +100,17 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
         metavar="AXIS=SIZE,...",
         help=f"shard the model and the rows over devices, such as data=2,tensor=4, or a preset: {', '.join(PRESETS)} "
         "(default: one device)",
+    )
+
+
+def add_data(parser: argparse.ArgumentParser, meaning: str = "data folder, for configs that read files") -> None:
+    """Adds the flag `--data`."""
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=os.environ.get(DATA_VARIABLE),
+        help=f"{meaning} (default: the variable {DATA_VARIABLE})",
     )
 
 

@@ -38,7 +38,7 @@ def enable() -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the files in it are executed
         remove_unfinished(folder)
     except (OSError, RuntimeError) as error:
-        logging.warning("nothing that is compiled is kept for the next command (%s)", error)
+        logging.warning("compiled programs are not cached for later commands (%s)", error)
         return
     os.environ[FOLDER] = str(folder)
     for name, value in SETTINGS.items():

@@ -1,12 +1,10 @@
 """`scripts/doctor.py`: reports this machine, the placement of a config on it, and the problems found."""
 
 import argparse
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from tformer_jax.cli.common import integer, run_path
-from tformer_jax.cli.train import DATA_VARIABLE, read_config
+from tformer_jax.cli.common import add_data, integer, run_path
+from tformer_jax.cli.train import read_config
 from tformer_jax.config import ConfigError
 
 
@@ -37,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     result.add_argument("--run", type=run_path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
-    result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
+    add_data(result)
     result.add_argument("--devices", type=integer(1), metavar="N", help="assume N devices, of all hosts together")
     result.add_argument("--memory", type=integer(1), metavar="GIB", help="assume this much memory per device, in GiB")
     return result

@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.output is not None and options.output.name.endswith(".npy.gz"):
         raise ConfigError(f"{options.output}: arrays are not compressed: write .npy")
     if as_array and outputs.is_stream(options.output):
-        raise ConfigError(f"{options.output} is no regular file, and .npy files are replaced: name another --output")
+        raise ConfigError(
+            f"{options.output} is not a regular file, so that no .npy file can replace it: name another --output"
+        )
     if as_array and (options.resume or options.on_long_line == "skip"):
         raise ConfigError(
             f"{options.output} is written at once, with a row per line: leave out --resume and --on-long-line skip"

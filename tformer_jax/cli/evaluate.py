@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import load_run, run_path
-from tformer_jax.cli.train import DATA_VARIABLE, check_writable
+from tformer_jax.cli.common import add_data, load_run, run_path
+from tformer_jax.cli.train import check_writable
 from tformer_jax.config import Config, ConfigError, to_dict
 
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
-    """Returns the config of a run with changed settings of generation.
+    """Returns the config of a run with changed decoding settings.
 
     Raises:
         ConfigError: a setting is invalid, or the model does not generate text that metrics compare.
@@ -101,12 +100,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
     result.add_argument("--split", choices=("validation", "test"), default="test", help="(default: test)")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
-    result.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        default=os.environ.get(DATA_VARIABLE),
-        help=f"folder of the corpora, for configs that read files (default: the variable {DATA_VARIABLE})",
-    )
+    add_data(result)
     decoding.add_settings(result)
     return result

@@ -17,7 +17,7 @@ from tformer_jax.inference.text import TextGenerator, Translator
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """A trained model, with the generation settings of the command line."""
+    """A trained model, with the decoding settings of the command line."""
 
     options: argparse.Namespace
     params: Any

@@ -1,4 +1,4 @@
-"""`scripts/import_hf.py`: makes a run folder of a checkpoint of transformers or PyTorch."""
+"""`scripts/import_hf.py`: imports a checkpoint as a run, from transformers or PyTorch."""
 
 import argparse
 import ast
@@ -13,7 +13,7 @@ from tformer_jax.train import run_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Makes a run folder with the model, the tokenizers and the decoding settings of a checkpoint."""
+    """Creates a run folder with the model, the tokenizers and the decoding settings of a checkpoint."""
     options = parser().parse_args(argv)
     if run_folder.holds_run(options.run) and not options.overwrite:
         raise ConfigError(f"{options.run} already holds a run: add --overwrite to replace it, or name another --run")
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = argparse.ArgumentParser(
         prog="import_hf.py",
-        description="Makes a run folder of a checkpoint in Hugging Face's format (config.json, safetensors and the "
+        description="Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "
         f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), or of a PyTorch state dict of nanoGPT or "
         "of torch.nn.Transformer with the names of PyTorch's translation tutorial.",
         allow_abbrev=False,

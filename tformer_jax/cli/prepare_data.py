@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,8 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tformer_jax.cli.train import DATA_VARIABLE, read_config
+from tformer_jax.cli.common import add_data
+from tformer_jax.cli.train import read_config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
 from tformer_jax.data.tokenizers import Tokenizers
@@ -62,17 +62,11 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="folder of tokenizers, such as that of a run, to use instead of those that the config describes; "
-        "a config that reads the output may then describe any",
+        "configs that read the output may then have any tokenizer settings",
     )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
     result.add_argument("--manual", type=Path, metavar="DIR", help="folder of manually downloaded files")
-    result.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        default=os.environ.get(DATA_VARIABLE),
-        help=f"folder of the corpora, or of TFDS's datasets (default: the variable {DATA_VARIABLE})",
-    )
+    add_data(result, "data folder, or folder of TFDS's datasets")
     return result
 
 

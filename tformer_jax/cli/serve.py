@@ -145,13 +145,13 @@ def parser() -> argparse.ArgumentParser:
         type=common.seconds,
         default=10.0,
         metavar="S",
-        help="seconds to send the headers, and the body (default: 10)",
+        help="maximum seconds for a client to send the headers, and then the body (default: 10)",
     )
     add(
         "--grace",
         type=common.seconds,
         default=10.0,
         metavar="S",
-        help="seconds to finish requests at the end (default: 10)",
+        help="seconds that running requests have to finish at shutdown (default: 10)",
     )
     return result

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tformer_jax.cli.children import Children
-from tformer_jax.cli.common import integer
-from tformer_jax.cli.train import DATA_VARIABLE, check_writable, read_config
+from tformer_jax.cli.common import DATA_VARIABLE, add_data, integer
+from tformer_jax.cli.train import check_writable, read_config
 from tformer_jax.config import PER_TOKEN, Config, ConfigError, flat, target_tokens, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--record", type=Path, metavar="FILE", help="also write all results to this JSON file")
     result.add_argument("--plot", type=Path, metavar="FILE", help="also plot the metric (.svg, .png or .pdf)")
-    result.add_argument("--data", type=Path, metavar="DIR", default=os.environ.get(DATA_VARIABLE))
+    add_data(result)
     return result
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 import re
 import sys
 import tempfile
@@ -15,11 +14,9 @@ from ml_collections import config_flags
 from tformer_jax import config
 from tformer_jax.allocator import run_in_calling_thread
 from tformer_jax.cli import config_file
-from tformer_jax.cli.common import INTERRUPTED, run_path
+from tformer_jax.cli.common import INTERRUPTED, add_data, run_path
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.paths import is_remote
-
-DATA_VARIABLE = "TFORMER_DATA"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -84,13 +81,7 @@ def parser() -> argparse.ArgumentParser:
     existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
     result.add_argument("--profile", action="store_true", help="write a trace of some steps for TensorBoard")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the result and curves to this file")
-    result.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        default=os.environ.get(DATA_VARIABLE),
-        help=f"folder of the corpora, for configs that read files (default: the variable {DATA_VARIABLE})",
-    )
+    add_data(result)
     several = result.add_argument_group(
         "several processes", "Found by JAX under Slurm, Open MPI, Kubernetes and Cloud TPU. All share one run folder."
     )

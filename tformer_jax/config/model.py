@@ -134,7 +134,9 @@ class ModelConfig(Section):
     mla: MLAConfig = dataclasses.field(default_factory=MLAConfig)
     gated_delta: GatedDeltaConfig = dataclasses.field(default_factory=GatedDeltaConfig)
     window: int | None = setting(
-        None, "`window` layers: a token attends to tokens nearer than this, in decoders only to earlier ones", low=1
+        None,
+        "`window` layers: a token attends to tokens less than this far away; in decoders, not to later ones",
+        low=1,
     )
     lookahead: int | None = setting(
         None, "encoder: maximum distance of the later tokens that a token attends to; None: no limit", low=0
@@ -159,7 +161,7 @@ class ModelConfig(Section):
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm")
     norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialized to 0")
-    final_norm: bool | None = setting(None, "a norm after each stack; None: unless norm_placement is post")
+    final_norm: bool | None = setting(None, "add a norm after each stack; None: unless norm_placement is post")
     embedding_norm: bool = setting(False, "normalize the input of the first layer")
 
     tie_embeddings: str = setting(
@@ -186,7 +188,7 @@ class ModelConfig(Section):
         "projection kernels: xavier (uniform), fan_in (variance 1 / inputs) or normal",
         choices=("xavier", "fan_in", "normal"),
     )
-    init_std: float = setting(0.02, "standard deviation of normal kernels and of tables except of tokens", low=0.0)
+    init_std: float = setting(0.02, "standard deviation of normal kernels and of all but token embeddings", low=0.0)
     embedding_std: float | None = setting(
         None,
         "standard deviation of token embeddings; None: init_std if initializer is normal, else 1 / sqrt(D)",

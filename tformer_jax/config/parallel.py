@@ -33,8 +33,8 @@ class ParallelConfig(Section):
 
     preset: str = setting(
         "dp",
-        "dp: data parallel; zero1: and the optimizer state sharded; fsdp: and parameters sharded; tp: heads and FFNs "
-        "sharded; fsdp+tp: both",
+        "dp: shard the batch; zero1: also the optimizer state; fsdp: also the parameters; tp: shard heads, FFN widths "
+        "and vocabularies; fsdp+tp: both",
         choices=tuple(PRESETS),
     )
     data: int | None = _size("devices that split the batch, each with all parameters")

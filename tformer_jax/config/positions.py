@@ -23,8 +23,12 @@ class RotaryConfig(Section):
     scaling: str = setting("none", "scaling of long contexts", choices=("none", "linear", "llama3", "yarn"))
     factor: float = setting(1.0, "scaling factor", low=1.0)
     original_length: int = setting(8192, "context length before llama3 or yarn scaling, in tokens", low=1)
-    beta_fast: float = setting(32.0, "yarn: rotations in original_length from which a rate is kept", low=1e-6)
-    beta_slow: float = setting(1.0, "yarn: rotations in original_length up to which a rate is scaled", low=1e-6)
+    beta_fast: float = setting(
+        32.0, "yarn: rates of at least this many rotations in original_length are kept", low=1e-6
+    )
+    beta_slow: float = setting(
+        1.0, "yarn: rates of at most this many rotations in original_length are divided by factor", low=1e-6
+    )
     attention_factor: float | None = setting(
         None, "yarn: factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", low=1e-6
     )

@@ -60,7 +60,7 @@ class OptimConfig(Section):
 
     optimizer: str = setting(
         "adamw",
-        "muon uses adamw for non-matrix parameters and embeddings; schedule_free_adamw evaluates its average",
+        "muon: adamw for embeddings and non-matrix parameters; schedule_free_adamw: averaged parameters are evaluated",
         choices=("adamw", "adafactor", "lion", "lamb", "sgd", "muon", "schedule_free_adamw"),
     )
     schedule: str = setting(
@@ -116,7 +116,7 @@ class OptimConfig(Section):
             if getattr(self, name) == 1.0:
                 raise self.error(name, "must be below 1: with 1, a moment would stay 0")
         if not self.eps:
-            raise self.error("eps", "must be larger than 0, which divides 0 by 0 where gradients are 0")
+            raise self.error("eps", "must be larger than 0: otherwise 0 is divided by 0 where gradients are 0")
         if self.optimizer == "schedule_free_adamw":
             if self.schedule != "constant":
                 raise self.error("schedule", "must be 'constant' for optim.optimizer='schedule_free_adamw'")
@@ -155,7 +155,7 @@ class TrainConfig(Section):
     )
     weights: str = setting(
         "last",
-        "final parameters, which are tested and used: the last, their moving average, the best checkpoint, or the "
+        "final weights, which are tested and used: the last, their moving average, the best checkpoint, or the "
         "mean of the last or best checkpoints",
         choices=("last", "ema", "best", "average_last", "average_best"),
     )
@@ -174,7 +174,9 @@ class TrainConfig(Section):
     keep_best: int = setting(0, "number of best checkpoints to keep as well, saved at evaluations", low=0)
 
     max_skipped_steps: int = setting(5, "consecutive non-finite steps to skip before the run stops", low=1)
-    hang_seconds: int = setting(1800, "a longer step ends the run with the stacks of its threads; 0 disables it", low=0)
+    hang_seconds: int = setting(
+        1800, "seconds after which a hung step ends the run with stack traces; 0 disables it", low=0
+    )
     log_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
     noise_scale: bool = setting(False, "log the gradient noise scale (McCandlish et al., 2018); needs accumulate")
     report: bool = setting(False, "write the report of the run, report.html, at the end")

@@ -48,7 +48,7 @@ def pad_batch(examples: Sequence[Tokens], rows: int, length: int, keys: Iterable
 def bucketed_once(
     examples: Iterable[PendingExample], rows: int, lengths: Sequence[int], reader: RowReader
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the own rows of batches that hold every example once, shortest first; the last rows may be padding."""
+    """Yields this process's rows of batches that hold every example once, shortest first; last rows may be padding."""
     ordered = sorted(examples, key=length_of)
     for start in range(0, len(ordered), rows):
         chunk: list[PendingExample | None] = [*ordered[start : start + rows]]
@@ -59,7 +59,7 @@ def bucketed_once(
 
 
 class BucketBatches(grain.IterDataset):
-    """Sorts a parent's pending examples into buckets and yields the own rows of a batch when a bucket is full.
+    """Sorts a parent's pending examples into buckets and yields this process's rows when a bucket is full.
 
     No example is dropped: pending ones are part of the iterator's state.
     """

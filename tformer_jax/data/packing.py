@@ -148,7 +148,7 @@ class Pool:
 
 
 class PackedBatches(grain.IterDataset):
-    """Packs a parent's pending examples into batches of `rows` rows and yields the own rows; no example is dropped.
+    """Packs a parent's pending examples into batches of `rows` rows and yields this process's; no example is dropped.
 
     Each side of `capacity` (tokens by key) must hold every single example.
     """
@@ -190,7 +190,7 @@ class PackedIterator(grain.DatasetIterator):
 def packed_once(
     examples: Iterable[PendingExample], rows: int, capacity: dict[str, int], reader: RowReader
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the own rows of batches that hold every example once; the last rows may be padding."""
+    """Yields this process's rows of batches that hold every example once; the last rows may be padding."""
     pool = Pool(capacity, examples)
     while pool.examples:
         taken = [pool.take_row() if pool.examples else [] for _ in range(rows)]
@@ -198,7 +198,7 @@ def packed_once(
 
 
 def _own_rows(rows: list[list[PendingExample]], capacity: dict[str, int], reader: RowReader) -> dict[str, np.ndarray]:
-    """Packs the own rows of a batch."""
+    """Packs this process's rows of a batch."""
     own = reader.own(rows)
     ids = iter(reader.ids(list(itertools.chain.from_iterable(own))))
     return pack_rows([list(itertools.islice(ids, len(row))) for row in own], capacity, list(rows[0][0].lengths))

@@ -111,7 +111,7 @@ class Prefetched(Iterator[Batch]):
 def _yield_to_computation() -> None:
     """Lowers the priority of this thread on Linux, where it takes effect on one thread.
 
-    Batches are made ahead of time; a training step on the CPU would wait for the core on which one is made.
+    Batches are made ahead of time; a train step on the CPU would wait for the core on which one is made.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()

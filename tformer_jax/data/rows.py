@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """A division of global batches into `count` runs of rows of equal size; one process prepares the `own` ones."""
+    """Splits each global batch into `count` blocks of equally many rows; this process prepares the blocks `own`."""
 
     count: int = 1
     own: tuple[int, ...] = (0,)
 
     def select(self, rows: Sequence[T]) -> list[T]:
-        """Selects the own rows from all rows of a batch, in order."""
+        """Selects this process's rows from all rows of a batch, in order."""
         size = len(rows) // self.count
         return [row for shard in self.own for row in rows[shard * size : (shard + 1) * size]]
 

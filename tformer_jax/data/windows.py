@@ -68,7 +68,7 @@ def with_prefixes(batch: dict[str, np.ndarray], offsets: Iterable[int]) -> dict[
 def covering_windows(
     stream: TokenStream, length: int, rows: int, shards: Shards = WHOLE_BATCH, *, prefix_lm: bool = False
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the own rows of batches [rows, length] that predict every token but the first once.
+    """Yields this process's rows of batches [rows, length] that predict every token but the first once.
 
     The remainder is padding. With `prefix_lm`, the tokens of prefixes are not predicted, as in `Windows`.
     """

@@ -1,4 +1,4 @@
-"""Hands out what modules compute inside, on request.
+"""Exposes intermediate values of modules on request.
 
 `model.apply(..., mutable=["watch"])` also returns the collection "watch", a tree by module name. Without it, nothing is
 computed or stored: the traced program is the same. `inference.watch` reads the collection.

@@ -30,7 +30,7 @@ LAUNCHERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_CO
 """Environment variables of Slurm and Open MPI: the number of processes, and the index of this one."""
 NO_CLUSTER = ("coordinator_address", "must be called before any JAX calls")
 """Parts of JAX's errors if it finds no cluster, or if this process has already used JAX, as in a notebook."""
-MISTAKE = 2
+USER_ERROR = 2
 """Exit status after a user error."""
 BEAT_SECONDS = 1.0
 """Interval at which a waiting process touches its file."""
@@ -194,7 +194,7 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
                 print(f"error: {_missing(markers, index, count, seconds)}", file=sys.stderr, flush=True)
                 if index == 0:  # processes that started later must be able to report it, too
                     time.sleep(STALE_SECONDS)
-                os._exit(MISTAKE)
+                os._exit(USER_ERROR)
 
     thread = threading.Thread(target=wait, daemon=True, name="roll call")
     thread.start()

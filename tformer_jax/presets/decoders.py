@@ -132,7 +132,7 @@ _GPT_TUTORIAL = gpt2(768, 12, 12) | {
 }
 
 PRESETS: dict[str, Settings] = {
-    # a tutorial on GPT that this project is based on
+    # of a tutorial: a small GPT
     "gpt_tutorial": _GPT_TUTORIAL,
     "gpt2": gpt2(768, 12, 12),
     "gpt2_medium": gpt2(1024, 24, 16),

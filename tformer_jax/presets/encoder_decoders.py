@@ -141,7 +141,7 @@ PRESETS: dict[str, Settings] = {
         "attention_dropout": 0.1,
         "ffn_dropout": 0.1,
     },
-    # two tutorials on translation that this project is based on
+    # of two tutorials on translation
     "rmsnorm_post_translator": _RMS_POST,
     "pre_norm_translator": _PRE_LN,
     "t5_small": t5(512, 6, 8, 64, 2048),

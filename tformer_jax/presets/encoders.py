@@ -49,7 +49,7 @@ _BERT_MLM = {name: value for name, value in _BERT.items() if name not in _OF_CLA
 }
 
 PRESETS: dict[str, Settings] = {
-    # a tutorial on classification that this project is based on
+    # of a tutorial on classification
     "sequence_classifier": _CLASSIFIER,
     # "BERT: Pre-training of Deep Bidirectional Transformers" (2019), with a head for two classes, or for masked tokens
     "bert_base": _BERT,

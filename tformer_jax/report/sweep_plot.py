@@ -59,7 +59,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
 
 
 def _settings(group: Group) -> list[tuple[str, str]]:
-    """Returns the names and values of a group's settings; a second `variant` is told from the first by its place."""
+    """Returns the names and values of a group's settings; variants have their position in the name."""
     parts = [part.partition("=") for part in group["settings"]]
     return [(name if name != "variant" else f"variant {place}", value) for place, (name, _, value) in enumerate(parts)]
 

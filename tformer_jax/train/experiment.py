@@ -76,7 +76,7 @@ def build(
     """Loads the data, trains the tokenizers and creates the run folder, or reopens an existing run.
 
     Args:
-        data_root: folder of the corpora, for sources that read files.
+        data_root: data folder, for sources that read files.
         resume: continue the run in `folder`; start it if there is none.
         overwrite: replace the run in `folder`.
         group: all processes of the run; each builds the same experiment, and process 0 writes.

@@ -171,7 +171,7 @@ class Trainer:
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
             f"{self.cfg.name}: {self._counted_parameters()} on {where}, "
-            f"attention by {', '.join(sorted(set(self._attention_backends().values())))}, "
+            f"attention backend: {', '.join(sorted(set(self._attention_backends().values())))}, "
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
         self.events.write(self.step, "resume" if self.step else "start", where)

@@ -1,10 +1,10 @@
 """Low-rank adaptation: "LoRA: Low-Rank Adaptation of Large Language Models" (2022).
 
 A kernel W [I, O] of a layer becomes `W + (alpha / r) A B` with A [I, r] and B [r, O]. Only A and B are trained, and
-optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is unchanged. The
-kernels are computed from them in each step, before the forward pass, for any layout of the parameters, and so are the
-gradients of the kernels; what LoRA saves is the memory of the optimizer state. Weight decay is for the factors that
-`optim.decayed` names, such as '*kernel/*'.
+optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is unchanged. Each
+step computes the full kernels before the forward pass, and their full gradients, for any layout of the parameters; LoRA
+therefore saves only memory of the optimizer state. Weight decay is for the factors that `optim.decayed` names, such as
+'*kernel/*'.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Traces a few training steps for TensorBoard's profile plugin, XProf (`--profile`)."""
+"""Traces a few train steps for TensorBoard's profile plugin, XProf (`--profile`)."""
 
 from pathlib import Path
 from typing import Any

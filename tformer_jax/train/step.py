@@ -88,8 +88,8 @@ def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
 def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batch]) -> Iterator[None]:
     """Context in which another thread compiles a train step of `compiled` for the first batch.
 
-    Most of a compilation uses one core. An error is left to the first call. Several processes compile nothing here, so
-    that all compile their programs in the same order.
+    Most of a compilation uses one core. Errors are ignored here; the first call raises them. With several
+    processes, nothing is compiled here, so that all compile their programs in the same order.
 
     Args:
         state: shapes, dtypes and shardings of the state.

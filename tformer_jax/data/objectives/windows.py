@@ -46,7 +46,7 @@ class CorruptedWindows:
 def covering_corrupted(
     stream: TokenStream, objective: Objective, rows: int, shards: Shards = WHOLE_BATCH
 ) -> Iterator[Tokens]:
-    """Yields the own rows of batches with each token of a stream in one corrupted window, the same in all runs.
+    """Yields this process's rows of batches with each token of a stream in one corrupted window, as in all runs.
 
     A single token at the end is left out; missing rows are padding.
     """

@@ -128,7 +128,7 @@ def attend(
 ) -> jax.Array:
     """Computes `softmax(scale * q k^T) v` ("Attention Is All You Need", 2017), where G query heads share a k/v head.
 
-    A query that may attend to no key gives zeros, in the result and in all gradients.
+    The output of a query that may attend to no key is zero, and so are its gradients.
 
     Args:
         q: [B, T, N, H].

@@ -107,7 +107,7 @@ def attend_pages(
 ) -> jax.Array:
     """Computes `attend` for the keys and values of each row's pages.
 
-    A query that may attend to no key gives zeros, as do the queries of a row without new tokens.
+    The output of a query that may attend to no key is zero, as are those of a row without new tokens.
 
     Args:
         q: [B, T, N, H].
