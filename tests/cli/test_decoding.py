@@ -84,6 +84,8 @@ def test_several_outputs_are_sampled_unless_beams_are_given():
         (["--strategy", "sample", "--beams", "2"], "--beams needs --strategy beam, and it is sample"),
         (["--strategy", "beem"], r"decode.strategy='beem': is not a known value; did you mean 'beam'"),
         (["--n-best", "2", "--temperature", "0"], "greedy decoding has one output, not 2"),
+        (["--strategy", "beam", "--temperature", "0"], "--temperature needs --strategy sample, and it is beam"),
+        (["--beams", "2", "--strategy", "beam", "--temperature", "0"], "--temperature is for sampling and --beams for"),
         (["--temperature", "inf"], r"decode.temperature=inf: must be a finite number"),
         (["--length-alpha", "nan"], r"decode.length_alpha=nan: must be a finite number"),
         (["--top-p", "2"], r"decode.top_p=2.0: must be at most 1"),

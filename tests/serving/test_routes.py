@@ -10,6 +10,7 @@ from tests.serving.fake_engine import FakeEngine, expected, served
 from tests.serving.live import around, live
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
+from tformer_jax.serving.bodies import Translation
 from tformer_jax.serving.metrics import Histogram
 
 
@@ -159,6 +160,15 @@ def test_a_seed_repeats_and_no_seed_does_not(lm):
 
     assert len(outputs(seed=4)) == 1
     assert len(outputs()) > 1
+
+
+def test_translations_of_a_run_that_samples_differ():
+    def requests() -> list[Request]:
+        return Translation(text=("x", "x")).requests([(5,), (5,)], DecodeConfig(strategy="sample"))
+
+    first, second = requests()
+    assert (first.seed, first.index, second.index) == (second.seed, 0, 1)
+    assert len({request.seed for _ in range(9) for request in requests()}) > 1
 
 
 def test_every_text_arrives_unchanged(lm):

@@ -2,12 +2,13 @@
 
 import importlib.util
 import socket
+from unittest import mock
 
 import pytest
 
 from tests.serving.fake_engine import FakeEngine, served
 from tformer_jax.cli import serve
-from tformer_jax.config import ConfigError
+from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.serving import server
 
 
@@ -18,6 +19,16 @@ def test_a_port_in_use_is_refused():
         bound.listen()
         with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; write another one"):
             server.listen("127.0.0.1", port)
+
+
+def test_two_servers_that_start_on_one_port():
+    """Both can bind it before one of them accepts connections."""
+    with server.listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with server.listen("127.0.0.1", port) as second:
+            server.accept(first)
+            with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; write another one"):
+                server.accept(second)
 
 
 @pytest.mark.parametrize("host", ["a b", "a" * 300, "192.0.2.1"])
@@ -52,6 +63,20 @@ def test_clients_can_connect_once_the_address_is_printed(monkeypatch):
     with server.listen(options.host, options.port) as bound:
         serve.serve(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
     assert connected == [True]
+
+
+@pytest.mark.parametrize("flags", [["--slots", "4"], ["--cache-tokens", "64"], ["--no-warm-up"]])
+def test_flags_that_an_encoder_does_not_use(flags):
+    with pytest.raises(ConfigError, match=f"^{flags[0]} is for models that generate text, and this run is an encoder"):
+        serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]))
+    serve.check_flags(serve.parser().parse_args(["--run", "x"]))
+
+
+def test_a_cache_that_is_too_small_for_one_output_is_refused():
+    """One token of a prompt and 30 new ones of each of two beams take four pages of 16 tokens."""
+    run = mock.Mock(config=Config(decode=DecodeConfig(strategy="beam", beams=2, max_new_tokens=30)))
+    with pytest.raises(ConfigError, match="--cache-tokens 48: must be at least 64 for one output"):
+        serve.engine_of(run, serve.parser().parse_args(["--run", "x", "--cache-tokens", "48"]))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])

@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with server.listen(options.host, options.port) as bound:
         run = load_run(options.run, options.mesh)
-        engine = None if run.config.model.family in ("classifier", "masked_lm") else engine_of(run, options)
+        encoder = run.config.model.family in ("classifier", "masked_lm")
+        if encoder:
+            check_flags(options)
+        engine = None if encoder else engine_of(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
         told: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": about(run)}
         serve(engine, Served.of(*parts, **told), bound, options)
@@ -56,15 +59,25 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
 
 def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
-    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine
+    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine, row_pages
 
     parts = run.config, run.model, run.params, run.tokenizers
     pages = None if options.cache_tokens is None else -(-options.cache_tokens // PAGE_SIZE)
+    least = row_pages(run.config, 1)
+    if pages is not None and pages < least:
+        raise ConfigError(f"--cache-tokens {options.cache_tokens}: must be at least {least * PAGE_SIZE} for one output")
     engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
     if options.warm_up:
         print("Compiling; --no-warm-up defers this to the first requests", flush=True)
         engine.warm_up(run.config.decode)
     return engine
+
+
+def check_flags(options: argparse.Namespace) -> None:
+    """Raises `ConfigError` for a flag that the server of an encoder does not use."""
+    for name, flag in (("slots", "--slots"), ("cache_tokens", "--cache-tokens"), ("warm_up", "--no-warm-up")):
+        if getattr(options, name) != parser().get_default(name):
+            raise ConfigError(f"{flag} is for models that generate text, and this run is an encoder: leave it out")
 
 
 def serve(engine: "Engine | None", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
@@ -80,7 +93,7 @@ def serve(engine: "Engine | None", served: "Served", bound: socket.socket, optio
         logging.warning("--host %s: %s can use the model, and nothing is encrypted", options.host, who)
     limits = app.Limits(options.queue, options.max_body, options.timeout, options.body_timeout)
     thread = Worker(options.queue) if engine is None else EngineThread(engine, options.queue)
-    bound.listen()  # from here on, clients can connect
+    server.accept(bound)
     print(f"Serving {served.name} ({served.family}) at {server.address(bound)}; Ctrl-C stops", flush=True)
     application = app.build(thread, served, limits, loopback=loopback, key=key)
     serving = server.Server(application, thread, grace=options.grace, header_seconds=options.body_timeout)
@@ -127,7 +140,8 @@ def parser() -> argparse.ArgumentParser:
         "--cache-tokens",
         type=common.integer(1),
         metavar="N",
-        help="tokens in the KV cache, shared by all rows (default: enough for all rows at full length)",
+        help="tokens in the KV cache, shared by all rows, for each kind of decoding in use, at most four: greedy and "
+        "sampling, or a beam width (default: enough for all rows at full length)",
     )
     add(
         "--warm-up",

@@ -282,7 +282,7 @@ class DecodeConfig(Section):
         Raises:
             ConfigError: a setting is unknown or out of range, or belongs to another strategy than the one given.
         """
-        if changes.get("temperature") == 0:
+        if changes.get("temperature") == 0 and changes.get("strategy") != "beam":
             changes = {key: value for key, value in changes.items() if key not in SAMPLING} | {"strategy": "greedy"}
         for changed in changes:
             self.check_name(changed)

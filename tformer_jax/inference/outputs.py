@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import CHUNK, power_of_two
-from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.engine import Engine, Request, pool_pages
 
 
 class Output(NamedTuple):
@@ -48,7 +48,7 @@ class RowDecoder:
             window: number of consecutive rows that are submitted longest first, so that rows of similar length are
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
         """
-        engine = self._engine(CHUNK if first else len(rows), outputs, math.inf)
+        engine = self._engine(rows, CHUNK if first else len(rows), outputs, math.inf)
         starts = range(0, len(rows), window)
         order = [n for start in starts for n in by_length(rows, start, min(start + window, len(rows)))]
         requests = {}
@@ -70,16 +70,19 @@ class RowDecoder:
 
     def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[str]:
         """Yields the output of one row in pieces, each decoded when it is requested."""
-        engine = self._engine(1, 1, 0.0)
+        engine = self._engine([row], 1, 1, 0.0)
         engine.submit(Request(tuple(row), self._cfg.decode, seed))
         while not engine.idle:
             yield from (event.text for event in engine.step() if event.text)
 
-    def _engine(self, rows: int, outputs: int, seconds: float) -> Engine:
-        """Returns an engine for a number of rows, with at most `eval.batch_size` or `outputs` slots."""
-        needed = rows if self._cfg.decode.strategy == "beam" else rows * outputs
+    def _engine(self, rows: Sequence[Sequence[int]], count: int, outputs: int, seconds: float) -> Engine:
+        """Returns an engine for `rows`, with at most `eval.batch_size` or `outputs` slots, as for `count` rows."""
+        needed = count if self._cfg.decode.strategy == "beam" else count * outputs
         slots = max(min(self._cfg.eval.batch_size, power_of_two(needed)), outputs)
-        return Engine(self._cfg, *self._parts, slots=slots, seconds=seconds)
+        pages = None
+        if self._cfg.model.family == "decoder_lm":
+            pages = pool_pages(self._cfg, [len(row) for row in rows], slots=slots, outputs=outputs)
+        return Engine(self._cfg, *self._parts, slots=slots, pages=pages, seconds=seconds)
 
 
 def by_length(rows: Sequence[Sequence[int]], start: int, stop: int) -> list[int]:

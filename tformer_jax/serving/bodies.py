@@ -110,9 +110,12 @@ class Translation(Body):
         if self.max_new_tokens:
             changes |= at_most(self.max_new_tokens, saved)
         decode = dataclasses.replace(saved, **changes)
+        seed = secrets.randbelow(MOST)  # of a run that samples
         return [
-            Request(ids, decode, samples=self.n_best, scored=True) if ids else Empty(self.n_best, "stop")
-            for ids in rows
+            Request(ids, decode, seed=seed, index=number * self.n_best, samples=self.n_best, scored=True)
+            if ids
+            else Empty(self.n_best, "stop")
+            for number, ids in enumerate(rows)
         ]
 
 

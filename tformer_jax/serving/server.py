@@ -6,6 +6,7 @@ import functools
 import resource
 import socket
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -87,15 +88,32 @@ def listen(host: str, port: int) -> socket.socket:
     """
     if port > LAST_PORT:
         raise ConfigError(f"--port {port}: must be at most {LAST_PORT}")
-    try:
+    with _explained(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+    return bound
+
+
+def accept(bound: socket.socket) -> None:
+    """Makes a bound socket accept connections.
+
+    Raises:
+        ConfigError: another process, which has bound the same address meanwhile, accepts connections there.
+    """
+    with _explained(*bound.getsockname()[:2]):
+        bound.listen()
+
+
+@contextlib.contextmanager
+def _explained(host: str, port: int) -> Iterator[None]:
+    """Turns the errors of an address into a `ConfigError`."""
+    try:
+        yield
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise ConfigError(f"--host {host} --port {port}: {reason}; write another one") from None
-    return bound
 
 
 def address(bound: socket.socket) -> str:

@@ -1,5 +1,6 @@
 """Continuous batching: requests are added at any time, and each step serves all running requests."""
 
-from tformer_jax.inference.engine.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine, Event, Request
+from tformer_jax.inference.engine.engine import SMOOTH_SECONDS, Engine, Event, Request
+from tformer_jax.inference.engine.pool import PAGE_SIZE, pool_pages, row_pages
 
-__all__ = ["PAGE_SIZE", "SMOOTH_SECONDS", "Engine", "Event", "Request"]
+__all__ = ["PAGE_SIZE", "SMOOTH_SECONDS", "Engine", "Event", "Request", "pool_pages", "row_pages"]

@@ -19,6 +19,7 @@ from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.encoding import encode_one
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
+from tformer_jax.inference.engine.pool import PAGE_SIZE, max_new_tokens
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.layout import decoding_layout
@@ -26,8 +27,6 @@ from tformer_jax.inference.stopping import TextBuffer, TextStream, cut, output_d
 from tformer_jax.parallel.placement import everywhere, mesh_of
 from tformer_jax.special_tokens import PAD
 
-PAGE_SIZE = 16
-"""Number of tokens per page."""
 MAX_LANES = 4
 """Maximum number of lanes, one per `Kind`."""
 MAX_CACHED_KINDS = 256
@@ -262,10 +261,10 @@ class Engine:
         tokens, decode = self._encode(request), request.decode
         translates = self._cfg.model.family == "seq2seq"
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
-        max_new_tokens = min(decode.max_new_tokens, self._cfg.model.max_length - (0 if translates else len(prompt)))
+        limit = max_new_tokens(self._cfg.model, decode, len(prompt))
         kind = self._kind(decode)
-        if decode.prefix and len(kind[1].forced) > max_new_tokens:
-            room = f"the output has room for {max_new_tokens} tokens"
+        if decode.prefix and len(kind[1].forced) > limit:
+            room = f"the output has room for {limit} tokens"
             raise ConfigError(f"{room}, fewer than decode.prefix={decode.prefix!r} has: shorten it or the prompt")
         if not isinstance(request.seed, int | np.integer) or not 0 <= request.seed < 2**32:
             raise ConfigError(f"seed={request.seed!r}: must be an integer from 0 to {2**32 - 1}")
@@ -276,7 +275,7 @@ class Engine:
                 decode=decode,
                 prompt=prompt,
                 source=source,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=limit,
                 seeds=(request.seed, request.index + sample),
                 stream=self._stream(request),
                 outputs=request.samples,

@@ -1,0 +1,36 @@
+"""Sizes of the page pool of an engine."""
+
+from collections.abc import Sequence
+
+from tformer_jax.config import Config, DecodeConfig, ModelConfig
+from tformer_jax.inference.batching import power_of_two
+
+PAGE_SIZE = 16
+"""Number of tokens per page."""
+
+
+def max_new_tokens(model: ModelConfig, decode: DecodeConfig, prompt: int) -> int:
+    """Returns the maximum number of tokens to generate after a prompt of `prompt` tokens; of a translation, 1."""
+    return min(decode.max_new_tokens, model.max_length - (0 if model.family == "seq2seq" else prompt))
+
+
+def row_pages(cfg: Config, prompt: int) -> int:
+    """Returns the maximum number of pages of a row with the settings `cfg.decode`."""
+    slots = prompt + max_new_tokens(cfg.model, cfg.decode, prompt) * cfg.decode.width
+    return -(-slots // PAGE_SIZE)
+
+
+def pool_pages(cfg: Config, prompts: Sequence[int], *, slots: int, outputs: int) -> int:
+    """Returns the number of pages with which no row of an engine waits for pages.
+
+    It is a power of two, so that few pool sizes are compiled, or that of `slots` rows of maximum length.
+
+    Args:
+        prompts: their numbers of tokens.
+        slots: maximum number of rows that run at a time.
+        outputs: number of outputs of each prompt.
+    """
+    rows = 1 if cfg.decode.strategy == "beam" else outputs
+    longest = sorted((row_pages(cfg, prompt) for prompt in prompts for _ in range(rows)), reverse=True)[:slots]
+    full = -(-(cfg.model.max_length + 1) * cfg.decode.width // PAGE_SIZE)
+    return min(power_of_two(max(sum(longest), 1)), slots * full)
