@@ -47,15 +47,15 @@ def test_sums_do_not_depend_on_the_number_of_pending_batches(count):
 
 @pytest.mark.parametrize("family", rest_slow(["masked_lm", "decoder_lm"], 1))
 def test_chunks_of_logits_give_the_same_sums(family):
-    """Four positions in chunks of three; the logits of all positions are never in memory."""
+    """Five positions in chunks of three; the logits of all positions are never in memory."""
     model, params = build(tiny(family))
     draw = np.random.default_rng(0)
-    tokens = draw.integers(3, 11, (2, 4)).astype(np.int32)
-    targets = np.where(draw.random((2, 4)) < 0.7, tokens, IGNORED).astype(np.int32)
+    tokens = draw.integers(3, 11, (2, 5)).astype(np.int32)
+    targets = np.where(draw.random((2, 5)) < 0.7, tokens, IGNORED).astype(np.int32)
     batch = {"tokens": tokens, registry.FAMILIES[family].labels: targets}
     np.testing.assert_allclose(likelihood._sums(model, params, batch, 3), likelihood._sums(model, params, batch), 1e-6)
     program = str(jax.make_jaxpr(lambda params: likelihood._sums(model, params, batch, 3))(params))
-    assert "f32[2,3,11]" in program and "f32[2,4,11]" not in program
+    assert "f32[2,3,11]" in program and "f32[2,5,11]" not in program
 
 
 def test_rows_without_labels_are_dropped_and_many_are_joined(monkeypatch):
