@@ -1,5 +1,6 @@
 """Sweeps: their runs, how they are resumed, and their output."""
 
+import argparse
 import json
 import shutil
 import signal
@@ -237,6 +238,19 @@ def test_validation_metrics_are_those_of_the_tested_weights(tmp_path):
     found = sweep.read_results(tmp_path, [("seed=0",), ("seed=1",)])
     assert [result["validation"] for result in found.values()] == [{"loss": 3.0}, {"loss": 1.0}]
     assert {result["tokens_per_second"] for result in found.values()} == {3.0}
+
+
+@pytest.mark.parametrize(("width", "shown"), [(70, {"bleu"}), (90, {"loss", "bleu", "chrf"})])
+def test_a_narrow_terminal_shows_the_metric_alone(width, shown, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    means = {"loss": 2.5, "bleu": 20.0, "chrf": 40.0}
+    group = {"settings": ("seed=0",), "seeds": 1, "parameters": 1000, "tokens_per_second": 10.0, "mean": means}
+    group |= {"interval": dict.fromkeys(means), "at_equal_seconds": {"mean": 19.0, "interval": None}}
+    found = {"groups": [group], "metric": "bleu", "equal_seconds": 7.0, "runs": [{}]}
+    sweep.write(argparse.Namespace(record=None, plot=None), found)
+    output = capsys.readouterr().out
+    assert {name for name in means if f" {name} " in output.replace("validation bleu", "")} == shown
+    assert "20" in output and "19" in output
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):

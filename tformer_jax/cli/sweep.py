@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from tformer_jax.cli.children import Children
@@ -310,21 +311,27 @@ def measured(path: Path) -> dict[str, Any]:
 
 
 def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
-    """Prints the table of a record, and writes the record and its plot where `options` say so."""
-    Console().print(table(record))
+    """Prints the table of a record, and writes the record and its plot where `options` say so.
+
+    A terminal that is too narrow for all metrics shows only the one that selects models.
+    """
+    console, view = Console(), table(record, list(record["groups"][0]["mean"]))
+    if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:
+        view = table(record, [record["metric"]])
+    console.print(view)
     if options.record:
         write_json(options.record, record)
     if options.plot:
         sweep_plot.draw(record, options.plot)
 
 
-def table(record: Mapping[str, Any]) -> Table:
-    """Returns a table of the test metrics in the order of the sweep, as means over seeds with 95 % intervals."""
+def table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
+    """Returns a table of the test metrics `names` in the order of the sweep: means over seeds with 95 % intervals."""
     groups, metric = record["groups"], record["metric"]
     best = min(groups, key=lambda group: sweeps.badness(group["mean"][metric], metric))
     view = Table(title=f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}")
-    names, seconds = list(groups[0]["mean"]), record["equal_seconds"]
-    timed = [f"validation {metric} after {seconds:,.0f} s of training"] if seconds else []
+    seconds = record["equal_seconds"]
+    timed = [f"validation {metric}\nafter {seconds:,.0f} s"] if seconds else []
     for heading in ("settings", "seeds", "parameters", "tokens/s", *names, *timed):
         view.add_column(heading, overflow="fold")
     for group in groups:
