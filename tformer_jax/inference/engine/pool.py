@@ -10,7 +10,7 @@ PAGE_SIZE = 16
 
 
 def max_new_tokens(model: ModelConfig, decode: DecodeConfig, prompt: int) -> int:
-    """Returns the maximum number of tokens to generate after a prompt of `prompt` tokens; of a translation, 1."""
+    """Returns the maximum number of tokens to generate after `prompt` tokens, of which a translation has one."""
     return min(decode.max_new_tokens, model.max_length - (0 if model.family == "seq2seq" else prompt))
 
 
