@@ -116,20 +116,22 @@ def growth_table() -> str:
     return f"{_table(titles, rows)}\n\n{_source('growth.json', record, '../')}"
 
 
-def ladder_table() -> str:
-    """One row per rung of `configs/ladder.py`, with the metric of each recorded task."""
-    records = [_read(path) for path in sorted(SWEEPS.glob("ladder_*.json"))]
-    titles, columns = ["rung"], []
-    for record in records:
-        metric, name = record["metric"], record["name"].removeprefix("ladder_")
-        titles += [f"{name}: {METRICS[metric]}", "learning rate", "parameters"]
-        settings = [dict(part.split("=") for part in group["settings"]) for group in record["groups"]]
-        rates = [found["optim.learning_rate"] for found in settings]
-        if not columns:
-            columns.append([f"`{found['variant']}`" for found in settings])
-        metrics = [formatted(group["mean"][metric], group["interval"][metric]) for group in record["groups"]]
-        columns += [metrics, rates, [f"{group['parameters']:,}" for group in record["groups"]]]
-    return _table(titles, list(zip(*columns, strict=True)))
+def ladder_table(name: str) -> str:
+    """One row per rung of `configs/ladder.py`, from the record `name`."""
+    record = _read(SWEEPS / name)
+    metric = record["metric"]
+    rows = []
+    for group in record["groups"]:
+        settings = dict(part.split("=") for part in group["settings"])
+        of_test = formatted(group["mean"][metric], group["interval"][metric])
+        at_equal_time = formatted(*(group["at_equal_seconds"][part] for part in ("mean", "interval")))
+        sizes = f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
+        rows.append((f"`{settings['variant']}`", of_test, at_equal_time, settings["optim.learning_rate"], *sizes))
+    seconds = f"validation after {record['equal_seconds']:.0f} s"
+    titles = ("rung", f"held-out {METRICS[metric]}", seconds, "learning rate", "parameters", "tokens/s")
+    hardware = record["common"]["hardware"]
+    source = f"Recorded on {hardware['cores']} cores of an {hardware['processor']}: [`{name}`](results/sweeps/{name})."
+    return f"{_table(titles, rows)}\n\n{source}"
 
 
 def equivalences_table() -> str:
@@ -150,7 +152,10 @@ TABLES = {
         "decode": functools.partial(decode_table, "decode.json"),
         "decode_intel": functools.partial(decode_table, "decode_intel.json"),
     },
-    "configs/README.md": {"ladder": ladder_table},
+    "configs/README.md": {
+        "ladder_shakespeare": functools.partial(ladder_table, "ladder_shakespeare.json"),
+        "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
+    },
     "scripts/README.md": {"growth": growth_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
