@@ -4,13 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +21,6 @@ from tformer_jax.data.transforms import Tokenized
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
-ROOT = Path(__file__).resolve().parents[2]
 draw = random.Random(0)
 WORDS = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 11))) + str(number) for number in range(60)]
 PAIRS = [{"source": word, "target": word.upper()} for word in WORDS]
@@ -126,41 +119,6 @@ def test_restored_from_corpora_that_are_made(family, data):
     )
     corpus = load_corpus(cfg, None)
     assert_restored_exactly((cfg, corpus, train_tokenizers(cfg.data, corpus.train)), batches=20, points=20)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["translation packed", "masked tokens", "spans", "denoising"])
-def test_restored_with_loader_processes(kind):
-    assert_restored_exactly(setup(kind, workers=2), batches=8, points=1)
-
-
-LOADED = """
-import multiprocessing, os, signal, sys, time
-from tests.data.test_pipeline import setup, train_batches
-batches = train_batches(*setup("translation in buckets", workers=1))
-next(batches)
-(loader,) = multiprocessing.active_children()
-for number in (signal.SIGINT, signal.SIGTERM):
-    os.kill(loader.pid, number)
-for _ in range(200): next(batches)
-print(loader.pid, loader.is_alive(), flush=True)
-time.sleep(60)
-"""
-
-
-def test_loader_processes_ignore_signals_and_end_with_the_run():
-    """Also if the run is killed."""
-    pipes = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    with subprocess.Popen([sys.executable, "-c", LOADED], **pipes) as run:
-        loader, alive = run.stdout.readline().split()
-        run.kill()
-    assert alive == "True"
-    for _ in range(100):
-        if not Path(f"/proc/{loader}").exists():
-            return
-        time.sleep(0.1)
-    os.kill(int(loader), signal.SIGKILL)
-    pytest.fail("the loader process is still running")
 
 
 def assert_restored_exactly(arguments, batches: int, points: int) -> None:

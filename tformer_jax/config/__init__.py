@@ -10,7 +10,8 @@ from tformer_jax.config.convert import (
     to_dict,
 )
 from tformer_jax.config.fields import ConfigError
-from tformer_jax.config.model import ModelConfig, MoEConfig
+from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
