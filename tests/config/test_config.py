@@ -240,7 +240,7 @@ def test_a_setting_that_the_optimizer_does_not_use_is_refused(tmp_path, sentence
     ],
 )
 def test_settings_that_another_one_makes_useless_are_named(section, unused):
-    assert config.without_effect(Config(**{section.path: section})) == unused
+    assert Config(**{section.path: section}).without_effect() == unused
 
 
 def test_the_output_bias_of_a_saved_classifier_is_ignored(tmp_path):

@@ -16,12 +16,12 @@ from tformer_jax.config import Config, ConfigError
         ({"data": {"source": "tsv", "train": "x", "validation_fraction": 0}}, "fraction=0.0: must lie between 0 and 1"),
         (
             {"data": {"validation": ["a.tsv"]}},
-            r"data.validation=\('a.tsv',\): is not used by data.source='cldr_translation', which is generated",
+            r"data.validation=\('a.tsv',\): is used only by data.source='parallel_lines' or .*, not 'cldr_",
         ),
-        ({"data": {"weights": [1.0]}}, r"data.weights=\(1.0,\): is not used by data.source='cldr_translation'"),
+        ({"data": {"weights": [1.0]}}, r"data.weights=\(1.0,\): is used only by data.source="),
         (
             {"data": {"source": "parallel_lines", "train": "x.{lang}", "fields": ["1", "2"]}},
-            r"data.fields=\('1', '2'\): is used only by data.source='tsv', .*'tfds', not 'parallel_lines'; write \(\)",
+            r"data.fields=\('1', '2'\): is used only by data.source='tsv' or .*, not 'parallel_lines'; write its ",
         ),
         (
             {"data": {"source": "text", "train": "x", "batching": "windows", "objective": "denoising", "window": 2}},

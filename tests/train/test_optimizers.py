@@ -15,7 +15,6 @@ from tformer_jax import axes
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS
 from tformer_jax.config.sources import SOURCES
-from tformer_jax.config.training import OPTIM_USED_BY
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions
 from tformer_jax.train import optimizers
@@ -69,10 +68,11 @@ def settings(**changes) -> Config:
         "clip_norm": 0.0,
     }
     optim |= changes
-    for name, (kind, *users) in OPTIM_USED_BY.items():
-        if kind == "optimizer" and optim.get(kind, "adamw") not in users:
-            optim.pop(name, None)
-    return Config(optim=OptimConfig(**optim))
+    chosen = optim.get("optimizer", "adamw")
+    used = {
+        name: value for name, value in optim.items() if chosen in OptimConfig.used_by(name).get("optimizer", [chosen])
+    }
+    return Config(optim=OptimConfig(**used))
 
 
 @functools.cache

@@ -54,7 +54,8 @@ def flag(name: str) -> str:
 
 def _add_flag(group: Any, field: dataclasses.Field, annotation: Any) -> None:
     kinds = [kind for kind in allowed_types(annotation) if kind is not types.NoneType]
-    meaning = field.metadata["meaning"].replace("%", "%%")
+    users = "".join(f"{strategy}: " for strategy in field.metadata["used_by"].get("strategy", ()))
+    meaning = users + field.metadata["meaning"].replace("%", "%%")
     options: dict[str, Any] = {"dest": field.name, "help": meaning}
     if tuple in kinds:
         options |= {"action": "append", "metavar": "TEXT", "help": f"{meaning} (repeatable)"}

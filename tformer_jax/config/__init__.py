@@ -9,15 +9,15 @@ from tformer_jax.config.convert import (
     to_config_dict,
     to_dict,
 )
+from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
-from tformer_jax.config.schema import Config, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.config.schema import Config, DataConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, PER_TOKEN, OptimConfig, TrainConfig, target_tokens
-from tformer_jax.config.unused import without_effect
 
 __all__ = [
     "LOWER_IS_BETTER",
@@ -46,5 +46,4 @@ __all__ = [
     "target_tokens",
     "to_config_dict",
     "to_dict",
-    "without_effect",
 ]

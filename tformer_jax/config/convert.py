@@ -10,11 +10,13 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.fields import ConfigError, Section, allowed_types, qualified
 from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.paths import write_text
-from tformer_jax.config.schema import Config, DecodeConfig, EvalConfig, ParallelConfig
-from tformer_jax.config.training import OPTIM_USED_BY, OptimConfig
+from tformer_jax.config.schema import Config, EvalConfig
+from tformer_jax.config.training import OptimConfig
 
 CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
 """Sections that may differ each time a run is used."""
@@ -125,8 +127,8 @@ def _with_effect(optim: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings that the optimizer and the schedule use."""
 
     def is_used(name: str) -> bool:
-        kind, *users = OPTIM_USED_BY.get(name, (None,))
-        return kind is None or optim.get(kind, getattr(OptimConfig, kind)) in users
+        switches = OptimConfig.used_by(name).items()
+        return all(optim.get(switch, getattr(OptimConfig, switch)) in users for switch, users in switches)
 
     return {name: value for name, value in optim.items() if is_used(name)}
 

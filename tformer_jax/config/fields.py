@@ -7,7 +7,9 @@ import operator
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
+
+UsedBy = Mapping[str, Collection[Any]]
 
 
 class ConfigError(ValueError):
@@ -21,6 +23,7 @@ def setting(
     choices: Collection[Any] | None = None,
     low: float | None = None,
     high: float | None = None,
+    used_by: UsedBy | None = None,
 ) -> Any:
     """Declares one setting of a `Section`.
 
@@ -29,10 +32,27 @@ def setting(
         meaning: one line of help, with the unit if there is one.
         choices: allowed values, for a tuple of each member; None: any value of the annotated type.
         low, high: smallest and largest allowed number, both inclusive.
+        used_by: values of another setting that use this one, such as `{"position": ("learned",)}`; None: all do. The
+            other setting is one of this section or of the section that holds it.
     """
-    return dataclasses.field(
-        default=default, metadata={"meaning": meaning, "choices": choices, "low": low, "high": high}
-    )
+    metadata = {"meaning": meaning, "choices": choices, "low": low, "high": high, "used_by": used_by or {}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def section(kind: type["Section"], *, used_by: UsedBy | None = None) -> Any:
+    """Declares a section within another one; `used_by` is that of `setting`."""
+    return dataclasses.field(default_factory=kind, metadata={"used_by": used_by or {}})
+
+
+class Unused(NamedTuple):
+    """A setting that was changed and has no effect."""
+
+    name: str
+    switch: str
+    """The setting whose value does not use it."""
+    chosen: Any
+    users: Collection[Any]
+    """Values of `switch` that use it."""
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
@@ -74,9 +94,14 @@ def coerce(annotation: Any, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A frozen group of settings, validated when it is built: first each setting, then the rules between them."""
+    """A frozen group of settings, validated when it is built: first each setting, then the rules between them.
+
+    A setting without effect is refused, unless it depends on one of `selectable`: a flag may select another value of
+    those later, so that `without_effect` only reports it.
+    """
 
     path: ClassVar[str] = ""
+    selectable: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -126,6 +151,12 @@ class Section:
             value = coerce(annotations[field.name], getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             self._check_setting(field, annotations[field.name], value)
+        for unused in self.unused():
+            if unused.switch not in self.selectable:
+                users = " or ".join(map(repr, unused.users))
+                problem = f"is used only by {qualified(self.path, unused.switch)}={users}, not {unused.chosen!r}"
+                default = operator.attrgetter(unused.name)(type(self)())
+                raise self.error(unused.name, f"{problem}; write its default, {default!r}")
         self.check()
 
     def check(self) -> None:
@@ -139,6 +170,41 @@ class Section:
                 yield from (f"{field.name}.{name}" for name in value.changed_settings())
             elif value != field.default:
                 yield field.name
+
+    @classmethod
+    def used_by(cls, name: str) -> UsedBy:
+        """Returns the settings of this section that `name`, such as `dim` or `rotary.base`, depends on; see `setting`.
+
+        An unknown name depends on none.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        first, _, below = name.partition(".")
+        inner = {field.name: field for field in dataclasses.fields(cls.nested()[first])} if below else {}
+        found = [field.metadata for field in (fields.get(first), inner.get(below)) if field is not None]
+        return {
+            switch: users for metadata in found for switch, users in metadata["used_by"].items() if switch in fields
+        }
+
+    def values_of(self, switch: str) -> tuple[Any, ...]:
+        """Returns the values of a setting that `used_by` names; () if each setting may depend on them."""
+        return (getattr(self, switch),)
+
+    def unused(self) -> Iterator[Unused]:
+        """Yields the settings that differ from their defaults and have no effect, nested ones included."""
+        for name in self.changed_settings():
+            for switch, users in self.used_by(name).items():
+                values = self.values_of(switch)
+                if values and not {*values} & {*users}:
+                    yield Unused(name, switch, values[0], users)
+
+    def without_effect(self) -> list[str]:
+        """Returns one sentence for each setting that was changed and has no effect, in nested sections, too."""
+        sections = (value for name in self.nested() if isinstance(value := getattr(self, name), Section))
+        return [
+            f"{qualified(self.path, name)}={operator.attrgetter(name)(self)!r} has no effect "
+            f"with {qualified(self.path, switch)}={chosen!r}"
+            for name, switch, chosen, _ in self.unused()
+        ] + [sentence for section in sections for sentence in section.without_effect()]
 
     def error(self, name: str, problem: str) -> ConfigError:
         """Returns a `ConfigError` that names the setting, such as `dim` or `moe.num_experts`, and shows its value."""

@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from operator import attrgetter
 from typing import ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
-from tformer_jax.config.fields import Section, setting
+from tformer_jax.config.fields import Section, section, setting
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
@@ -22,34 +21,6 @@ REMAT_POLICIES = (
     "dots_with_no_batch_dims_saveable",
     "everything_saveable",
 )
-USED_BY = {
-    "rotary": ("position", "rotary"),
-    "relative": ("position", "relative"),
-    "position_offset": ("position", "learned"),
-    "moe": ("ffn", "moe"),
-    "mla": ("attention", "mla"),
-    "num_kv_heads": ("attention", "multi_head", "basic"),
-    "attention_bias": ("attention", "multi_head"),
-    "attention_projections": ("attention", "multi_head"),
-    "attention_scale": ("attention", "multi_head", "mla"),
-    "attention_softcap": ("attention", "multi_head", "mla"),
-    "attention_sinks": ("attention", "multi_head"),
-    "qk_norm": ("attention", "multi_head"),
-    "attention_dropout": ("attention", "multi_head", "mla"),
-    "source_vocab_size": ("family", "seq2seq"),
-    "lookahead": ("family", "seq2seq", "classifier", "masked_lm"),
-    "prefix_lm": ("family", "decoder_lm"),
-    "num_classes": ("family", "classifier"),
-    "token_types": ("family", "classifier", "masked_lm"),
-    "pooling": ("family", "classifier"),
-    "pooler": ("family", "classifier"),
-    "head_transform": ("family", "masked_lm"),
-    "output_bias": ("family", "seq2seq", "decoder_lm", "masked_lm"),
-    "encoder_layers": ("family", "seq2seq", "classifier", "masked_lm"),
-    "decoder_layers": ("family", "seq2seq", "decoder_lm"),
-    "norm_bias": ("norm", "layernorm"),
-}
-"""Settings, and sections of them, that only some values of another setting use."""
 FAMILIES = ("seq2seq", "decoder_lm", "classifier", "masked_lm")
 BUILT_IN = {*FAMILIES, *kinds.ATTENTIONS, *kinds.POSITIONS, *kinds.FFNS, *kinds.NORMS}
 """Kinds of this package; those that other code adds may use any setting."""
@@ -63,13 +34,22 @@ class ModelConfig(Section):
 
     family: str = setting("seq2seq", "kind of model", choices=FAMILIES)
     vocab_size: int | None = setting(None, "[V] target (or only) vocabulary; None: the tokenizer's", low=1)
-    source_vocab_size: int | None = setting(None, "seq2seq source vocabulary; None: the tokenizer's", low=1)
-    num_classes: int | None = setting(None, "number of classes; None: taken from the data", low=1)
+    source_vocab_size: int | None = setting(
+        None, "source vocabulary; None: the tokenizer's", low=1, used_by={"family": ("seq2seq",)}
+    )
+    num_classes: int | None = setting(
+        None, "number of classes; None: taken from the data", low=1, used_by={"family": ("classifier",)}
+    )
     max_length: int = setting(256, "maximum sequence length, in tokens", low=1)
 
     dim: int = setting(512, "[D] model width", low=1)
-    encoder_layers: int = setting(6, "[L] encoder depth (seq2seq, classifier, masked_lm)", low=0)
-    decoder_layers: int = setting(6, "[L] decoder depth (seq2seq, decoder_lm)", low=0)
+    encoder_layers: int = setting(
+        6,
+        "[L] encoder depth",
+        low=0,
+        used_by={"family": ("seq2seq", "classifier", "masked_lm")},
+    )
+    decoder_layers: int = setting(6, "[L] decoder depth", low=0, used_by={"family": ("seq2seq", "decoder_lm")})
     layer_pattern: tuple[str, ...] = setting(
         ("full",),
         "repeating pattern of layers: `attention` in full, to `window` tokens, or in full without positions (nope); or "
@@ -88,47 +68,73 @@ class ModelConfig(Section):
         "auto", "implementation of attention; auto: the fastest on this device", choices=kinds.BACKENDS
     )
     num_heads: int = setting(8, "[N] query heads", low=1)
-    num_kv_heads: int | None = setting(None, "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N", low=1)
+    num_kv_heads: int | None = setting(
+        None,
+        "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N",
+        low=1,
+        used_by={"attention": ("multi_head", "basic")},
+    )
     head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)
-    attention_projections: str = setting("separate", "how query, key and value are projected", choices=FUSED)
-    attention_bias: tuple[str, ...] = setting(PROJECTIONS, "projections that have a bias", choices=PROJECTIONS)
+    attention_projections: str = setting(
+        "separate", "how query, key and value are projected", choices=FUSED, used_by={"attention": ("multi_head",)}
+    )
+    attention_bias: tuple[str, ...] = setting(
+        PROJECTIONS, "projections that have a bias", choices=PROJECTIONS, used_by={"attention": ("multi_head",)}
+    )
     attention_scale: float | None = setting(
-        None, "factor of the scores q.k; None: 1 / sqrt(size of a query head)", low=1e-6
+        None,
+        "factor of the scores q.k; None: 1 / sqrt(size of a query head)",
+        low=1e-6,
+        used_by={"attention": ("multi_head", "mla")},
     )
     attention_softcap: float | None = setting(
-        None, "cap of the scores: cap * tanh(scores / cap); None: no cap", low=1e-6
+        None,
+        "cap of the scores: cap * tanh(scores / cap); None: no cap",
+        low=1e-6,
+        used_by={"attention": ("multi_head", "mla")},
     )
-    attention_sinks: bool = setting(False, "one learned score per query head in the softmax, without a key or value")
-    qk_norm: bool = setting(False, "normalize each query and key head before the scores")
-    mla: MLAConfig = dataclasses.field(default_factory=MLAConfig)
-    gated_delta: GatedDeltaConfig = dataclasses.field(default_factory=GatedDeltaConfig)
+    attention_sinks: bool = setting(
+        False,
+        "one learned score per query head in the softmax, without a key or value",
+        used_by={"attention": ("multi_head",)},
+    )
+    qk_norm: bool = setting(
+        False, "normalize each query and key head before the scores", used_by={"attention": ("multi_head",)}
+    )
+    mla: MLAConfig = section(MLAConfig, used_by={"attention": ("mla",)})
+    gated_delta: GatedDeltaConfig = section(GatedDeltaConfig, used_by={"attention": ("gated_delta",)})
     window: int | None = setting(
         None,
         "`window` layers: a token attends to tokens less than this far away; in decoders, not to later ones",
         low=1,
     )
     lookahead: int | None = setting(
-        None, "encoder: maximum distance of the later tokens that a token attends to; None: no limit", low=0
+        None,
+        "encoder: maximum distance of the later tokens that a token attends to; None: no limit",
+        low=0,
+        used_by={"family": ("seq2seq", "classifier", "masked_lm")},
     )
-    prefix_lm: bool = setting(False, "decoder_lm: bidirectional attention within the prompt")
+    prefix_lm: bool = setting(False, "bidirectional attention within the prompt", used_by={"family": ("decoder_lm",)})
 
     position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)
-    position_offset: int = setting(0, "learned: unused rows at the start of the table", low=0)
-    rotary: RotaryConfig = dataclasses.field(default_factory=RotaryConfig)
-    relative: RelativeConfig = dataclasses.field(default_factory=RelativeConfig)
+    position_offset: int = setting(
+        0, "unused rows at the start of the table", low=0, used_by={"position": ("learned",)}
+    )
+    rotary: RotaryConfig = section(RotaryConfig, used_by={"position": ("rotary",)})
+    relative: RelativeConfig = section(RelativeConfig, used_by={"position": ("relative",)})
 
     ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
     ffn_dim: int = setting(2048, "[F] FFN width, of one expert for moe", low=1)
     activation: str = setting("relu", "FFN activation; with a gated FFN, of the gate", choices=kinds.ACTIVATIONS)
     ffn_bias: bool = setting(True, "biases in the FFN")
-    moe: MoEConfig = dataclasses.field(default_factory=MoEConfig)
+    moe: MoEConfig = section(MoEConfig, used_by={"ffn": ("moe",)})
 
     norm: str = setting("layernorm", "normalization", choices=kinds.NORMS)
     norm_placement: str = setting(
         "pre", "x + f(norm(x)), norm(x + f(x)), or x + norm(f(norm(x)))", choices=("pre", "post", "both")
     )
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
-    norm_bias: bool = setting(True, "shift parameter of LayerNorm")
+    norm_bias: bool = setting(True, "shift parameter of LayerNorm", used_by={"norm": ("layernorm",)})
     norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialized to 0")
     final_norm: bool | None = setting(None, "add a norm after each stack; None: unless norm_placement is post")
     embedding_norm: bool = setting(False, "normalize the input of the first layer")
@@ -139,17 +145,23 @@ class ModelConfig(Section):
         choices=("none", "output", "inputs", "all"),
     )
     scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
-    token_types: int = setting(0, "number of learned segment embeddings (BERT: 2)", low=0)
-    output_bias: bool = setting(False, "bias on the logits")
+    token_types: int = setting(
+        0, "number of learned segment embeddings (BERT: 2)", low=0, used_by={"family": ("classifier", "masked_lm")}
+    )
+    output_bias: bool = setting(False, "bias on the logits", used_by={"family": ("seq2seq", "decoder_lm", "masked_lm")})
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D)")
     output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", low=1e-6)
-    pooling: str = setting("mean", "classifier: pooling over tokens", choices=kinds.POOLINGS)
-    pooler: bool = setting(False, "classifier: tanh(W x + b) between pooling and logits")
-    head_transform: bool = setting(False, "masked_lm: norm(activation(W x + b)) before the output head (BERT)")
+    pooling: str = setting("mean", "pooling over tokens", choices=kinds.POOLINGS, used_by={"family": ("classifier",)})
+    pooler: bool = setting(False, "tanh(W x + b) between pooling and logits", used_by={"family": ("classifier",)})
+    head_transform: bool = setting(
+        False, "norm(activation(W x + b)) before the output head (BERT)", used_by={"family": ("masked_lm",)}
+    )
 
     dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, high=1.0)
     token_dropout: float = setting(0.0, "dropout rate of whole token embeddings", low=0.0, high=1.0)
-    attention_dropout: float = setting(0.0, "dropout rate of attention weights", low=0.0, high=1.0)
+    attention_dropout: float = setting(
+        0.0, "dropout rate of attention weights", low=0.0, high=1.0, used_by={"attention": ("multi_head", "mla")}
+    )
     ffn_dropout: float = setting(0.0, "dropout rate between the two FFN layers", low=0.0, high=1.0)
 
     initializer: str = setting(
@@ -177,7 +189,6 @@ class ModelConfig(Section):
     param_dtype: str = setting("float32", "dtype of the parameters", choices=DTYPES)
 
     def check(self) -> None:
-        self._check_used()
         self._check_limits()
         self._check_heads()
         self._check_positions()
@@ -195,18 +206,9 @@ class ModelConfig(Section):
                 "source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when source and target share one"
             )
 
-    def _check_used(self) -> None:
-        """Raises `ConfigError` for a setting that differs from its default but has no effect in this model."""
-        for name in self.changed_settings():
-            kind, *users = USED_BY.get(name.partition(".")[0], (None,))
-            values = self.attentions if kind == "attention" else (kind and getattr(self, kind),)
-            if values and BUILT_IN.issuperset(values) and not {*values} & {*users}:
-                used_by = f"model.{kind}={' or '.join(map(repr, users))}"
-                default = attrgetter(name)(ModelConfig())
-                raise self.error(name, f"is used only by {used_by}, not {values[0]!r}; write its default, {default!r}")
-        if "gated_delta" not in self.attentions and self.gated_delta != GatedDeltaConfig():
-            name = next(self.gated_delta.changed_settings())
-            raise self.error(f"gated_delta.{name}", "no layer uses it; write 'gated_delta' in model.layer_pattern")
+    def values_of(self, switch: str) -> tuple[str, ...]:
+        values = self.attentions if switch == "attention" else (getattr(self, switch),)
+        return values if BUILT_IN.issuperset(values) else ()
 
     def _check_limits(self) -> None:
         """Raises `ConfigError` for a setting that some kind of attention in this model does not support."""

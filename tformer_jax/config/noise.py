@@ -9,13 +9,6 @@ SENTINELS = 100
 """Number of sentinel tokens of span corruption, as in T5."""
 ADDED_TOKENS = {"masked_tokens": 1, "span_corruption": SENTINELS, "denoising": 1}
 """Number of special tokens that each objective appends to a vocabulary that lacks them."""
-USED_BY = {
-    "density": ("masked_tokens", "span_corruption", "denoising"),
-    "mean_span": ("span_corruption", "denoising"),
-    "whole_words": ("masked_tokens",),
-    "permute_sentences": ("denoising",),
-}
-"""Settings, and the values of `data.objective` that use them."""
 
 
 class SpanSizes(NamedTuple):
@@ -44,10 +37,22 @@ class NoiseConfig(Section):
 
     path: ClassVar[str] = "data.noise"
 
-    density: float = setting(0.15, "fraction of the tokens that are corrupted (BERT, T5: 0.15, BART: 0.3)", high=0.49)
-    mean_span: float = setting(3.0, "mean length of corrupted spans, in tokens (T5, BART: 3)", low=1.0)
-    whole_words: bool = setting(False, "masked_tokens: mask all tokens of a word, or none")
-    permute_sentences: bool = setting(False, "denoising: shuffle the sentences of the source (BART)")
+    density: float = setting(
+        0.15,
+        "fraction of the tokens that are corrupted (BERT, T5: 0.15, BART: 0.3)",
+        high=0.49,
+        used_by={"objective": tuple(ADDED_TOKENS)},
+    )
+    mean_span: float = setting(
+        3.0,
+        "mean length of corrupted spans, in tokens (T5, BART: 3)",
+        low=1.0,
+        used_by={"objective": ("span_corruption", "denoising")},
+    )
+    whole_words: bool = setting(False, "mask all tokens of a word, or none", used_by={"objective": ("masked_tokens",)})
+    permute_sentences: bool = setting(
+        False, "shuffle the sentences of the source (BART)", used_by={"objective": ("denoising",)}
+    )
 
     def check(self) -> None:
         if self.density <= 0:

@@ -5,6 +5,8 @@ from typing import ClassVar
 
 from tformer_jax.config.fields import Section, setting
 
+OF_YARN = {"scaling": ("yarn",)}
+
 
 @dataclasses.dataclass(frozen=True)
 class RotaryConfig(Section):
@@ -22,15 +24,23 @@ class RotaryConfig(Section):
     fraction: float = setting(1.0, "fraction of each head that is rotated, its first features", low=0.0, high=1.0)
     scaling: str = setting("none", "scaling of long contexts", choices=("none", "linear", "llama3", "yarn"))
     factor: float = setting(1.0, "scaling factor", low=1.0)
-    original_length: int = setting(8192, "context length before llama3 or yarn scaling, in tokens", low=1)
+    original_length: int = setting(
+        8192, "context length before scaling, in tokens", low=1, used_by={"scaling": ("llama3", "yarn")}
+    )
     beta_fast: float = setting(
-        32.0, "yarn: rates of at least this many rotations in original_length are kept", low=1e-6
+        32.0, "rates of at least this many rotations in original_length are kept", low=1e-6, used_by=OF_YARN
     )
     beta_slow: float = setting(
-        1.0, "yarn: rates of at most this many rotations in original_length are divided by factor", low=1e-6
+        1.0,
+        "rates of at most this many rotations in original_length are divided by factor",
+        low=1e-6,
+        used_by=OF_YARN,
     )
     attention_factor: float | None = setting(
-        None, "yarn: factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", low=1e-6
+        None,
+        "factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1",
+        low=1e-6,
+        used_by=OF_YARN,
     )
 
     def check(self) -> None:
@@ -38,13 +48,6 @@ class RotaryConfig(Section):
             raise self.error("factor", "needs model.rotary.scaling='linear', 'llama3' or 'yarn'; write 1.0")
         if self.scaling != "none" and self.factor == 1.0 and self.attention_factor is None:
             raise self.error("factor", f"must exceed 1.0 for model.rotary.scaling={self.scaling!r}")
-        used = {"original_length": ("llama3", "yarn")} | dict.fromkeys(
-            ("beta_fast", "beta_slow", "attention_factor"), ("yarn",)
-        )
-        for name in self.changed_settings():
-            if self.scaling not in used.get(name, (self.scaling,)):
-                kinds = " or ".join(map(repr, used[name]))
-                raise self.error(name, f"is used only by model.rotary.scaling={kinds}; leave it out")
         if self.scaling == "yarn" and self.base == 1.0:
             raise self.error("base", "must exceed 1.0 for model.rotary.scaling='yarn'")
         if self.beta_fast <= self.beta_slow:

@@ -1,14 +1,14 @@
 """The settings of an experiment; those of its larger sections are declared in the other modules of this package."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from tformer_jax.config.fields import ConfigError, Section, setting
-from tformer_jax.config.model import DTYPES, ModelConfig
-from tformer_jax.config.noise import SENTINELS, USED_BY, NoiseConfig
+from tformer_jax.config.decode import DecodeConfig
+from tformer_jax.config.fields import Section, section, setting
+from tformer_jax.config.model import ModelConfig
+from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.parallel import ParallelConfig
-from tformer_jax.config.sources import EXAMPLES, MADE, NAMED_FIELDS, OF_FILES, SOURCES, TEXTS
+from tformer_jax.config.sources import EXAMPLES, MADE, OF_FIELDS, OF_FILES, SOURCES, TEXTS
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 OBJECTIVES: dict[str, tuple[str | None, ...]] = {
@@ -27,6 +27,9 @@ BATCHINGS = {
     "masked_lm": ("windows",),
 }
 """Values of `data.batching` by model family; with an objective, windows."""
+OF_BUCKETS = {"batching": ("buckets",)}
+OF_ROWS = {"batching": ("windows", "packed")}
+OF_PACKED = {"batching": ("packed",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,7 @@ class DataConfig(Section):
     """Where text comes from, how it is tokenized, and how tokens are batched."""
 
     path: ClassVar[str] = "data"
+    selectable: ClassVar[tuple[str, ...]] = ("batching",)
 
     source: str = setting(
         "cldr_translation",
@@ -46,19 +50,27 @@ class DataConfig(Section):
     languages: tuple[str, ...] = setting(
         ("en", "de", "fr", "es", "it", "nl", "sv", "pl"), "CLDR locales of cldr_language"
     )
-    dataset: str | None = setting(None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION")
+    dataset: str | None = setting(
+        None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION", used_by={"source": ("tfds", "prepared")}
+    )
     train: tuple[str, ...] = setting(
         (),
         "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
         "'train[:90%]'; prepared: folders",
+        used_by=OF_FILES,
     )
-    validation: tuple[str, ...] = setting((), "as train, not used by prepared; (): the last part of train")
-    test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples")
-    weights: tuple[float, ...] = setting((), "mixture weights of the entries of train; (): concatenate them", low=0)
+    validation: tuple[str, ...] = setting(
+        (), "as train, not used by prepared; (): the last part of train", used_by=OF_FILES
+    )
+    test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples", used_by=OF_FILES)
+    weights: tuple[float, ...] = setting(
+        (), "mixture weights of the entries of train; (): concatenate them", low=0, used_by=OF_FILES
+    )
     fields: tuple[str, ...] = setting(
         (),
         "tsv, jsonl, parquet, tfds: names (tsv: numbers, from 1) of the fields that hold source and target, or text, "
         "or text and label; (): the default names",
+        used_by=OF_FIELDS,
     )
     validation_fraction: float = setting(0.1, "fraction of train held out if validation is ()", low=0, high=1)
     heldout_examples: int = setting(2000, "size of each held-out split of a generated corpus", low=1)
@@ -69,9 +81,9 @@ class DataConfig(Section):
         None,
         "pre-training on texts: masked_tokens (BERT, 2019), span_corruption (T5, 2020) or denoising (BART, 2020); "
         "None: learn targets, labels or next tokens",
-        choices=USED_BY["density"],
+        choices=tuple(ADDED_TOKENS),
     )
-    noise: NoiseConfig = dataclasses.field(default_factory=NoiseConfig)
+    noise: NoiseConfig = section(NoiseConfig)
 
     normalize: tuple[str, ...] = setting(
         (),
@@ -100,20 +112,29 @@ class DataConfig(Section):
         "buckets: whole examples, padded; packed: whole examples, several in a row; windows: one stream",
         choices=("buckets", "packed", "windows"),
     )
-    bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "buckets: lengths to pad examples to", low=1)
-    batch_tokens: int = setting(4096, "buckets: tokens per batch of the longer side, padding included", low=1)
-    batch_multiple: int = setting(8, "buckets: the number of examples in a batch is a multiple of this", low=1)
-    batch_size: int = setting(32, "windows and packed: rows in a batch", low=1)
+    bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "lengths to pad examples to", low=1, used_by=OF_BUCKETS)
+    batch_tokens: int = setting(
+        4096,
+        "tokens per batch of the longer side, padding included",
+        low=1,
+        used_by=OF_BUCKETS,
+    )
+    batch_multiple: int = setting(
+        8, "the number of examples in a batch is a multiple of this", low=1, used_by=OF_BUCKETS
+    )
+    batch_size: int = setting(32, "rows in a batch", low=1, used_by=OF_ROWS)
     window: int = setting(
         256,
-        "windows and packed: tokens in a row (of targets, where there are sources; with data.objective, of any side)",
+        "tokens in a row (of targets, where there are sources; with data.objective, of any side)",
         low=1,
+        used_by=OF_ROWS,
     )
-    source_window: int | None = setting(None, "packed: tokens in a row of sources; None: window", low=1)
+    source_window: int | None = setting(None, "tokens in a row of sources; None: window", low=1, used_by=OF_PACKED)
     overlong: str = setting(
         "carry",
-        "packed language models: carry the rest of a document that is longer than a row over to other rows, or cut it",
+        "language models: carry the rest of a document that is longer than a row over to other rows, or cut it",
         choices=("carry", "cut"),
+        used_by=OF_PACKED,
     )
     workers: int = setting(0, "loader processes that tokenize text or cut windows; 0: a thread does it", low=0)
 
@@ -126,14 +147,6 @@ class DataConfig(Section):
     def _check_source(self) -> None:
         if self.source == "tfds" and self.dataset is None:
             raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
-        if self.source not in ("tfds", "prepared") and self.dataset is not None:
-            raise self.error("dataset", f"is used only by data.source='tfds', not {self.source!r}; write None")
-        if self.source in MADE and (unused := OF_FILES & {*self.changed_settings()}):
-            problem = f"is not used by data.source={self.source!r}, which is generated; write ()"
-            raise self.error(min(unused), f"{problem}, or name the kind of the files in data.source")
-        if self.fields and self.source not in (*NAMED_FIELDS, "prepared"):
-            names = ", ".join(map(repr, NAMED_FIELDS))
-            raise self.error("fields", f"is used only by data.source={names}, not {self.source!r}; write ()")
         if self.source == "cldr_language" and not self.languages:
             raise self.error("languages", "must name the CLDR locales to tell apart, such as ('en', 'de')")
         if self.source not in MADE and not self.train:
@@ -157,10 +170,6 @@ class DataConfig(Section):
             raise self.error("weights", "must be larger than 0; leave out the entry of data.train instead")
 
     def _check_objective(self) -> None:
-        for name in self.noise.changed_settings():
-            if self.objective not in USED_BY[name]:
-                users = " or ".join(map(repr, USED_BY[name]))
-                raise self.noise.error(name, f"is used only by data.objective={users}; leave it out")
         if self.objective in ("span_corruption", "denoising") and self.window < 3:
             raise self.error("window", f"must be at least 3 for data.objective={self.objective!r}")
         spans = self.noise.longest_spans(self.window).spans if self.objective == "span_corruption" else 0
@@ -209,95 +218,6 @@ class DataConfig(Section):
         return max(self.window, (self.batching == "packed" and self.source_window) or 0)
 
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-SEARCH = ("beams", "length_penalty", "length_alpha", "early_stopping")
-"""Settings that select a decoding strategy."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeConfig(Section):
-    """Settings of text generation."""
-
-    path: ClassVar[str] = "decode"
-
-    strategy: str = setting("greedy", "how tokens are chosen", choices=("greedy", "sample", "beam"))
-    beams: int = setting(4, "beam: beam width", low=1, high=256)
-    length_penalty: str = setting(
-        "average",
-        "beam: divide the log-probability by length^alpha (average) or ((5 + length) / 6)^alpha (gnmt)",
-        choices=("average", "gnmt"),
-    )
-    length_alpha: float = setting(1.0, "beam: alpha of the length penalty; 0 disables it", low=0.0)
-    early_stopping: str = setting(
-        "heuristic",
-        "beam: end when the number of finished outputs equals the beam width (first), when a better output is unlikely "
-        "(heuristic), or when it is impossible (never)",
-        choices=("first", "heuristic", "never"),
-    )
-    temperature: float = setting(
-        1.0, "sample: divisor of the logits; 0 in a flag or a request selects greedy decoding", low=1e-4
-    )
-    top_k: int | None = setting(None, "sample: keep the k most probable tokens", low=1)
-    top_p: float | None = setting(
-        None, "sample: keep the most probable tokens up to this total probability", low=0.0, high=1.0
-    )
-    min_p: float = setting(
-        0.0, "sample: keep tokens with at least this fraction of the highest probability", low=0.0, high=1.0
-    )
-    max_new_tokens: int = setting(128, "maximum length of an output, in tokens; model.max_length limits it too", low=1)
-    cache_dtype: str | None = setting(
-        None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
-    )
-    min_new_tokens: int = setting(0, "minimum length of an output, in tokens", low=0)
-    repetition_penalty: float = setting(
-        1.0, "divide the logits of tokens that occurred by this (multiply negative ones); 1 disables it", low=0.01
-    )
-    no_repeat_ngram: int = setting(0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0)
-    forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
-    prefix: str = setting("", "text that every output starts with")
-    stop: tuple[str, ...] = setting((), "end an output before the first of these texts")
-
-    def check(self) -> None:
-        if self.min_new_tokens > self.max_new_tokens:
-            raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
-        for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):
-            if "" in texts:
-                raise self.error(name, "must not contain an empty text; write () for none")
-            for text in texts:
-                if text in self.prefix:
-                    raise self.error(name, f"{text!r} stands in decode.prefix={self.prefix!r}")
-
-    @property
-    def width(self) -> int:
-        """Number of tokens of one row that are decoded in parallel: the beam width, or 1."""
-        return self.beams if self.strategy == "beam" else 1
-
-    def changed(self, changes: Mapping[str, Any], name: Callable[[str], str] = str) -> "DecodeConfig":
-        """Returns a copy with changes; settings of sampling or beam search select that strategy, unless it is given.
-
-        Args:
-            changes: new values by name; temperature 0 selects greedy decoding.
-            name: formats a setting for error messages, for example as a flag.
-
-        Raises:
-            ConfigError: a setting is unknown or out of range, or belongs to another strategy than the one given.
-        """
-        if changes.get("temperature") == 0 and changes.get("strategy") != "beam":
-            changes = {key: value for key, value in changes.items() if key not in SAMPLING} | {"strategy": "greedy"}
-        for changed in changes:
-            self.check_name(changed)
-        sampling, search = ([setting for setting in names if setting in changes] for names in (SAMPLING, SEARCH))
-        if sampling and search:
-            raise ConfigError(
-                f"{name(sampling[0])} is for sampling and {name(search[0])} for beam search: write one of them"
-            )
-        strategy = changes.get("strategy") or ("sample" if sampling else "beam" if search else self.strategy)
-        for other, found in (("sample", sampling), ("beam", search)):
-            if found and strategy != other:
-                raise ConfigError(f"{name(found[0])} needs {name('strategy')} {other}, and it is {strategy}")
-        return dataclasses.replace(self, **{**changes, "strategy": strategy})
-
-
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Section):
     """Settings of evaluation."""
@@ -326,13 +246,13 @@ class Config(Section):
     seed: int = setting(
         0, "random seed of parameters, dropout, data order and generated corpora", low=0, high=2**32 - 1
     )
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
-    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
-    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
-    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    model: ModelConfig = section(ModelConfig)
+    data: DataConfig = section(DataConfig)
+    optim: OptimConfig = section(OptimConfig)
+    train: TrainConfig = section(TrainConfig)
+    parallel: ParallelConfig = section(ParallelConfig)
+    decode: DecodeConfig = section(DecodeConfig)
+    eval: EvalConfig = section(EvalConfig)
 
     def check(self) -> None:
         if {"", ".", ".."} & {*self.name.split("/")}:

@@ -11,10 +11,10 @@ SOURCES = {
     "masked_lm": TEXTS,
 }
 """Values of `data.source` by model family; with an objective, those of texts."""
-OF_FILES = {"train", "validation", "test", "weights", "fields"}
-"""Settings that generated sources do not use."""
-NAMED_FIELDS = ("tsv", "jsonl", "parquet", "tfds")
-"""Sources whose examples have fields."""
+OF_FILES = {"source": ("parallel_lines", "text", "lines", *FILES)}
+"""What uses the settings that name files."""
+OF_FIELDS = {"source": FILES}
+"""What uses the names of fields."""
 EXAMPLES = {
     "parallel_lines": "'train.{lang}.gz'",
     "text": "'book.txt'",

@@ -11,15 +11,6 @@ WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 
 MOMENTS = ("adamw", "lamb", "muon", "schedule_free_adamw")
 """Optimizers that divide the first moment by the root of the second, of some parameters or all."""
-OPTIM_USED_BY = {
-    "beta1": ("optimizer", *MOMENTS, "lion", "sgd"),
-    "beta2": ("optimizer", *MOMENTS, "lion"),
-    "eps": ("optimizer", *MOMENTS),
-    "muon_beta": ("optimizer", "muon"),
-    "final_fraction": ("schedule", *WITH_AN_END),
-    "decay_fraction": ("schedule", "warmup_stable_decay"),
-}
-"""Settings of optim that only some values of another one use."""
 
 METRICS = {
     "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
@@ -76,16 +67,28 @@ class OptimConfig(Section):
     )
     warmup_steps: int = setting(4000, "steps of linear warm-up", low=1)
     final_fraction: float = setting(
-        0.1, "final learning rate as a fraction of the peak, for schedules with an end", low=0, high=1
+        0.1, "final learning rate as a fraction of the peak", low=0, high=1, used_by={"schedule": WITH_AN_END}
     )
     decay_fraction: float = setting(
-        0.2, "warmup_stable_decay: fraction of the steps after warm-up that decay", low=0, high=1
+        0.2,
+        "fraction of the steps after warm-up that decay",
+        low=0,
+        high=1,
+        used_by={"schedule": ("warmup_stable_decay",)},
     )
     cycles: int = setting(1, "number of cycles of a schedule with an end; each restarts at the peak", low=1)
-    beta1: float = setting(0.9, "decay of the first moment; sgd: momentum", low=0.0, high=1.0)
-    beta2: float = setting(0.98, "decay of the second moment", low=0.0, high=1.0)
-    muon_beta: float = setting(0.95, "muon: momentum of matrices", low=0.0, high=1.0)
-    eps: float = setting(1e-9, "added to the root of the second moment", low=0.0)
+    beta1: float = setting(
+        0.9,
+        "decay of the first moment; sgd: momentum",
+        low=0.0,
+        high=1.0,
+        used_by={"optimizer": (*MOMENTS, "lion", "sgd")},
+    )
+    beta2: float = setting(
+        0.98, "decay of the second moment", low=0.0, high=1.0, used_by={"optimizer": (*MOMENTS, "lion")}
+    )
+    muon_beta: float = setting(0.95, "momentum of matrices", low=0.0, high=1.0, used_by={"optimizer": ("muon",)})
+    eps: float = setting(1e-9, "added to the root of the second moment", low=0.0, used_by={"optimizer": MOMENTS})
     weight_decay: float = setting(0.0, "decoupled decay, times the learning rate; sgd: L2 penalty", low=0.0)
     decayed: tuple[str, ...] = setting(
         ("*kernel", "*embedding", "*router", "*shared_gate"),
@@ -101,13 +104,6 @@ class OptimConfig(Section):
             raise self.error("learning_rate", f"must be a number for optim.schedule={self.schedule!r}, such as 1e-3")
         if self.cycles > 1 and self.schedule not in WITH_AN_END:
             raise self.error("cycles", f"needs a schedule with an end: one of {WITH_AN_END}")
-        for name in self.changed_settings():
-            kind, *users = OPTIM_USED_BY.get(name, ("optimizer", self.optimizer))
-            if (chosen := getattr(self, kind)) not in users:
-                known, default = " or ".join(map(repr, users)), getattr(OptimConfig, name)
-                raise self.error(
-                    name, f"is used only by optim.{kind}={known}, not {chosen!r}; write its default, {default!r}"
-                )
         for entry in self.learning_rates:
             glob, _, factor = entry.rpartition("=")
             if not glob or not _is_factor(factor):

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from tformer_jax.config import without_effect
 from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -176,7 +175,7 @@ class Trainer:
         )
         self.events.write(self.step, "resume" if self.step else "start", where)
         slow, short = hardware.slow_dtype(self.cfg.model.dtype), self.profiler.shortage(self.cfg.train.steps)
-        for warning in (*without_effect(self.cfg), slow, short):
+        for warning in (*self.cfg.without_effect(), slow, short):
             if warning:
                 self.view.say(warning)
 

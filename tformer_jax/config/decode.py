@@ -1,0 +1,110 @@
+"""Settings of text generation."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from tformer_jax.config.fields import ConfigError, Section, setting
+from tformer_jax.config.model import DTYPES
+
+OF_SAMPLING = {"strategy": ("sample",)}
+OF_BEAMS = {"strategy": ("beam",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig(Section):
+    """Settings of text generation."""
+
+    path: ClassVar[str] = "decode"
+    selectable: ClassVar[tuple[str, ...]] = ("strategy",)
+
+    strategy: str = setting("greedy", "how tokens are chosen", choices=("greedy", "sample", "beam"))
+    beams: int = setting(4, "beam width", low=1, high=256, used_by=OF_BEAMS)
+    length_penalty: str = setting(
+        "average",
+        "divide the log-probability by length^alpha (average) or ((5 + length) / 6)^alpha (gnmt)",
+        choices=("average", "gnmt"),
+        used_by=OF_BEAMS,
+    )
+    length_alpha: float = setting(1.0, "alpha of the length penalty; 0 disables it", low=0.0, used_by=OF_BEAMS)
+    early_stopping: str = setting(
+        "heuristic",
+        "end when the number of finished outputs equals the beam width (first), when a better output is unlikely "
+        "(heuristic), or when it is impossible (never)",
+        choices=("first", "heuristic", "never"),
+        used_by=OF_BEAMS,
+    )
+    temperature: float = setting(
+        1.0,
+        "divisor of the logits; 0 in a flag or a request selects greedy decoding",
+        low=1e-4,
+        used_by=OF_SAMPLING,
+    )
+    top_k: int | None = setting(None, "keep the k most probable tokens", low=1, used_by=OF_SAMPLING)
+    top_p: float | None = setting(
+        None,
+        "keep the most probable tokens up to this total probability",
+        low=0.0,
+        high=1.0,
+        used_by=OF_SAMPLING,
+    )
+    min_p: float = setting(
+        0.0,
+        "keep tokens with at least this fraction of the highest probability",
+        low=0.0,
+        high=1.0,
+        used_by=OF_SAMPLING,
+    )
+    max_new_tokens: int = setting(128, "maximum length of an output, in tokens; model.max_length limits it too", low=1)
+    cache_dtype: str | None = setting(
+        None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
+    )
+    min_new_tokens: int = setting(0, "minimum length of an output, in tokens", low=0)
+    repetition_penalty: float = setting(
+        1.0, "divide the logits of tokens that occurred by this (multiply negative ones); 1 disables it", low=0.01
+    )
+    no_repeat_ngram: int = setting(0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0)
+    forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
+    prefix: str = setting("", "text that every output starts with")
+    stop: tuple[str, ...] = setting((), "end an output before the first of these texts")
+
+    def check(self) -> None:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
+        for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):
+            if "" in texts:
+                raise self.error(name, "must not contain an empty text; write () for none")
+            for text in texts:
+                if text in self.prefix:
+                    raise self.error(name, f"{text!r} stands in decode.prefix={self.prefix!r}")
+
+    @property
+    def width(self) -> int:
+        """Number of tokens of one row that are decoded in parallel: the beam width, or 1."""
+        return self.beams if self.strategy == "beam" else 1
+
+    def changed(self, changes: Mapping[str, Any], name: Callable[[str], str] = str) -> "DecodeConfig":
+        """Returns a copy with changes; settings of sampling or beam search select that strategy, unless it is given.
+
+        Args:
+            changes: new values by name; temperature 0 selects greedy decoding.
+            name: formats a setting for error messages, for example as a flag.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range, or belongs to another strategy than the one given.
+        """
+        if changes.get("temperature") == 0 and changes.get("strategy") != "beam":
+            changes = {key: value for key, value in changes.items() if self.used_by(key) != OF_SAMPLING}
+            changes["strategy"] = "greedy"
+        for changed in changes:
+            self.check_name(changed)
+        sampling, search = ([key for key in changes if self.used_by(key) == users] for users in (OF_SAMPLING, OF_BEAMS))
+        if sampling and search:
+            raise ConfigError(
+                f"{name(sampling[0])} is for sampling and {name(search[0])} for beam search: write one of them"
+            )
+        strategy = changes.get("strategy") or ("sample" if sampling else "beam" if search else self.strategy)
+        for other, found in (("sample", sampling), ("beam", search)):
+            if found and strategy != other:
+                raise ConfigError(f"{name(found[0])} needs {name('strategy')} {other}, and it is {strategy}")
+        return dataclasses.replace(self, **{**changes, "strategy": strategy})
