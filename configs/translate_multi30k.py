@@ -29,7 +29,9 @@ test split.
 
 `diversified` is that setting with three times as many pairs ("Data Diversification: A Simple Strategy For Neural
 Machine Translation", 2020): the training split, its English with the translation of a run of `en-de` (`forward`), and
-its German with that of a run of `de-en` (`backward`). configs/README.md shows the commands that make them.
+its German with that of a run of `de-en` (`backward`). configs/README.md shows the commands that make them. One seed had
+a BLEU of 41.0 on test_2016_flickr after 53 minutes on two cores of an AMD EPYC, and 47 more for the two runs and the
+translations. On the validation split, it had 42.9, no more than `published` (43.1), and a higher loss (1.58; 1.51).
 """
 
 import dataclasses

@@ -179,7 +179,7 @@ FAULTS: dict[str, Callable[[Bench], list[Outcome]]] = {
 
 
 def main() -> None:
-    """Prints and records each outcome; requires the right to mount a file system."""
+    """Prints and records each outcome; requires permission to mount a file system."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--only", choices=FAULTS)

@@ -11,7 +11,7 @@ def sinusoid(position, dim):
     return np.array([f(angle) for angle in angles for f in (math.sin, math.cos)])
 
 
-def rotary_rates(cfg, kind="full"):
+def rotary_frequencies(cfg, kind="full"):
     """Returns the radians per token of each pair of features."""
     local = kind == "window" and cfg.rotary.window_base is not None
     base = cfg.rotary.window_base if local else cfg.rotary.base
@@ -52,7 +52,7 @@ def rotate(x, cfg, kind="full", start=0):
     if cfg.rotary.scaling == "yarn" and not local:
         factor = cfg.rotary.attention_factor or 0.1 * math.log(cfg.rotary.factor) + 1
     for t in range(x.shape[1]):
-        for i, rate in enumerate(rotary_rates(cfg, kind)):
+        for i, rate in enumerate(rotary_frequencies(cfg, kind)):
             a, b = (2 * i, 2 * i + 1) if cfg.rotary.pairing == "interleaved" else (i, i + R // 2)
             turned = factor * (x[:, t, :, a] + 1j * x[:, t, :, b]) * np.exp(1j * (start + t) * rate)
             out[:, t, :, a], out[:, t, :, b] = turned.real, turned.imag

@@ -125,7 +125,7 @@ def test_logits_do_not_depend_on_the_batch(runs):
         (
             "decoder_lm",
             lambda run: run.generate(["a" * 15], prefix="abc"),
-            "text 1: the prompt leaves 1 tokens, fewer than decode.prefix='abc' has: shorten one",
+            "text 1: decode.prefix='abc' has 3 tokens, but only 1 fit after the prompt: shorten one",
         ),
         ("decoder_lm", lambda run: run.generate(["a"], seed=-1), "seed=-1: must be an integer from 0 to 4294967295"),
         ("classifier", lambda run: run.embed(["a"], pooling="max"), "pooling='max': must be one of mean, first, last"),

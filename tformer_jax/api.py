@@ -66,7 +66,7 @@ class Run:
     """A trained model with its config and tokenizers.
 
     Methods raise ConfigError for a model of another family, an unknown setting, and an input that is not a text or
-    too long.
+    is too long.
     """
 
     path: Path

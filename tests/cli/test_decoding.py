@@ -113,7 +113,7 @@ def test_settings_of_any_type_become_flags(monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class More(DecodeConfig):
         forbidden: tuple[str, ...] = setting((), "texts that are 100 % excluded")
-        min_p: float | None = setting(None, "sample: a floor")
+        min_p: float | None = setting(None, "a floor", used_by={"strategy": ("sample",)})
 
     monkeypatch.setattr(decoding, "DecodeConfig", More)
     found = chosen("--forbidden", "a b", "--forbidden", "c", "--min-p", "0.1", saved=More())

@@ -92,13 +92,13 @@ def test_no_problems_are_found(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([*CLDR, "--devices", "4", *FSDP], "parallel.fsdp=8 needs 8 devices, but there are 4; write -1 for all"),
+        ([*CLDR, "--devices", "4", *FSDP], "parallel.fsdp=8 needs 8 devices, but there are 4; use sizes whose product"),
         (
             [*CLDR, "--devices", "8", "--config.parallel.tensor=8", "--config.parallel.data=1"],
             "model.num_heads=4: must",
         ),
-        ([*CLDR, "--devices", "16", "--config.parallel.expert=2"], "parallel.expert=2: there are no experts"),
-        ([*CLDR, "--devices", "16"], "data.batch_multiple=8: must be a multiple of the 16 devices"),
+        ([*CLDR, "--devices", "16", "--config.parallel.expert=2"], "parallel.expert=2: the model has no experts"),
+        ([*CLDR, "--devices", "16"], "data.batch_multiple=8: must be a multiple of the 16 shards"),
         ([*MULTI30K, "--devices", "1"], "this config reads multi30k/train.en.gz (it comes from task 1"),
         (  # 4 layers x 3 matrices of 128 x 102,400 x 16 bytes are 2.34 GiB
             [*CLDR, "--config.optim.optimizer=adamw", "--devices", "1", "--memory", "1", WIDE],
@@ -151,9 +151,7 @@ def test_the_script_survives_flags_that_end_jax(tmp_path):
         "problem: XLA_FLAGS has --xla_gpu_enable_fast_min_max",
     ]
     assert said[0].endswith("remove it; flags of TPUs belong in LIBTPU_INIT_ARGS")
-    assert (
-        said[2] == f"problem: {tmp_path / 'file' / 'run'} cannot be written (Not a directory): name another with --run"
-    )
+    assert said[2] == f"problem: {tmp_path / 'file' / 'run'} cannot be written (Not a directory): choose another --run"
     assert len(said) == 3
 
 

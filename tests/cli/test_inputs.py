@@ -78,7 +78,7 @@ def test_a_field_that_the_output_adds_is_refused(tmp_path):
     path.write_text('{"text": "a"}\n{"text": "b", "out": 1}\n')
     found = Source([], path).lines(TEXT, ("out",))
     assert next(found).texts == ("a",)
-    with pytest.raises(ConfigError, match="line 2: has a field 'out', which the output adds: rename it"):
+    with pytest.raises(ConfigError, match="line 2: has a field 'out', a name that the output uses: rename the field"):
         next(found)
     assert len(list(Source([], path).lines(TEXT))) == 2
 

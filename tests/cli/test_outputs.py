@@ -139,9 +139,9 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
         refused(path, "is being written by another process", resume=True)
     assert partial.read_text() == "0\n0\n1\n1\n"
     facts.write_text("{")
-    refused(path, "cannot be resumed without .*out.txt.partial.json", resume=True)
+    refused(path, "cannot be resumed, because .*out.txt.partial.json is missing or damaged", resume=True)
     facts.unlink()
-    refused(path, "cannot be resumed without .*out.txt.partial.json", resume=True)
+    refused(path, "cannot be resumed, because .*out.txt.partial.json is missing or damaged", resume=True)
     partial.write_text("0\n0")
     write(path, 1, resume=True)
     assert partial.read_text() == "0\n0\n"
@@ -202,7 +202,7 @@ def test_the_output_cannot_be_the_input(source):
     for path in (source, source.with_name("link.txt"), source.parent / "run" / ".." / "in.txt"):
         if not path.exists():
             path.symlink_to(source)
-        with pytest.raises(ConfigError, match=r"is both --input and --output: name another --output"):
+        with pytest.raises(ConfigError, match=r"is both --input and --output: choose another --output"):
             outputs.check(path, source)
     outputs.check(source.with_name("new.txt"), source)
 
@@ -265,7 +265,9 @@ def test_a_complete_output_of_another_command_is_refused(source):
     ):
         echo(source, output, resume=True, sleep=0)
     provenance.unlink()
-    with pytest.raises(ConfigError, match=r"out.txt exists, but not out.txt.provenance.json, .* leave out --resume"):
+    with pytest.raises(
+        ConfigError, match=r"out.txt exists, but out.txt.provenance.json, .* is missing or damaged: leave out --resume"
+    ):
         echo(source, output, resume=True, sleep=0)
 
 

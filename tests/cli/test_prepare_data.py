@@ -50,14 +50,14 @@ def test_the_command(corpus_folder, tmp_path, capsys):
     with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
         prepare_data.main(arguments)
     prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / "p" / "tokenizers")])
-    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+    with pytest.raises(ConfigError, match="contains files other than prepared data"):
         prepare_data.main([*arguments[:-1], str(corpus_folder)])
     (tmp_path / "p" / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+    with pytest.raises(ConfigError, match="contains files other than prepared data"):
         prepare_data.main([*arguments, "--overwrite"])
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "dataset.json").write_text('{"mine": 1}')
-    with pytest.raises(ConfigError, match="contains other files than prepared data"):
+    with pytest.raises(ConfigError, match="contains files other than prepared data"):
         prepare_data.main([*arguments[:-1], str(tmp_path / "own"), "--overwrite"])
     with pytest.raises(ConfigError, match="cannot be downloaded"):
         prepare_data.main([*arguments[:-2], "--download"])

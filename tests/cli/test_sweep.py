@@ -107,7 +107,7 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert output.count("training") == 1
     found = json.loads((folder / "results.json").read_text())
     assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
-    with pytest.raises(ConfigError, match="is a sweep of another config; name another folder with --output"):
+    with pytest.raises(ConfigError, match="is a sweep of another config; choose another --output"):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
     for damaged in ("{", "[]", "3"):
         (folder / "sweep.json").write_text(damaged)

@@ -27,9 +27,10 @@ WITHOUT_EFFECT = {
     "model.ffn_dropout=0.1: is not applied to experts": MOE | {"ffn_dropout": 0.1},
     "model.moe.shared_gate=True: there is no shared expert": MOE | {"moe": {"shared_gate": True}},
     "model.moe.dense_dim=3: every layer has experts": MOE | {"moe": {"dense_dim": 3}},
-    "model.moe.every=7: none of the 6 layers would have experts": MOE | {"moe": {"every": 7}},
-    "model.moe.dense_layers=6: none of the 6 layers would": MOE | {"moe": {"dense_layers": 6}},
-    "model.scan_layers=True: repeats layers": MOE | {"moe": {"dense_layers": 1}, "scan_layers": True},
+    "model.moe.every=7: leaves none of the 6 layers with experts": MOE | {"moe": {"every": 7}},
+    "model.moe.dense_layers=6: leaves none of the 6 layers": MOE | {"moe": {"dense_layers": 6}},
+    "model.scan_layers=True: cannot scan over layers that differ": MOE
+    | {"moe": {"dense_layers": 1}, "scan_layers": True},
     "model.layer_pattern=('full', 'nope'): 'nope' has no effect with": {"layer_pattern": ("full", "nope")},
     "model.layer_pattern=('nope',): no layer uses model.position='rotary'": ROTARY | {"layer_pattern": ("nope",)},
     "model.layer_pattern=('nope', 'gated_delta'): no layer uses model.position='rotary'": {

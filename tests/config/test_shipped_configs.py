@@ -16,7 +16,15 @@ from tformer_jax.models import registry
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 VARIANTS = {
     "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
-    "translate_multi30k": ["", ":fr-en", ":baseline", ":published", ":vaswani2017_base", ":t5_v1_1_small"],
+    "translate_multi30k": [
+        "",
+        ":fr-en",
+        ":baseline",
+        ":published",
+        ":diversified",
+        ":vaswani2017_base",
+        ":t5_v1_1_small",
+    ],
     "classify_rt_polarity": ["", ":bag_of_words"],
     "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
     "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],

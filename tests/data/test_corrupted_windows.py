@@ -78,7 +78,9 @@ class TestBatches:
 
     def test_a_text_shorter_than_a_window(self):
         cfg, _, tokenizers = setup("spans")
-        with pytest.raises(ConfigError, match="data.window: needs 6 tokens; the training text has only 3"):
+        with pytest.raises(
+            ConfigError, match="data.window: the training text has 3 tokens, fewer than one window needs .6."
+        ):
             train_batches(cfg, Corpus([{"text": "abc"}], [], []), tokenizers)
 
     def test_padding_only_where_rows_are_missing(self):

@@ -242,14 +242,14 @@ def test_a_warning_names_the_setting_that_cuts_texts(kind, sizes, setting, caplo
         (
             "translation in buckets",
             {"bucket_lengths": (1,)},
-            r"data.bucket_lengths=\(1,\): has room for the special",
+            r"data.bucket_lengths=\(1,\): has room only for the special",
         ),
         (
             "translation packed",
             {"source_window": 1},
-            "data.source_window=1: has room for the special",
+            "data.source_window=1: has room only for the special",
         ),
-        ("translation packed", {"window": 1}, "data.window=1: has room for the special tokens of a text alone"),
+        ("translation packed", {"window": 1}, "data.window=1: has room only for the special tokens of a text"),
     ],
 )
 def test_rows_without_room_for_a_text(kind, sizes, sentence):
@@ -337,8 +337,8 @@ def test_covering_windows_predict_each_token_but_the_first_once(length):
 @pytest.mark.parametrize(
     ("kind", "devices", "sentence"),
     [
-        ("translation in buckets", 3, "data.batch_multiple=2: must be a multiple of the 3 devices that share a batch"),
-        ("windows", 2, "data.batch_size=3: must be a multiple of the 2 devices that share a batch"),
+        ("translation in buckets", 3, "data.batch_multiple=2: must be a multiple of the 3 shards of a batch"),
+        ("windows", 2, "data.batch_size=3: must be a multiple of the 2 shards of a batch"),
     ],
 )
 def test_batches_that_do_not_divide(kind, devices, sentence):
@@ -373,5 +373,7 @@ def assert_shards_of(arguments, whole) -> None:
 
 def test_a_text_shorter_than_a_window():
     cfg, _, tokenizers = setup("windows")
-    with pytest.raises(ConfigError, match="data.window=7: the training text has only 3 tokens"):
+    with pytest.raises(
+        ConfigError, match="data.window=7: the training text has 3 tokens, fewer than one window needs .8."
+    ):
         train_batches(cfg, Corpus([{"text": "abc"}], [], []), tokenizers)

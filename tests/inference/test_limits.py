@@ -35,7 +35,7 @@ def test_learned_positions_suffice_for_the_longest_inputs(family):
         (lambda: Request("abc", GREEDY, seed=2**32), "seed=4294967296: must be an integer from 0 to"),
         (
             lambda: Request("a" * (LONG - 2), dataclasses.replace(GREEDY, prefix="abcde")),
-            "the output has room for 2 tokens, fewer than decode.prefix='abcde' has: shorten it or the prompt",
+            "decode.prefix='abcde' has 5 tokens, but only 2 fit after the prompt: shorten one of them",
         ),
     ],
 )

@@ -184,3 +184,11 @@ def test_kernels_have_axis_names_and_the_last_one_is_scaled_down():
         assert box.names == ((axes.EXPERTS, axes.MLP, axes.EMBED) if ends else (axes.EXPERTS, axes.EMBED, axes.MLP))
         assert abs(np.std(box.value) / (0.1 / 4 if ends else 0.1) - 1) < 0.05, name
     assert len(kernels) == 3
+
+
+def test_gradients_of_biases_are_summed_in_float32():
+    """Regression test: sums in bfloat16 end at 256. The weights of both experts add up to 1 for each of 600 tokens."""
+    module, x = mixture(dtype="bfloat16", moe={"num_experts": 2}), jnp.ones((1, 600, 8))
+    params = init_module(module, x)
+    grads = jax.grad(lambda params: apply(module, params, x, train=True).astype(jnp.float32).sum())(params)
+    assert_close(np.asarray(grads["contract_bias"]).sum(0), np.full(8, 600), 0.01)

@@ -56,8 +56,8 @@ def test_rotary_equals_the_formula(changes):
 
 def test_llama3_scales_by_frequency():
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=ROTARY["llama3"])
-    plain = np.array(position_oracles.rotary_rates(tiny("decoder_lm", position="rotary", head_dim=12)))
-    ratio = relative.rotary_rates(cfg, window=False) / plain
+    plain = np.array(position_oracles.rotary_frequencies(tiny("decoder_lm", position="rotary", head_dim=12)))
+    ratio = relative.rotary_frequencies(cfg, window=False) / plain
     assert ratio[0] == 1
     assert 1 / 8 < ratio[1] < 1
     np.testing.assert_allclose(ratio[2:], 1 / 8)
@@ -67,7 +67,7 @@ def test_yarn_scales_slow_pairs_only():
     """Pairs 0, ..., 5 make 63.7, 20.1, 6.4, 2.0, 0.64 and 0.20 rotations in 400 tokens; the ramp is from 1 to 4."""
     rotary = {"scaling": "yarn", "factor": 8.0, "original_length": 400, "base": 1000.0, "beta_fast": 16.0}
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=rotary)
-    ratio = relative.rotary_rates(cfg, window=False) * 1000 ** (np.arange(0, 12, 2) / 12)
+    ratio = relative.rotary_frequencies(cfg, window=False) * 1000 ** (np.arange(0, 12, 2) / 12)
     np.testing.assert_allclose(ratio, [1, 1, 2 / 3 + 1 / 24, 1 / 3 + 1 / 12, 1 / 8, 1 / 8])
 
 
@@ -82,7 +82,7 @@ def test_yarn_scales_slow_pairs_only():
 )
 def test_the_ends_of_the_yarn_ramp(rotary, kept):
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary={"scaling": "yarn", "factor": 8.0, **rotary})
-    ratio = relative.rotary_rates(cfg, window=False) * 5 ** (np.arange(0, 12, 2) / 12)
+    ratio = relative.rotary_frequencies(cfg, window=False) * 5 ** (np.arange(0, 12, 2) / 12)
     np.testing.assert_allclose(ratio, [share + (1 - share) / 8 for share in kept])
 
 

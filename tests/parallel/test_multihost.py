@@ -106,7 +106,7 @@ def test_mistakes_in_flags(started, flags, sentence):
 def test_the_port_is_in_use(started):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen at port {port} .Address already in use.; write another"):
+        with pytest.raises(ConfigError, match=f"cannot listen on port {port} .Address already in use.; write another"):
             started((), f"here:{port}", 2, 0)
 
 
@@ -137,8 +137,8 @@ def test_missing_processes_are_named(tmp_path, capfd):
     waiting.join(30)
     assert waiting.exitcode == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert "error: of 4 processes, 0, 3 did not start within 2 s (parallel.start_seconds)" in line
-    assert f"or do not see {run.parent}" in line
+    assert "error: processes 0, 3 of 4 did not start within 2 s (parallel.start_seconds)" in line
+    assert f"or cannot see {run.parent}" in line
     assert line.endswith(f"started: 1 on {HOST}, 2 on node2")
 
 
@@ -235,7 +235,7 @@ def test_a_folder_that_is_not_shared_is_named(together, tmp_path, monkeypatch):
     assert together(lambda group: group.check_shared(tmp_path)) == [None] * COUNT
     found = together(lambda group: group.check_shared(other if group.index == 2 else tmp_path))
     assert set(found) == {
-        f"process 2 (host {HOST}): {other} is not shared with process 0; name a folder on shared storage by --run"
+        f"process 2 (host {HOST}): {other} is not shared with process 0; name a folder on shared storage with --run"
     }
     assert list(tmp_path.iterdir()) == [other] and not list(other.iterdir())
 

@@ -116,7 +116,7 @@ def test_errors_are_one_sentence_in_every_process(bench):
         (processes.other_settings, "optim.learning_rate=0.5, but process 0 has 0.01; start all processes the same way"),
         (processes.missing, "of 4 processes, 1, 3 did not start within"),
         (processes.nobody_there, "of 2 processes, 0 did not start within"),
-        (processes.port_in_use, "process 0 cannot listen at port"),
+        (processes.port_in_use, "process 0 cannot listen on port"),
     ):
         for each in story(bench):
             assert each["status"] == 2

@@ -52,7 +52,7 @@ def test_only_the_flags_of_a_mesh_are_chosen(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["gpu", "pipeline"])
     assert ended.value.code == 2
-    assert "'pipeline' is not a mesh axis; write some of data, fsdp" in capsys.readouterr().err
+    assert "'pipeline' is not a mesh axis; write one or more of data, fsdp" in capsys.readouterr().err
 
 
 def test_uses_are_axes_of_the_mesh():

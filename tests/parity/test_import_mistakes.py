@@ -112,8 +112,8 @@ MISTAKES = {
     "index": (lambda folder: index(folder, x="../x.safetensors"), "names a file outside of its folder: ../x.safet"),
     "truncated": (truncated, "model.safetensors is damaged: "),
     "tampered": (tampered, "model.safetensors is damaged: "),
-    "repeated": (repeated, "b.safetensors has the array lm_head.weight, which another of the files has, too"),
-    "integers": (integers, "model.norm.weight of the checkpoint has the dtype int32, which is not a floating-point"),
+    "repeated": (repeated, "b.safetensors and another file both contain the array lm_head.weight"),
+    "integers": (integers, "model.norm.weight of the checkpoint has dtype int32, not a floating-point"),
     "beams": (written("generation_config.json", '{"num_beams": "many"}'), "a decoding setting has the wrong type or"),
     "temperature": (
         written("generation_config.json", '{"do_sample": true, "temperature": "warm"}'),

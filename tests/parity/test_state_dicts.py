@@ -288,7 +288,7 @@ MISTAKES = {
     "a number": (saved(lambda _: {"a": torch.tensor(3.0)}), "is a state dict of another model: it has no array 'tran"),
     "missing": (
         saved(lambda s: {"model": without(s, "transformer.h.1.ln_2.bias"), "model_args": WHOLE}),
-        "the checkpoint has no 'transformer.h.1.ln_2.bias', which decoder/layers_1/",
+        "the checkpoint has no array 'transformer.h.1.ln_2.bias' for the parameter decoder/layers_1/",
     ),
     "missing size": (
         saved(lambda s: {"model": without(s, "transformer.wpe.weight"), "model_args": WHOLE}),
@@ -296,13 +296,16 @@ MISTAKES = {
     ),
     "vector": (
         saved(lambda s: {"model": s | {"transformer.wpe.weight": torch.ones(9)}, "model_args": WHOLE}),
-        r"transformer.wpe.weight of the checkpoint has the shape .9,., which is not that of a matrix",
+        r"transformer.wpe.weight of the checkpoint has the shape .9,., but must be a matrix",
     ),
     "two projections": (
         saved(lambda s: s | {"self_attn.in_proj_bias": torch.ones(8)}),
-        r"self_attn.in_proj_bias has the shape .8,., which is not that of three projections",
+        r"self_attn.in_proj_bias has the shape .8,., which cannot be split into three projections",
     ),
-    "heads": (saved(lambda state: state), "model_args: n_head is missing, and no array shows it: add --model-args n_h"),
+    "heads": (
+        saved(lambda state: state),
+        "model_args: n_head is missing and cannot be inferred from the arrays: add --model-args n_h",
+    ),
     "contradiction": (saved(lambda s: {"model": s, "model_args": WHOLE | {"n_layer": 3}}), "n_layer=3, but the arrays"),
     "unknown": (saved(lambda s: {"model": s, "model_args": WHOLE | {"rope": True}}), "rope=True is not supported; sup"),
     "vocabulary": (saved(lambda s: {"model": s, "model_args": WHOLE}), "input.txt has 19 different characters"),

@@ -167,7 +167,7 @@ def test_tokens_of_a_text():
     [
         (["--text", "one"], "--text: write 2 to 32 tokens .*, not 1$"),
         (["--text", "a b", "--target", "x " * 33], "--target: write 2 to 32 tokens .*, not 33$"),
-        (["ropes"], "unknown topic 'ropes': write some of dot-product, heads, "),
+        (["ropes"], "unknown topic 'ropes': write one or more of dot-product, heads, "),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, sentence, tmp_path):

@@ -134,8 +134,8 @@ def test_the_wrong_content_type_route_method_family_or_model(lm, translator):
     refused(response, 405, "does not accept GET")
     assert response.headers["allow"] == "POST"
     refused(lm.client.post("/health"), 405, "does not accept POST")
-    refused(lm.post(TRANSLATE, text="a"), 404, "holds a decoder_lm model, which does not translate")
-    refused(lm.post(COMPLETE, prompt="a", model="gpt-4"), 404, "this server holds only 'fake'", "model")
+    refused(lm.post(TRANSLATE, text="a"), 404, "serves a decoder_lm model, which does not translate")
+    refused(lm.post(COMPLETE, prompt="a", model="gpt-4"), 404, "this server serves only 'fake'", "model")
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -90,7 +90,7 @@ def test_times_are_positive(value, capsys):
 def test_a_key_that_no_header_can_hold(key, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         serve.parser().parse_args(["--run", "x", "--api-key", key])
-    assert "must be printable ASCII characters without spaces" in capsys.readouterr().err
+    assert "must consist of printable ASCII characters without spaces" in capsys.readouterr().err
     monkeypatch.setenv(serve.KEY_VARIABLE, key)
     with pytest.raises(SystemExit):
         serve.parser().parse_args(["--run", "x"])

@@ -111,7 +111,7 @@ def test_a_folder_is_created_and_replaced(run, monkeypatch):
         raise OSError(403, "Forbidden")
 
     monkeypatch.setattr(Tokenizers, "save", full)
-    with pytest.raises(ConfigError, match=r"/bucket/run cannot be written \(Forbidden\); name another --run"):
+    with pytest.raises(ConfigError, match=r"/bucket/run cannot be written \(Forbidden\); choose another --run"):
         create(run)
     assert not (run / "config.json").exists()
 

@@ -244,10 +244,10 @@ def test_a_damaged_score_is_named(copied, keep, content):
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (OSError(28, "No space left on device"), "free some space or restore the right to write"),
+        (OSError(28, "No space left on device"), "free some space or restore write permission"),
         (
             jax.errors.JaxRuntimeError("UNAVAILABLE: Task 1 heartbeat timeout."),
-            "if another process was lost, start all",
+            "if a process was lost, restart all",
         ),
     ],
 )
@@ -259,6 +259,6 @@ def test_the_remedy_fits_the_cause(copied, monkeypatch, error, remedy):
 
     with monkeypatch.context() as patch:
         patch.setattr(keeper._manager, "wait_until_finished", fail)
-        with pytest.raises(RunError, match=f"that of step 3 is untouched: {remedy}"):
+        with pytest.raises(RunError, match=f"that of step 3 is intact: {remedy}"):
             keeper.wait()
     keeper.close()

@@ -45,7 +45,9 @@ def test_the_working_directory_is_resumed_but_not_replaced(corpus_folder, tmp_pa
     built = experiment.build(small_config(), Path(name), data_root=corpus_folder, resume=True)
     built.close()
     assert built.folder == folder
-    with pytest.raises(ConfigError, match="run holds the working directory, which a new run would replace: name anoth"):
+    with pytest.raises(
+        ConfigError, match="run holds the working directory, which a new run would replace: choose anoth"
+    ):
         experiment.build(small_config(), Path(name), data_root=corpus_folder, overwrite=True)
     assert run_folder.holds_run(folder)
 
@@ -127,7 +129,7 @@ def test_scores_of_two_evaluations_are_not_mixed(tmp_path, train, changes, refus
     if refused is None:
         run_folder.resume(tmp_path, changed, {})
         return
-    with pytest.raises(ConfigError, match=f"has scores of another evaluation .{refused}., which train.keep_best"):
+    with pytest.raises(ConfigError, match=f"used another setting .{refused}., so that train.keep_best"):
         run_folder.resume(tmp_path, changed, {})
 
 
@@ -147,17 +149,19 @@ def test_loaded_embeddings_of_other_tokens_are_reported(corpus_folder, other_let
     cfg, same = built.cfg, built.tokenizers
     (first / "checkpoints").mkdir()
     remedy = f"set data.tokenizer='file' and data.tokenizer_file='{first}'"
-    sentence = f"source_embedding/embedding is for other tokens than those of this run, and train.lora_.*: {remedy}"
+    sentence = (
+        f"source_embedding/embedding is for another vocabulary than that of this run, and train.lora_.*: {remedy}"
+    )
     with pytest.raises(ConfigError, match=sentence):
         experiment.build(small_config(start_from=str(first), lora_rank=2), folder, data_root=other_letters)
     assert not folder.exists()
     other = train_tokenizers(cfg.data, load_corpus(cfg, other_letters).train)
     assert check_tokenizers(cfg.train, cfg.model, same, first) is None
     names = "source_embedding/embedding, target_embedding/embedding"
-    expected = f"{names} of {first} are for other tokens than those of this run: {remedy}"
+    expected = f"{names} of {first} are for another vocabulary than that of this run: {remedy}"
     assert check_tokenizers(cfg.train, cfg.model, other, first) == expected
     lora = small_config(start_from=str(first), lora_rank=2, lora_whole=("*_embedding/*",)).train
-    assert "are for other tokens" in check_tokenizers(lora, cfg.model, other, first)
+    assert "are for another vocabulary" in check_tokenizers(lora, cfg.model, other, first)
     assert said(dataclasses.replace(built, tokenizers=other), first)[1:] == [expected]
     assert len(said(built, first)) == 1
 
@@ -178,7 +182,7 @@ def test_lora_freezes_no_new_parameter(corpus_folder, first, tmp_path):
     """The kernels of a new layer have factors; its norms and biases have not."""
     cfg = with_model(small_config(start_from=str(first), lora_rank=2), decoder_layers=2)
     names = "'decoder/layers_1/cross_attention/key/bias', .* and 12 more"
-    with pytest.raises(ConfigError, match=f"train.lora_whole=.*: must include {names}, which .*first does not have"):
+    with pytest.raises(ConfigError, match=f"train.lora_whole=.*: must include {names}: .*first has no such"):
         experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
     assert not (tmp_path / "run").exists()
     train = dataclasses.replace(cfg.train, lora_whole=("decoder/layers_1/*",))

@@ -25,7 +25,7 @@ from tformer_jax.train.loop import Trainer
 def test_one_process_per_folder(tmp_path):
     run = tmp_path / "run"
     lock = FolderLock(run)
-    with pytest.raises(ConfigError, match=r"run is in use by process \d+: wait for it to end, or name another --run"):
+    with pytest.raises(ConfigError, match=r"run is in use by process \d+: wait for it to end, or choose another --run"):
         FolderLock(run)
     lock.release()
     FolderLock(run).release()
@@ -133,7 +133,9 @@ def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(mon
     trainer = started_seven_steps()
     looked_at = mock.Mock(return_value="output of decoder/norm")
     monkeypatch.setattr(diagnostics, "first_non_finite", looked_at)
-    sentence = "2 steps in a row up to step 6 .* the first such number is the output of decoder/norm. Step 4 is saved"
+    sentence = (
+        "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 4"
+    )
     with pytest.raises(RunError, match=sentence):
         Trainer._check_losses(trainer, [{"loss": math.nan, "skipped": count} for count in (1, 2, 3)])
     (_, _, batch, key, _), _ = looked_at.call_args
@@ -148,7 +150,8 @@ def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
     monkeypatch.setattr(diagnostics, "first_non_finite", mock.Mock(side_effect=FULL))
     found = str(started_seven_steps()._not_finite(2))
     assert (
-        "is not finite; the search for the first such number failed (RESOURCE_EXHAUSTED: 9 of 8 GiB). Step 4" in found
+        "(the search for the first non-finite value failed: RESOURCE_EXHAUSTED: 9 of 8 GiB; last checkpoint: step 4"
+        in found
     )
 
 

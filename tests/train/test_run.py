@@ -225,7 +225,7 @@ def test_resuming_a_finished_run_does_nothing(uninterrupted, corpus_folder, tmp_
     result = run(two_shapes(), folder, corpus_folder, resume=True)
     assert result == json.loads((folder / "result.json").read_text())
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    assert "is finished at step 8; train.steps sets a later end" in capsys.readouterr().out
+    assert "finished at step 8; increase train.steps to continue" in capsys.readouterr().out
 
 
 def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_path):

@@ -146,7 +146,7 @@ def test_dropout_differs_from_step_to_step():
 
 
 def test_a_mesh_of_too_many_devices():
-    with pytest.raises(ConfigError, match="parallel.data=9 needs 9 devices, but there are 8; write -1"):
+    with pytest.raises(ConfigError, match="parallel.data=9 needs 9 devices, but there are 8; use sizes"):
         make_mesh(ParallelConfig(data=9))
 
 

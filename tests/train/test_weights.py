@@ -182,7 +182,7 @@ def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys,
     best = checkpoint(tmp_path / "run", 4).params
     jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, best)
     assert run(cfg, tmp_path / "run", corpus_folder, resume=True)["steps"] == 8
-    assert "step 8; early stopping ended it, and train.patience sets a later end" in capsys.readouterr().out
+    assert "was stopped early at step 8; increase train.patience to continue" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ METRICS = ("bleu", "chrf", "exact_match", "accuracy", "perplexity", "loss")
 """Metrics that are shown, the first `SHOWN` of them that a run has."""
 SHOWN = 3
 EXAMPLES, LONGEST = 6, 120
-"""Number of examples, and the number of characters that they have at most unless all texts are longer."""
+"""Maximum number of examples, and their maximum length in characters unless all texts are longer."""
 REFERENCE = 400
 """Maximum number of characters of a reference that is shown."""
 

@@ -100,7 +100,11 @@ def parser() -> argparse.ArgumentParser:
     data = commands.add_parser("data", help="throughput and padding of the data pipeline, from text and prepared data")
     data.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     data.add_argument(
-        "--workers", type=integer(0), default=2, metavar="N", help="loader processes compared to a thread"
+        "--workers",
+        type=integer(0),
+        default=2,
+        metavar="N",
+        help="loader processes to compare with a loader thread (default: 2)",
     )
     data.add_argument("--seconds", type=seconds, default=5, metavar="S", help="seconds per measurement (default: 5)")
     add_data(data)
@@ -119,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
         choices=train_cases.NAMES,
         default=train_cases.CPU_CASES,
         metavar="NAME",
-        help=f"some of {', '.join(train_cases.NAMES)} (default: {', '.join(train_cases.CPU_CASES)})",
+        help=f"one or more of {', '.join(train_cases.NAMES)} (default: {', '.join(train_cases.CPU_CASES)})",
     )
     what.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, with random tokens")
     train.add_argument("--dtype", choices=DTYPES, help="compute dtype (default: the config's)")
@@ -133,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
     growth = commands.add_parser("growth", help="cost of training as context, depth, vocabulary or experts grow")
     names = list(GROWTHS)
     growth.add_argument(
-        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}"
+        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"one or more of {', '.join(names)}"
     )
     growth.add_argument("--steps", type=integer(1), default=3, metavar="N", help="measured steps (default: 3)")
     for command in (attention, data, decode, pages, train, growth):

@@ -177,14 +177,14 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
         yield str(error)
         return
     except OSError as error:
-        yield f"{run} cannot be written ({error.strerror}): name another with --run"
+        yield f"{run} cannot be written ({error.strerror}): choose another --run"
         return
     free, needed = shutil.disk_usage(parent).free, checkpoint * kept + LEAST_FREE
     if free < needed:
         held = f", of which {kept} checkpoints take {size_of(checkpoint * kept)}" if checkpoint else ""
         yield (
             f"the disk of {run} has {size_of(free)} free, and a run needs {size_of(needed)}{held}: free some space, "
-            "name another folder with --run, or keep fewer (train.keep_checkpoints, train.keep_best, "
+            "choose another --run, or keep fewer (train.keep_checkpoints, train.keep_best, "
             "train.permanent_every)"
         )
 

@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Children:
     """Context that runs child processes; a signal to this process sends SIGTERM to them, and no more are started.
 
-    Each is in a process group of its own: it would receive a terminal's Ctrl-C as well, and a second signal ends a
+    Each has its own process group. Otherwise, it would also receive the terminal's Ctrl-C, and a second signal ends a
     training run without a checkpoint.
     """
 

@@ -23,7 +23,7 @@ DEFAULT_LENGTH = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints parameters by module, FLOPs per token and the size of the KV cache, or the program for a slice of TPUs."""
+    """Prints parameters by module, FLOPs per token and the size of the KV cache, or the program for a TPU slice."""
     options, overrides = parser().parse_known_args(argv)
     if options.preset:
         if overrides:
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--topology",
         metavar="KIND:AxB",
-        help="compile the train step for a slice of TPUs, such as v5e:16x16, and show the memory, the collectives and "
+        help="compile the train step for a TPU slice, such as v5e:16x16, and show the memory, the collectives and "
         "the bound on utilization of one device (needs libtpu)",
     )
     result.add_argument("--decode", action="store_true", help="with --topology: compile a decoding step instead")

@@ -25,12 +25,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.output is not None and options.output.name.endswith(".npy.gz"):
         raise ConfigError(f"{options.output}: arrays are not compressed: write .npy")
     if as_array and outputs.is_stream(options.output):
-        raise ConfigError(
-            f"{options.output} is not a regular file, so that no .npy file can replace it: name another --output"
-        )
+        raise ConfigError(f"{options.output} is not a regular file, as an .npy file must be: choose another --output")
     if as_array and (options.resume or options.on_long_line == "skip"):
         raise ConfigError(
-            f"{options.output} is written at once, with a row per line: leave out --resume and --on-long-line skip"
+            f"{options.output} is written when all texts are embedded, with one row per text: omit --resume and "
+            "--on-long-line skip"
         )
     source = lines.opened(options, options.text)
     run = load_run(options.run, options.mesh)
@@ -92,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     result = lines.parser(
         "embed.py",
         "Embeds texts: pools the last hidden states of a classifier's or translator's encoder, or of a language model. "
-        "An --output of .npy is an array with one row per text.",
+        "An --output that ends in .npy is a float32 array with one row per text.",
     )
     lines.add_field(result)
     result.add_argument(

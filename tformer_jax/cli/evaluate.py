@@ -44,7 +44,7 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     family, objective = run.config.model.family, run.config.data.objective
     if settings and (family != "seq2seq" or objective):
         trained = f"{family} with data.objective={objective!r}" if objective else family
-        raise ConfigError(f"{decoding.flag(next(iter(settings)))} changes no metric of a {trained}")
+        raise ConfigError(f"{decoding.flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
     return dataclasses.replace(run.config, decode=run.decoding(settings, name=decoding.flag))
 
 

@@ -59,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--text", help=f"the text of the pictures (default: {TEXT}; with --run, a held-out text)")
     result.add_argument(
         "--target",
-        help="its translation (default: that of the default text, or by the run; else its tokens backwards)",
+        help="translation of the text (default: for the default text, a fixed one; with a translator, its output; "
+        "otherwise, the tokens of the text reversed)",
     )
     result.add_argument(
         "--output",

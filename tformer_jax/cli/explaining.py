@@ -33,7 +33,7 @@ def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, Trai
     """Returns the tokens of the pictures, and what the run computes for them.
 
     Args:
-        target: None: the translation by the run; of a model without one, the tokens backwards.
+        target: None: the translation by the run; for other models, the tokens of the text reversed.
 
     Raises:
         ConfigError: a text has too few or too many tokens.

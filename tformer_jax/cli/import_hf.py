@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Creates a run folder with the model, the tokenizers and the decoding settings of a checkpoint."""
     options = parser().parse_args(argv)
     if run_folder.holds_run(options.run) and not options.overwrite:
-        raise ConfigError(f"{options.run} already holds a run: add --overwrite to replace it, or name another --run")
+        raise ConfigError(f"{options.run} already holds a run: add --overwrite to replace it, or choose another --run")
     from tformer_jax.cli import checkpoints
 
     checkpoints.make_run(options)

@@ -99,7 +99,7 @@ class Source:
             try:
                 line = read(text, fields)
                 if taken := [name for name in reserved if name in line.record]:
-                    raise ValueError(f"has a field {taken[0]!r}, which the output adds: rename it")
+                    raise ValueError(f"has a field {taken[0]!r}, a name that the output uses: rename the field")
                 yield line
             except ValueError as error:
                 raise ConfigError(f"{self.location(number - 1)}: {error}") from None

@@ -40,9 +40,9 @@ def check(path: Path | None, source: Path | None = None) -> None:
     if path is None:
         return
     if source is not None and path.exists() and path.samefile(source):
-        raise ConfigError(f"{path} is both --input and --output: name another --output")
+        raise ConfigError(f"{path} is both --input and --output: choose another --output")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"folder {path.parent} does not exist: create it, or name another --output")
+        raise ConfigError(f"folder {path.parent} does not exist: create it, or choose another --output")
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: name a file with --output")
     if path.suffix == ".zst":
@@ -148,7 +148,9 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
     again = "leave out --resume to write it again"
     saved = read_facts(provenance)
     if saved is None:
-        raise ConfigError(f"{path} exists, but not {provenance.name}, which says how it was made: {again}")
+        raise ConfigError(
+            f"{path} exists, but {provenance.name}, which records how it was made, is missing or damaged: {again}"
+        )
     if changed := differences(saved, {**settings, "input": identity()}):
         raise ConfigError(f"{path} was written by another command ({'; '.join(changed[:3])}): {again}")
     return True
@@ -166,7 +168,7 @@ def open_partial(path: Path, settings: Facts, identity: Identity, lines_per_text
     except OSError:
         file.close()
         raise ConfigError(
-            f"{partial} is being written by another process: wait for it, or name another --output"
+            f"{partial} is being written by another process: wait for it, or choose another --output"
         ) from None
     result = PartialFile(path, partial, file, lines_per_text)
     try:
@@ -255,8 +257,8 @@ class PartialFile:
         saved = read_facts(self._facts)
         if saved is None:
             raise ConfigError(
-                f"{self._partial} cannot be resumed without {self._facts}, which says what it holds: delete it to "
-                "start again"
+                f"{self._partial} cannot be resumed, because {self._facts} is missing or damaged: delete "
+                f"{self._partial} to start again"
             )
         changed = differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
         if changed:

@@ -85,7 +85,7 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not is_prepared(folder):
-            raise ConfigError(f"{folder} contains other files than prepared data; name another with --output")
+            raise ConfigError(f"{folder} contains files other than prepared data; choose another --output")
         if not overwrite:
             raise ConfigError(f"{folder} already holds prepared data: add --overwrite to replace it")
 

@@ -107,7 +107,9 @@ def serve(engine: "Engine | None", served: "Served", bound: socket.socket, optio
 def api_key(text: str) -> str:
     """An argparse type: a text that can be sent in a header."""
     if not (text and text.isascii() and text.isprintable() and " " not in text):
-        raise argparse.ArgumentTypeError(f"it, or {KEY_VARIABLE}, must be printable ASCII characters without spaces")
+        raise argparse.ArgumentTypeError(
+            f"the key (here or in {KEY_VARIABLE}) must consist of printable ASCII characters without spaces"
+        )
     return text
 
 
@@ -132,16 +134,17 @@ def parser() -> argparse.ArgumentParser:
         type=api_key,
         default=os.environ.get(KEY_VARIABLE),
         metavar="KEY",
-        help=f"key that clients must send as the header Authorization: Bearer KEY (default: {KEY_VARIABLE} of the "
-        "environment, which other users of the machine cannot see; without both, none)",
+        help=f"key that clients must send as the header Authorization: Bearer KEY (default: the environment "
+        f"variable {KEY_VARIABLE}, which hides the key from other users of the machine; if neither is set, no key is "
+        "required)",
     )
     add("--slots", type=common.integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
     add(
         "--cache-tokens",
         type=common.integer(1),
         metavar="N",
-        help="tokens in the KV cache, shared by all rows, for each kind of decoding in use, at most four: greedy and "
-        "sampling, or a beam width (default: enough for all rows at full length)",
+        help="tokens in each KV cache, which all rows share: greedy decoding and sampling use one cache, each beam "
+        "width another, at most four (default: enough for all rows at full length)",
     )
     add(
         "--warm-up",

@@ -207,12 +207,12 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
     if any(known[name] != values for name, values in wanted.items() if name in known):
-        raise ConfigError(f"{folder} is a sweep of another config; name another folder with --output")
+        raise ConfigError(f"{folder} is a sweep of another config; choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, {**known, **wanted})
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror}); name another with --output") from error
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); choose another --output") from error
 
 
 def train_all(

@@ -1,4 +1,4 @@
-"""`scripts/describe.py --topology`: shows the program that XLA compiles for one device of a slice of TPUs."""
+"""`scripts/describe.py --topology`: shows the program that XLA compiles for one device of a TPU slice."""
 
 import argparse
 

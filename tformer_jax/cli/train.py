@@ -112,7 +112,9 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         config_flags.DEFINE_config_dict("config", found, flag_values=values, sys_argv=arguments)
         unexpected = values(arguments)[1:]
     except (AttributeError, KeyError) as error:
-        raise ConfigError(f"{path} lacks a setting to change: write return to_config_dict(Config(...))") from error
+        raise ConfigError(
+            f"{path} does not define a setting of the command line: let get_config return to_config_dict(Config(...))"
+        ) from error
     except (flags.Error, ValueError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if unexpected:

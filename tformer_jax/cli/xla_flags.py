@@ -39,5 +39,5 @@ def explained(flag: Flag) -> str:
 
 def _axis(text: str) -> str:
     if text not in USES[1:]:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh axis; write some of {', '.join(USES[1:])}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mesh axis; write one or more of {', '.join(USES[1:])}")
     return text

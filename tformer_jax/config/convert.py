@@ -94,7 +94,9 @@ def load(path: Path) -> Config:
         return Config.from_dict({**values, **_renamed(sections)})
     except ConfigError as error:
         version = path.with_name("provenance.json")
-        raise ConfigError(f"{path} is of another version: {error}; use the version that {version} names") from None
+        raise ConfigError(
+            f"{path} was written by another version ({error}); use the version that {version} names"
+        ) from None
 
 
 def _drop_unknown(values: dict[str, Any]) -> list[str]:

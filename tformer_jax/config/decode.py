@@ -76,7 +76,9 @@ class DecodeConfig(Section):
                 raise self.error(name, "must not contain an empty text; write () for none")
             for text in texts:
                 if text in self.prefix:
-                    raise self.error(name, f"{text!r} stands in decode.prefix={self.prefix!r}")
+                    raise self.error(
+                        name, f"{text!r} occurs in decode.prefix={self.prefix!r}; remove it from one of them"
+                    )
 
     @property
     def width(self) -> int:

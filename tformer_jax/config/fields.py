@@ -182,11 +182,14 @@ class Section:
         inner = {field.name: field for field in dataclasses.fields(cls.nested()[first])} if below else {}
         found = [field.metadata for field in (fields.get(first), inner.get(below)) if field is not None]
         return {
-            switch: users for metadata in found for switch, users in metadata["used_by"].items() if switch in fields
+            switch: users
+            for metadata in found
+            for switch, users in metadata.get("used_by", {}).items()
+            if switch in fields
         }
 
     def values_of(self, switch: str) -> tuple[Any, ...]:
-        """Returns the values of a setting that `used_by` names; () if each setting may depend on them."""
+        """Returns the values of a setting that `used_by` names; () for kinds of other code, which use any."""
         return (getattr(self, switch),)
 
     def unused(self) -> Iterator[Unused]:

@@ -141,12 +141,15 @@ class ModelConfig(Section):
 
     tie_embeddings: str = setting(
         "output",
-        "none; output: target embedding = output head; inputs: = source embedding; all: all three (one vocabulary)",
+        "none; output: output head = target embedding; inputs: source = target embedding; all: both (one vocabulary)",
         choices=("none", "output", "inputs", "all"),
     )
     scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
     token_types: int = setting(
-        0, "number of learned segment embeddings (BERT: 2)", low=0, used_by={"family": ("classifier", "masked_lm")}
+        0,
+        "number of token types, each with a learned embedding (BERT: 2)",
+        low=0,
+        used_by={"family": ("classifier", "masked_lm")},
     )
     output_bias: bool = setting(False, "bias on the logits", used_by={"family": ("seq2seq", "decoder_lm", "masked_lm")})
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D)")
@@ -273,7 +276,8 @@ class ModelConfig(Section):
             )
         if "nope" in self.layer_pattern and not {"full", "window"} & {*self.layer_pattern}:
             raise self.error(
-                "layer_pattern", f"no layer uses model.position={self.position!r}; write 'none' for it, and 'full'"
+                "layer_pattern",
+                f"no layer uses model.position={self.position!r}; write model.position='none', and 'full' here",
             )
 
     def _check_experts(self) -> None:
@@ -282,11 +286,16 @@ class ModelConfig(Section):
         if self.ffn_dropout:
             raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
         if self.scan_layers and self.moe.dense_layers:
-            raise self.error("scan_layers", "repeats layers, and model.moe.dense_layers differ; write False")
+            raise self.error(
+                "scan_layers",
+                "cannot scan over layers that differ: the first model.moe.dense_layers have no experts; write False",
+            )
         for depth in self.depths:
             if depth and not any(map(self.has_experts, range(depth))):
                 name = "every" if self.moe.every > depth else "dense_layers"
-                raise self.error(f"moe.{name}", f"none of the {depth} layers would have experts")
+                raise self.error(
+                    f"moe.{name}", f"leaves none of the {depth} layers with experts; write a smaller number"
+                )
 
     def _check_parameterization(self) -> None:
         if (self.base_dim is not None) != (self.parameterization == "mup"):

@@ -26,7 +26,8 @@ def _size(meaning: str) -> int | None:
 class ParallelConfig(Section):
     """How the model and its batches are sharded over devices.
 
-    Results do not depend on it, but for rounding and, with `sequence`, for the draws of attention dropout.
+    Results do not depend on it, except for rounding and, with `sequence`, for the random numbers of attention
+    dropout.
     """
 
     path: ClassVar[str] = "parallel"
@@ -87,6 +88,8 @@ def read_mesh(text: str) -> ParallelConfig:
         if name not in MESH_AXES:
             raise ConfigError(f"--mesh {text}: {name!r} is not an axis of the mesh{nearest(name, MESH_AXES)}")
         if not re.fullmatch(r"-1|[1-9]\d*", size):
-            raise ConfigError(f"--mesh {text}: {name} needs a size from 1 on, such as {name}=8")
+            raise ConfigError(
+                f"--mesh {text}: {name} must be at least 1, or -1 for all remaining devices, such as {name}=8"
+            )
         sizes[name] = int(size)
     return ParallelConfig(**sizes | ({"preset": preset} if preset else {}))

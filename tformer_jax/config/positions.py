@@ -28,11 +28,11 @@ class RotaryConfig(Section):
         8192, "context length before scaling, in tokens", low=1, used_by={"scaling": ("llama3", "yarn")}
     )
     beta_fast: float = setting(
-        32.0, "rates of at least this many rotations in original_length are kept", low=1e-6, used_by=OF_YARN
+        32.0, "frequencies of at least this many rotations in original_length are kept", low=1e-6, used_by=OF_YARN
     )
     beta_slow: float = setting(
         1.0,
-        "rates of at most this many rotations in original_length are divided by factor",
+        "frequencies of at most this many rotations in original_length are divided by factor",
         low=1e-6,
         used_by=OF_YARN,
     )

@@ -7,7 +7,7 @@ from tformer_jax.config.schema import Config
 UNKNOWN = {"characters": ("the characters of the text", 100), "file": ("data.tokenizer_file", 32000)}
 """Kinds of tokenizers whose vocabulary is unknown before training: what its size depends on, and an example of it."""
 ASSUMED_CLASSES = 2
-"""Number of classes of a model whose data, which is not read, determines it."""
+"""Number of classes to assume where it depends on data that is not read."""
 
 
 def with_sizes(config: Config) -> ModelConfig:
@@ -43,6 +43,6 @@ def _vocabulary(config: Config, name: str, kind: str) -> int:
     """Returns the size of the vocabulary of a tokenizer of this kind, which the model's setting `name` is to have."""
     if kind in UNKNOWN:
         reason, example = UNKNOWN[kind]
-        raise config.model.error(name, f"depends on {reason}; add --config.model.{name}={example} or so")
+        raise config.model.error(name, f"depends on {reason}; add, for example, --config.model.{name}={example}")
     size = 260 if kind == "bytes" else config.data.vocab_size
     return size + ADDED_TOKENS.get(config.data.objective or "", 0)

@@ -96,7 +96,7 @@ class OptimConfig(Section):
     )
     clip_norm: float = setting(1.0, "largest global gradient norm; 0: no clipping", low=0.0)
     adaptive_clip: float = setting(
-        0.0, "largest gradient norm as a share of the parameter's, by unit (NFNets, 2021); 0: no clipping", low=0.0
+        0.0, "maximum ratio of gradient norm to parameter norm, per output unit (NFNets, 2021); 0: no clipping", low=0.0
     )
 
     def check(self) -> None:
@@ -163,7 +163,9 @@ class TrainConfig(Section):
     eval_every: int = setting(1000, "steps between two evaluations", low=1)
     checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
     checkpoint_seconds: int = setting(
-        0, "also save if the last one is older than this or missing (checked every log_every steps); 0: never", low=0
+        0,
+        "also save when the newest checkpoint is older than this or missing (checked every log_every steps); 0: never",
+        low=0,
     )
     permanent_every: int = setting(0, "checkpoints at multiples of this many steps are never deleted; 0: none", low=0)
     keep_checkpoints: int = setting(2, "number of newest scheduled checkpoints to keep", low=1)

@@ -136,14 +136,14 @@ def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
     return batch
 
 
-def check_divisible(cfg: Config, devices: int) -> None:
-    """Raises `ConfigError` unless every batch divides evenly over `devices` and `cfg.train.accumulate` parts."""
+def check_divisible(cfg: Config, shards: int) -> None:
+    """Raises `ConfigError` unless every batch divides evenly into `shards` times `cfg.train.accumulate` parts."""
     name = "batch_multiple" if cfg.data.batching == "buckets" else "batch_size"
-    if getattr(cfg.data, name) % devices:
-        raise cfg.data.error(name, f"must be a multiple of the {devices} devices that share a batch")
-    if getattr(cfg.data, name) % (devices * cfg.train.accumulate):
-        parts = f"{devices} devices times train.accumulate={cfg.train.accumulate}"
-        raise cfg.data.error(name, f"must be a multiple of the {parts} parts of a batch")
+    if getattr(cfg.data, name) % shards:
+        raise cfg.data.error(name, f"must be a multiple of the {shards} shards of a batch")
+    if getattr(cfg.data, name) % (parts := shards * cfg.train.accumulate):
+        factors = f"{shards} shards of a batch times train.accumulate={cfg.train.accumulate}"
+        raise cfg.data.error(name, f"must be a multiple of {parts}: {factors}")
 
 
 class _Read:

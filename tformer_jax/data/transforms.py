@@ -162,4 +162,4 @@ def framer(cfg: Config, tokenizers: Tokenizers) -> Framer:
 
 def _check_room(cfg: DataConfig, name: str, length: int, added: int) -> None:
     if length <= added:
-        raise cfg.error(name, f"has room for the special tokens of a text alone; write {added + 1} or more")
+        raise cfg.error(name, f"has room only for the special tokens of a text; write at least {added + 1}")

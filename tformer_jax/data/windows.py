@@ -40,7 +40,10 @@ class Windows:
 
     def __init__(self, stream: TokenStream, length: int, *, prefix_lm: bool = False):
         if len(stream) <= length:
-            raise ConfigError(f"data.window={length}: the training text has only {len(stream)} tokens")
+            raise ConfigError(
+                f"data.window={length}: the training text has {len(stream)} tokens, fewer than one window needs "
+                f"({length + 1}); write a smaller window"
+            )
         self._stream, self._length, self._prefix_lm = stream, length, prefix_lm
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Incremental detokenization with stop texts."""
+"""Incremental detokenization with stop sequences."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,16 +13,16 @@ MOST_WAITING = 16
 class TextStream:
     """Detokenizes one output incrementally, in pieces that later tokens do not change.
 
-    The joined pieces are `cut(tokenizer.decode(tokens), stop)`, unless more than `MOST_WAITING` tokens in a row add no
-    text. Text that may still become another character, or part of a stop text, is held back. The cost of a token does
-    not depend on the length of the output: a tokenizer decodes a token differently at the start of a text than after
-    another token, and bytes depend on their neighbors, so the last token before a character boundary is kept as context
-    for the following ones, and earlier tokens are dropped.
+    The joined pieces are `cut(tokenizer.decode(tokens), stop)`, unless over `MOST_WAITING` consecutive tokens add no
+    text. Text that may still become another character, or part of a stop sequence, is held back. The cost of a token
+    does not depend on the length of the output: a tokenizer decodes a token differently at the start of a text than
+    after another token, and bytes depend on their neighbors, so the last token before a character boundary is kept as
+    context for the following ones, and earlier tokens are dropped.
     """
 
     def __init__(self, tokenizer: Decoder, stop: Sequence[str] = ()):
         self.done = False
-        """Whether an end token or a stop text has been reached."""
+        """Whether an end token or a stop sequence has been reached."""
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._ends, self._hidden = tokenizer.special.ends, dict(tokenizer.special.names)
         self._tokens: list[int] = []
@@ -34,7 +34,7 @@ class TextStream:
         self._in_run = False
         """Whether the last tokens are a run of bytes that may continue."""
         self._held = ""
-        """Settled text that may be the start of a stop text."""
+        """Settled text that may be the start of a stop sequence."""
 
     def feed(self, token: int) -> str:
         """Adds a token and returns the text that can be shown now; empty once `done`."""
@@ -128,7 +128,7 @@ def output_decoder(tokenizer: Decoder, family: str) -> Decoder:
 
 
 class TextBuffer:
-    """Detokenizes one output at its end; the interface is that of `TextStream`, without stop texts."""
+    """Detokenizes one output at its end; the interface is that of `TextStream`, without stop sequences."""
 
     def __init__(self, tokenizer: Decoder):
         self.done = False
@@ -156,13 +156,13 @@ class TextBuffer:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """Returns the text before the first stop text: the one that ends first, or the longest of several."""
+    """Returns the text before the first stop sequence: the one that ends first, or the longest of several."""
     found = _first(text, stop)
     return text if found is None else text[:found]
 
 
 def _first(text: str, stop: Sequence[str]) -> int | None:
-    """Returns the start of the stop text that ends first, or of the longest of several; None if none occurs."""
+    """Returns the start of the stop sequence that ends first, or of the longest of several; None if none occurs."""
     found = [end for end in stop if end in text]
     if not found:
         return None

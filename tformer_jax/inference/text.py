@@ -122,7 +122,9 @@ class TextGenerator(_Generator):
         room, prefix = max_length - len(fitting), self.cfg.decode.prefix
         if prefix and room < self._forced:
             raise TextError(
-                index, f"the prompt leaves {room} tokens, fewer than decode.prefix={prefix!r} has: shorten one"
+                index,
+                f"decode.prefix={prefix!r} has {self._forced} tokens, but only {room} fit after the prompt: shorten "
+                "one of them",
             )
         return tokenizer.special.whole(fitting)
 

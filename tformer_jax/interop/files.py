@@ -94,7 +94,7 @@ def _opened(files: Sequence[Path]) -> dict[str, Callable[[], Any]]:
     for file in files:
         found = _open(file)
         if repeated := sorted(readers.keys() & found.keys()):
-            raise ConfigError(f"{file} has the array {repeated[0]}, which another of the files has, too")
+            raise ConfigError(f"{file} and another file both contain the array {repeated[0]}")
         readers |= found
     return readers
 

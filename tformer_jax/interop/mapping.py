@@ -107,7 +107,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         names = _names(rule, place, leaf.shape)
         for name in names:
             if name not in arrays:
-                raise ConfigError(f"the checkpoint has no {name!r}, which {_name(path)} is read from")
+                raise ConfigError(f"the checkpoint has no array {name!r} for the parameter {_name(path)}")
             used.add(name)
         shape = leaf.shape[1:] if "{e}" in rule.theirs else leaf.shape
         parts = [_reshaped(rule, name, np.asarray(arrays[name]), shape) for name in names]
@@ -153,7 +153,7 @@ def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
 
 def _reshaped(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ConfigError(f"{name} of the checkpoint has the dtype {array.dtype}, which is not a floating-point one")
+        raise ConfigError(f"{name} of the checkpoint has dtype {array.dtype}, not a floating-point dtype")
     if array.size != int(np.prod(shape)):
         raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}, which does not fit ours, {shape}")
     result = rule.layout.ours(array, shape)

@@ -30,7 +30,9 @@ def checked(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
     found = defaults | given
     for name, default in defaults.items():
         if default is REQUIRED and found[name] is REQUIRED:
-            raise ConfigError(f"model_args: {name} is missing, and no array shows it: add --model-args {name}=...")
+            raise ConfigError(
+                f"model_args: {name} is missing and cannot be inferred from the arrays: add --model-args {name}=..."
+            )
     return found
 
 
@@ -40,7 +42,7 @@ def shape(arrays: StoredArrays, name: str) -> tuple[int, ...]:
         raise ConfigError(f"the checkpoint has no {name!r}")
     found: tuple[int, ...] = arrays[name].shape
     if len(found) != 2:
-        raise ConfigError(f"{name} of the checkpoint has the shape {found}, which is not that of a matrix")
+        raise ConfigError(f"{name} of the checkpoint has the shape {found}, but must be a matrix")
     return found
 
 

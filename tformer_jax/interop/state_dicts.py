@@ -106,7 +106,9 @@ def _readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
     for name, tensor in tensors.items():
         stem, stacked, leaf = name.rpartition("in_proj_")
         if stacked and (not tensor.ndim or len(tensor) % 3):
-            raise ConfigError(f"{name} has the shape {tuple(tensor.shape)}, which is not that of three projections")
+            raise ConfigError(
+                f"{name} has the shape {tuple(tensor.shape)}, which cannot be split into three projections"
+            )
         parts = [f"{stem}{side}_proj.{leaf}" for side in "qkv"] if stacked else [name]
         for part, values in zip(parts, tensor.chunk(3) if stacked else [tensor], strict=True):
             readers[part] = functools.partial(_numpy, values)

@@ -59,7 +59,7 @@ def mixture(
     on_device = partial(_on_device, capacity=capacity, split=split, cfg=cfg)
     rows, length = sharding.mesh_axes(axes.BATCH), sharding.mesh_axes(axes.LENGTH, T)
     arrays: tuple[jax.Array, ...] = (x.astype(cfg.dtype), chosen, weights)
-    params = {name: value.astype(cfg.dtype) for name, value in params.items()}
+    params = {name: value.astype(cfg.dtype) if name.endswith("_kernel") else value for name, value in params.items()}
     if not (rows or length or any(split)):
         return on_device(params, *arrays)
     missing = -B % sharding.devices(rows)
@@ -150,7 +150,8 @@ def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Spl
         bias = params[f"{name}_bias"]
         if name == "contract" and split.mlp:
             bias = jnp.where(jax.lax.axis_index(split.mlp) == 0, bias, 0)
-        return y + bias.at[expert].get(mode="fill", fill_value=0)
+        rows = bias.astype(jnp.float32).at[expert].get(mode="fill", fill_value=0)  # gradients are summed in float32
+        return y + rows.astype(y.dtype)
 
     activation = kinds.load(kinds.ACTIVATIONS, cfg.activation)
     hidden = affine("expand", tokens)

@@ -258,7 +258,7 @@ def empty_cache(
 
 
 def row_cache(cfg: ModelConfig, batch: int, length: int, *, width: int = 1, dtype: str | None = None) -> DecoderCache:
-    """Builds an empty cache for `length` tokens per row, in which rows may differ in length; else as `empty_cache`."""
+    """Builds an empty cache for `length` tokens per row, like `empty_cache`, in which rows may differ in length."""
     slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in reaches(cfg)}
     return _cache(cfg, slots, dict.fromkeys(slots, (batch, length)), width, dtype)
 

@@ -1,4 +1,4 @@
-"""Normalization over the model width, with float32 statistics."""
+"""Normalization over the last axis, with float32 statistics."""
 
 import functools
 

@@ -72,45 +72,45 @@ class AttentionPositions(Module):
         raise NotImplementedError
 
 
-def rotary_rates(cfg: ModelConfig, *, window: bool) -> np.ndarray:
-    """Returns the rotation rates in radians per token, float64 [R/2]: `base^(-2i/R)`, scaled by `cfg.rotary.scaling`.
+def rotary_frequencies(cfg: ModelConfig, *, window: bool) -> np.ndarray:
+    """Returns the frequencies in radians per token, float64 [R/2]: `base^(-2i/R)`, scaled by `cfg.rotary.scaling`.
 
     R is `cfg.rotary_size`: H, unless only a fraction of each head is rotated.
 
-    `linear` divides all rates by the factor ("Extending Context Window ... via Positional Interpolation", 2023).
-    `llama3` divides rates of less than one rotation in `rotary.original_length` tokens, keeps rates of more than 4
+    `linear` divides all frequencies by the factor ("Extending Context Window ... via Positional Interpolation", 2023).
+    `llama3` divides frequencies of less than one rotation in `rotary.original_length` tokens, keeps those of over 4
     rotations, and interpolates in between ("The Llama 3 Herd of Models", 2024). `yarn` does so between `beta_slow` and
     `beta_fast` rotations, linearly in the index i instead of the rotations ("YaRN", 2023, section 3.2).
     """
     rotary, exponents = cfg.rotary, -np.arange(0, cfg.rotary_size, 2) / cfg.rotary_size
     if window and rotary.window_base is not None:
         return rotary.window_base**exponents
-    rates = rotary.base**exponents
+    frequencies = rotary.base**exponents
     if rotary.scaling == "none":
-        return rates
-    stretched = rates / rotary.factor
+        return frequencies
+    stretched = frequencies / rotary.factor
     if rotary.scaling == "linear":
         return stretched
-    keep = _yarn_kept(cfg) if rotary.scaling == "yarn" else _llama3_kept(rates, rotary.original_length)
-    return keep * rates + (1 - keep) * stretched
+    keep = _yarn_kept(cfg) if rotary.scaling == "yarn" else _llama3_kept(frequencies, rotary.original_length)
+    return keep * frequencies + (1 - keep) * stretched
 
 
-def _llama3_kept(rates: np.ndarray, original_length: int) -> np.ndarray:
-    """Returns the weight of the unscaled rate of each pair, float64 [R/2]."""
-    turns = rates * original_length / (2 * math.pi)
-    return np.clip((turns - LLAMA3_LOW_FREQUENCY) / (LLAMA3_HIGH_FREQUENCY - LLAMA3_LOW_FREQUENCY), 0, 1)
+def _llama3_kept(frequencies: np.ndarray, original_length: int) -> np.ndarray:
+    """Returns the weight of the unscaled frequency of each pair, float64 [R/2]."""
+    rotations = frequencies * original_length / (2 * math.pi)
+    return np.clip((rotations - LLAMA3_LOW_FREQUENCY) / (LLAMA3_HIGH_FREQUENCY - LLAMA3_LOW_FREQUENCY), 0, 1)
 
 
 def _yarn_kept(cfg: ModelConfig) -> np.ndarray:
-    """Returns the weight of the unscaled rate of each pair, float64 [R/2]: 1 for fast pairs, 0 for slow ones.
+    """Returns the weight of the unscaled frequency of each pair, float64 [R/2]: 1 for fast pairs, 0 for slow ones.
 
     As in the authors' code, the ramp's ends are rounded outward to whole indices, and its upper end is at most R - 1.
     """
     rotary, R = cfg.rotary, cfg.rotary_size
 
-    def index(turns: float) -> float:
-        """Returns the (fractional) index of the pair that makes `turns` rotations in `original_length` tokens."""
-        return R * math.log(rotary.original_length / (2 * math.pi * turns)) / (2 * math.log(rotary.base))
+    def index(rotations: float) -> float:
+        """Returns the (fractional) index of the pair that makes `rotations` rotations in `original_length` tokens."""
+        return R * math.log(rotary.original_length / (2 * math.pi * rotations)) / (2 * math.log(rotary.base))
 
     first = max(math.floor(index(rotary.beta_fast)), 0)
     last = max(min(math.ceil(index(rotary.beta_slow)), R - 1), first)
@@ -129,9 +129,9 @@ class Rotary(AttentionPositions):
     """Rotary position embeddings: the score of two tokens depends only on their relative position."""
 
     def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
-        """Returns the rotation by `position * rate`, which also multiplies by `rotary_magnitude`."""
-        rates = rotary_rates(self.cfg, window=window).astype(np.float32)
-        angles = (positions[..., None].astype(jnp.float32) * rates)[:, :, None, :]
+        """Returns the rotation by `position * frequency`, which also multiplies by `rotary_magnitude`."""
+        frequencies = rotary_frequencies(self.cfg, window=window).astype(np.float32)
+        angles = (positions[..., None].astype(jnp.float32) * frequencies)[:, :, None, :]
         magnitude = rotary_magnitude(self.cfg, window=window)
         cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
         return AttentionPosition(rotation=Rotation(cos, sin, self.cfg.rotary.pairing == "interleaved"))

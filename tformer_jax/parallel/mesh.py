@@ -26,7 +26,9 @@ def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
     fixed = math.prod(size for size in sizes.values() if size != -1)
     product = " * ".join(f"parallel.{name}={size}" for name, size in sizes.items() if size not in (-1, 1))
     if fixed > devices:
-        raise ConfigError(f"{product} needs {fixed} devices, but there are {devices}; write -1 for all of them")
+        raise ConfigError(
+            f"{product} needs {fixed} devices, but there are {devices}; use sizes whose product is at most {devices}"
+        )
     if -1 not in sizes.values():
         return sizes
     if devices % fixed:
@@ -49,8 +51,8 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
     used = devices[: math.prod(sizes.values())]
     if len(used) < len(devices) and jax.process_count() > 1:
         raise ConfigError(
-            f"the mesh has {len(used)} devices, and the {jax.process_count()} processes have {len(devices)}, which "
-            "must all take part; write parallel.data=-1"
+            f"the mesh uses {len(used)} of the {len(devices)} devices of {jax.process_count()} processes, but must use "
+            "all; write parallel.data=-1"
         )
     try:
         return Mesh(arrange(tuple(sizes.values()), used), MESH_AXES)

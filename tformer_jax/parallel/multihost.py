@@ -109,7 +109,7 @@ class ProcessGroup:
             while not marker.exists():
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"{folder} is not shared with process 0; name a folder on shared storage by --run"
+                        f"{folder} is not shared with process 0; name a folder on shared storage with --run"
                     )
                 time.sleep(0.1)
 
@@ -220,7 +220,7 @@ def _missing(markers: Path, index: int, count: int, seconds: int) -> str:
             f"check that --coordinator is the address of process 0 and that its port is open; started: {hosts}"
         )
     return (
-        f"of {count} processes, {shown} did not start within {seconds} s (parallel.start_seconds), or do not see "
+        f"processes {shown} of {count} did not start within {seconds} s (parallel.start_seconds) or cannot see "
         f"{markers.parent}; started: {hosts}"
     )
 
@@ -259,6 +259,6 @@ def _check_port(port: int) -> None:
         socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
     except OSError as error:
         raise ConfigError(
-            f"process 0 cannot listen at port {port} ({os.strerror(error.errno or 0)}); write another port in "
+            f"process 0 cannot listen on port {port} ({os.strerror(error.errno or 0)}); write another port in "
             "--coordinator HOST:PORT of all processes"
         ) from error

@@ -134,7 +134,9 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
     """
     model, moe = cfg.model, cfg.model.ffn == "moe"
     if sizes["expert"] > 1 and not moe:
-        raise cfg.parallel.error("expert", "there are no experts; write model.ffn='moe', or parallel.fsdp instead")
+        raise cfg.parallel.error(
+            "expert", "the model has no experts; write model.ffn='moe', or use parallel.fsdp instead"
+        )
     for name, setting in MUST_DIVIDE.items():
         for axis in RULES[name]:
             if attrgetter(setting)(model) % sizes[axis] and (moe or name != axes.EXPERTS):
@@ -142,7 +144,7 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
     shares = {axis: sizes[axis] for axis in ZERO1[axes.EMBED] if sizes[axis] > 1}
     if cfg.parallel.preset == "zero1" and model.dim % math.prod(shares.values()):
         product = " * ".join(f"{axis}={size}" for axis, size in shares.items())
-        raise model.error("dim", f"must be a multiple of the mesh's {product} for the preset 'zero1', or write 'dp'")
+        raise model.error("dim", f"must be a multiple of the mesh's {product} for parallel.preset='zero1'")
     if sizes["sequence"] == 1:
         return
     if recurrent := [kind for kind in model.attentions if kind in kinds.RECURRENT]:
@@ -150,4 +152,5 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
     lengths = cfg.data.bucket_lengths if cfg.data.batching == "buckets" else (cfg.data.window, cfg.data.longest)
     name = "bucket_lengths" if cfg.data.batching == "buckets" else "window"
     if any(length % sizes["sequence"] for length in lengths):
-        raise cfg.data.error(name, f"must be a multiple of the mesh's sequence={sizes['sequence']}, each of them")
+        kind = "contain only multiples" if name == "bucket_lengths" else "be a multiple"
+        raise cfg.data.error(name, f"must {kind} of the mesh's sequence={sizes['sequence']}")

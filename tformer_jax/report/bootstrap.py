@@ -51,7 +51,7 @@ def estimates(systems: Sequence[Outputs], family: str, resamples: int = RESAMPLE
 
     The p-value is two-sided: the share of resamples whose difference is at least as far from the observed difference as
     that is from 0 (Efron and Tibshirani, 1993, chapter 16). sacreBLEU's rejects about twice as often, because it takes
-    absolute differences before it centres them.
+    absolute differences before it centers them.
     """
     found: dict[str, list[Estimate]] = {}
     labels = systems[0].labels

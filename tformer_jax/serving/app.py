@@ -223,14 +223,14 @@ class Handlers:
     def _check_model(self, name: str | None) -> None:
         """Raises `Refusal` if a request names another model."""
         if name not in (None, self.served.name):
-            message = f"model: this server holds only {self.served.name!r}"
+            message = f"model: this server serves only {self.served.name!r}"
             raise Refusal(message, 404, param="model", code="model_not_found")
 
     def _require(self, use: str, *families: str) -> None:
         """Raises `Refusal` if the model is not of a family that a route needs."""
         family = self.served.family
         if family not in families:
-            message = f"this server holds a {family} model, which does not {use}: use {ROUTES[family]}"
+            message = f"this server serves a {family} model, which does not {use}: use {ROUTES[family]}"
             raise Refusal(message, 404, code="wrong_family")
 
 

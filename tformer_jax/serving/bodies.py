@@ -86,7 +86,9 @@ class Translation(Body):
     """Fields of `POST /translate`."""
 
     text: tuple[Any, ...] = setting((), "a text, or a list of texts")
-    beams: int | None = setting(None, "beam width (default: that of the run)", low=1, high=MOST_BEAMS)
+    beams: int | None = setting(
+        None, "beam width (default: that of the run, or n_best for a run without beam search)", low=1, high=MOST_BEAMS
+    )
     n_best: int = setting(1, "translations of each text", low=1, high=MOST_BEAMS)
     max_new_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=1, high=MOST)
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MOST_LOGPROBS)
@@ -171,7 +173,7 @@ class Completion(Body):
         if self.temperature == 0 and self.n > 1:
             raise self.error("n", "must be 1 for temperature 0, where all outputs are alike")
         if self.best_of not in (None, self.n):
-            raise self.error("best_of", f"must be n={self.n}: this server makes no further candidates")
+            raise self.error("best_of", f"must be n={self.n}: this server generates no further candidates")
         if self.stream_options.include_usage and not self.stream:
             raise self.error("stream_options", "include_usage needs stream=true")
 
@@ -268,7 +270,7 @@ class Detokenization(Body):
 
 
 def at_most(count: int, saved: DecodeConfig) -> dict[str, int]:
-    """Returns the settings that limit an output to `count` tokens, and the minimum of the run to as many."""
+    """Returns the settings that limit an output, and the minimum length of the run, to `count` tokens."""
     return {"max_new_tokens": count, "min_new_tokens": min(saved.min_new_tokens, count)}
 
 

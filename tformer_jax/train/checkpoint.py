@@ -74,7 +74,7 @@ class Checkpointer:
         except ValueError as error:  # the manager reads the scores of all checkpoints when it is built
             path = next(filter(_is_damaged, self.folder.glob("*/metrics/metrics")), self.folder)
             raise ConfigError(
-                f"{path} is damaged: move {path.parents[1]} elsewhere, and the checkpoint before it is used"
+                f"{path} is damaged: move {path.parents[1]} elsewhere, to continue from the checkpoint before it"
             ) from error
 
     def steps(self) -> list[int]:
@@ -179,14 +179,12 @@ class Checkpointer:
         reason = known[0] if known else (str(error).splitlines() or [type(error).__name__])[0][:300]
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         last = max((int(name) for name in names if name.isdecimal()), default=None)
-        kept = "there is no earlier one" if last is None else f"that of step {last} is untouched"
+        kept = "there is no earlier one" if last is None else f"that of step {last} is intact"
         lost = not known and isinstance(error, jax.errors.JaxRuntimeError)
-        remedy = (
-            "if another process was lost, start all again" if lost else "free some space or restore the right to write"
-        )
+        remedy = "if a process was lost, restart all of them" if lost else "free some space or restore write permission"
         return RunError(
-            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {remedy}; the same command with "
-            "--resume continues from there"
+            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {remedy}, then repeat the "
+            "command with --resume"
         )
 
     def _quarantine(self, steps: list[int]) -> None:

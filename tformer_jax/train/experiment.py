@@ -31,7 +31,7 @@ from tformer_jax.train.guards import FolderLock
 from tformer_jax.train.start_from import check as check_start
 
 CHECKED = 10_000
-"""Examples of each split in files, at most, that identify a corpus."""
+"""Maximum number of examples per split, for data in files, in the checksum that identifies a corpus."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def build(
     if exists and not (resume or overwrite):
         raise ConfigError(
             f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
-            "or name another folder with --run"
+            "or choose another --run"
         )
     resume = resume and exists
     mesh = make_mesh(cfg.parallel)
@@ -122,7 +122,7 @@ def build(
                 check_start(cfg.train, cfg.model, tokenizers, start_from)
             if not resume and resolved(start_from) == resolved(folder):
                 raise cfg.train.error(
-                    "start_from", "is the run folder, which this run would replace: name another --run"
+                    "start_from", "is the run folder, which this run would replace: choose another --run"
                 )
         metrics.check_installed(cfg)
         evaluators.check_installed(cfg)
@@ -183,7 +183,8 @@ def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run:
     first, *others = (Tokenizers.load(folder) for folder in (of_run, corpus.tokenizers) if folder is not None)
     if any(other.to_json() != first.to_json() for other in others):
         raise ConfigError(
-            f"{corpus.tokenizers} are not the tokenizers that {of_run} was trained with: prepare the data with those"
+            f"{corpus.tokenizers} are not the tokenizers that {of_run} was trained with: prepare the data again with "
+            f"prepare_data.py --tokenizers {of_run}"
         )
     return first
 

@@ -55,7 +55,7 @@ class FolderLock:
         except BlockingIOError:
             self._file.seek(0)
             owner = self._file.read().strip() or "another process"
-            raise ConfigError(f"{run} is in use by {owner}: wait for it to end, or name another --run") from None
+            raise ConfigError(f"{run} is in use by {owner}: wait for it to end, or choose another --run") from None
         except OSError as error:
             raise ConfigError(
                 f"{path} cannot be locked ({error.strerror}): name a --run on a file system that supports flock"
@@ -131,11 +131,11 @@ class SpikeDetector:
             return None
         bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.LEAST_RISE)
         if self._count >= self.LEAST_STEPS and loss > bound:
-            remark = f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
+            warning = f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
             self._spikes += 1
             if self._spikes == self.MOST_SPIKES:
                 self._count = self._spikes = 0
-            return remark
+            return warning
         self._spikes = 0
         self._count += 1
         keep = min(self.DECAY, 1 - 1 / self._count)

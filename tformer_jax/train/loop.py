@@ -61,8 +61,8 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         if experiment.group.first:
             steps = experiment.finished["steps"]
             stopped_early = steps < experiment.cfg.train.steps
-            later = "early stopping ended it, and train.patience" if stopped_early else "train.steps"
-            print(f"{experiment.folder} is finished at step {steps}; {later} sets a later end")
+            how, setting = ("was stopped early", "patience") if stopped_early else ("finished", "steps")
+            print(f"{experiment.folder} {how} at step {steps}; increase train.{setting} to continue")
         return experiment.finished
     with (
         failures.explained(experiment.group),
@@ -228,10 +228,10 @@ class Trainer:
         """
         for values in steps:
             self.fetched += 1
-            remark = self.spikes.detect(values["loss"])
-            if remark:
-                self.view.say(f"step {self.fetched}: {remark}")
-                self.events.write(self.fetched, "spike", remark)
+            warning = self.spikes.detect(values["loss"])
+            if warning:
+                self.view.say(f"step {self.fetched}: {warning}")
+                self.events.write(self.fetched, "spike", warning)
                 self.writer.write(self.fetched, "spike", {"loss": values["loss"]})
             if values["skipped"]:
                 reason = "skipped, because its loss or gradient is not finite"
@@ -248,13 +248,13 @@ class Trainer:
                 params = placement.to_host(lora.merged(self.state.params))
                 smoothing = self.cfg.train.label_smoothing
                 where = diagnostics.first_non_finite(self.experiment.model, params, batch, key, smoothing)
-            first = f"the first such number is the {where}"
+            first = f"first non-finite value: the {where}"
         except jax.errors.JaxRuntimeError as error:  # the search runs the whole model on one device
-            first = f"the search for the first such number failed ({' '.join(str(error).split())[:300]})"
+            first = f"the search for the first non-finite value failed: {' '.join(str(error).split())[:300]}"
         saved = self.checkpointer.latest_step()
         return RunError(
-            f"{steps} steps in a row up to step {self.fetched} had a loss or gradient that is not finite; {first}. "
-            f"{f'Step {saved} is saved' if saved else 'Nothing is saved yet'}; try a lower optim.learning_rate, more "
+            f"{steps} consecutive steps up to step {self.fetched} had a non-finite loss or gradient ({first}; last "
+            f"checkpoint: {f'step {saved}' if saved else 'none'}); try a lower optim.learning_rate, more "
             "optim.warmup_steps, or a smaller optim.clip_norm"
         )
 

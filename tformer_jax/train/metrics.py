@@ -90,7 +90,7 @@ class MetricsWriter:
     def _unwritable(self, error: OSError) -> RunError:
         return RunError(
             f"metrics cannot be written to {self._run} ({error.strerror or error}): free some space or restore the "
-            "right to write, then the same command with --resume continues from the last checkpoint"
+            "write permission, then the same command with --resume continues from the last checkpoint"
         )
 
 

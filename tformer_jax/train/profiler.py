@@ -19,7 +19,7 @@ class Profiler:
         self._tracing = False
 
     def shortage(self, steps: int) -> str | None:
-        """Returns a remark if a run that ends after step `steps` has no complete trace, else None."""
+        """Returns a warning if a run that ends after step `steps` has no complete trace, else None."""
         left = steps - self._first + SKIPPED
         if not self._wanted or left >= NEEDED:
             return None

@@ -69,7 +69,7 @@ def holds_run(run: Path) -> bool:
     if (run / "config.json").exists():
         return True
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ConfigError(f"{run} is not a run folder (it has no config.json); name another with --run")
+        raise ConfigError(f"{run} is not a run folder (it has no config.json); choose another --run")
     return False
 
 
@@ -111,7 +111,7 @@ def create(
         ConfigError: the folder cannot be written, or the working directory is in it.
     """
     if not is_remote(run) and Path.cwd().is_relative_to(run.resolve()):
-        raise ConfigError(f"{run} holds the working directory, which a new run would replace: name another --run")
+        raise ConfigError(f"{run} holds the working directory, which a new run would replace: choose another --run")
     partial = run if is_remote(run) else run.with_name(f".{run.name}.partial")
     try:
         epath.Path(partial).rmtree(missing_ok=True)
@@ -127,7 +127,7 @@ def create(
             epath.Path(run).rmtree(missing_ok=True)
             partial.rename(run)
     except OSError as error:
-        raise ConfigError(f"{run} cannot be written ({error.strerror or error}); name another --run") from error
+        raise ConfigError(f"{run} cannot be written ({error.strerror or error}); choose another --run") from error
 
 
 def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
@@ -152,11 +152,13 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     ]
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
-        raise ConfigError(f"{run} is a run of another config ({shown}); restore these settings, or name another --run")
+        raise ConfigError(
+            f"{run} is a run of another config ({shown}); restore these settings, or choose another --run"
+        )
     if mixed := _of_other_scores(run, before, cfg, differences):
         raise ConfigError(
-            f"{run} has scores of another evaluation ({mixed[0]}), which train.keep_best and train.patience would "
-            "compare with new ones; restore this setting, or name another --run"
+            f"earlier evaluations of {run} used another setting ({mixed[0]}), so that train.keep_best and "
+            "train.patience cannot compare their scores with new ones; restore this setting, or choose another --run"
         )
     if (run / CORPUS).exists():
         known = json.loads((run / CORPUS).read_text(encoding="utf-8"))
@@ -164,7 +166,7 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
             if name in known and known[name] != value:
                 raise ConfigError(
                     f"the data of {run} changed ({name} is {value} and was {known[name]}); restore the data, or "
-                    "name another --run"
+                    "choose another --run"
                 )
     if differences:
         (run / "result.json").unlink(missing_ok=True)

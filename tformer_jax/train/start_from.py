@@ -42,7 +42,7 @@ class Report:
         parts = [f"{len(self.loaded)} parameters loaded"]
         for title, names in (
             ("of another shape, newly initialized", self.other_shape),
-            ("not there, newly initialized", self.missing),
+            ("missing in that run, newly initialized", self.missing),
             ("not used", self.unused),
         ):
             if names:
@@ -87,7 +87,8 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
         if frozen:
             names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
             raise train.error(
-                "lora_whole", f"must include {names}, which {run} does not have in this shape and LoRA would freeze"
+                "lora_whole",
+                f"must include {names}: {run} has no such parameter of this shape, and LoRA would freeze it",
             )
     check_tokenizers(train, model, tokenizers, run)
 
@@ -124,7 +125,7 @@ def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokeniz
     if not names:
         return None
     kept = [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in train.lora_whole)]
-    other = "for other tokens than those of this run"
+    other = "for another vocabulary than that of this run"
     remedy = f"set data.tokenizer='file' and data.tokenizer_file={str(resolved(run))!r}"
     if train.lora_rank and kept:
         raise train.error("start_from", f"{kept[0]} is {other}, and train.lora_rank freezes it: {remedy}")

@@ -61,7 +61,7 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
 
 
 def shortage(train: TrainConfig, steps: list[int]) -> str | None:
-    """Returns a remark if fewer checkpoints than `train.average` are averaged, else None."""
+    """Returns a warning if fewer checkpoints than `train.average` are averaged, else None."""
     if train.weights not in ("average_last", "average_best") or len(steps) >= train.average:
         return None
     return (

@@ -133,8 +133,8 @@ def _labels(splits: Splits) -> tuple[str, ...]:
         unknown = {example["label"] for example in split} - set(labels)
         if unknown:
             raise DataError(
-                f"label {min(unknown)!r} of the held-out data does not occur in the training data, "
-                f"which has {', '.join(labels)}"
+                f"label {min(unknown)!r} of the held-out data does not occur in the training data, which has "
+                f"{', '.join(labels)}: add such examples to data.train, or remove them from the held-out data"
             )
     return labels
 

@@ -38,7 +38,9 @@ class TfdsRecords(Sequence[Example]):
     def _text(self, key: str, field: str, value: Any) -> str:
         if key == "label" and self._labels is not None:
             if int(value) < 0:
-                raise DataError("this split has examples without a label (-1): name another one in data.test")
+                raise DataError(
+                    "a split has examples without a label (-1): name splits with labels in data.train, data.test, ..."
+                )
             return self._labels[int(value)]
         value = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
         if not isinstance(value, bytes | str):

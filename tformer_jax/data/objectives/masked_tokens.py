@@ -1,4 +1,4 @@
-"""Masked language modelling of "BERT: Pre-training of Deep Bidirectional Transformers" (2019), section 3.1."""
+"""Masked language modeling of "BERT: Pre-training of Deep Bidirectional Transformers" (2019), section 3.1."""
 
 import dataclasses
 

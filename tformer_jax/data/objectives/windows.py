@@ -26,7 +26,10 @@ class CorruptedWindows:
     def __init__(self, streams: Sequence[TokenStream], objective: Objective, seed: int):
         shortest = min(map(len, streams))
         if shortest < objective.tokens:
-            raise ConfigError(f"data.window: needs {objective.tokens} tokens; the training text has only {shortest}")
+            raise ConfigError(
+                f"data.window: the training text has {shortest} tokens, fewer than one window needs "
+                f"({objective.tokens}); write a smaller window"
+            )
         self._streams, self._objective, self._seed = streams, objective, seed
         self._windows = Joined([range(len(stream) - objective.tokens + 1) for stream in streams])
         self.sizes = self._windows.sizes

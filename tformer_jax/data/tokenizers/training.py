@@ -61,9 +61,11 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
 def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     """Loads the tokenizers of a run or a checkpoint."""
     if {*cfg.tokenizer_kinds} != {"file"}:
-        raise cfg.error("tokenizer_file", "is a folder with the tokenizers of both sides; name a file for one side")
+        raise cfg.error(
+            "tokenizer_file", "is a folder with the tokenizers of both sides, but only one uses 'file'; name a file"
+        )
     if cfg.normalize:
-        raise cfg.error("normalize", "must be () for the tokenizers of a folder, which normalize as they need")
+        raise cfg.error("normalize", "must be () for the tokenizers of a folder, which have their own normalization")
     saved = folder / "tokenizers"
     found = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
     return _extended(cfg, found.source, found.target)

@@ -79,7 +79,7 @@ class Event(NamedTuple):
     text: str
     """Text that follows the texts of earlier events of this output."""
     finish: str | None
-    """None while the output continues; `stop`: an end token or a stop text; `length`: maximum length reached."""
+    """None while the output continues; `stop`: an end token or a stop sequence; `length`: maximum length reached."""
     score: float | None
     """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`.
 
@@ -88,7 +88,7 @@ class Event(NamedTuple):
     tokens: int
     """Number of tokens generated for this output so far."""
     ids: tuple[int, ...] = ()
-    """New tokens, with EOS and those of a stop text."""
+    """New tokens, with EOS and those of a stop sequence."""
 
 
 class Engine:
@@ -204,7 +204,7 @@ class Engine:
         if not isinstance(request.text, str):
             most = max_length if cfg.family == "seq2seq" else max_length - 1
             if not 0 < len(request.text) <= most:
-                raise ConfigError(f"{len(request.text)} tokens are given, and the model reads 1 to {most}")
+                raise ConfigError(f"the request has {len(request.text)} tokens; the model takes 1 to {most}")
             vocab_size = cfg.known("source_vocab_size" if cfg.family == "seq2seq" else "vocab_size")
             if unknown := [token for token in request.text if not 0 <= token < vocab_size]:
                 raise ConfigError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
@@ -264,8 +264,8 @@ class Engine:
         limit = max_new_tokens(self._cfg.model, decode, len(prompt))
         kind = self._kind(decode)
         if decode.prefix and len(kind[1].forced) > limit:
-            room = f"the output has room for {limit} tokens"
-            raise ConfigError(f"{room}, fewer than decode.prefix={decode.prefix!r} has: shorten it or the prompt")
+            length = f"decode.prefix={decode.prefix!r} has {len(kind[1].forced)} tokens"
+            raise ConfigError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
         if not isinstance(request.seed, int | np.integer) or not 0 <= request.seed < 2**32:
             raise ConfigError(f"seed={request.seed!r}: must be an integer from 0 to {2**32 - 1}")
         rows = [
@@ -363,7 +363,7 @@ def _max_pages(rows: list[RequestRow]) -> int:
 
 
 def _token_event(running: RequestRow, new: NewTokens) -> Event:
-    """Returns the event of the new tokens of a row; text after a stop text is dropped."""
+    """Returns the event of the new tokens of a row; text after a stop sequence is dropped."""
     text, stream, before = "", running.stream, running.generated
     for token in new.tokens:
         text += stream.feed(token)

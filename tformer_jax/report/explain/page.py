@@ -61,7 +61,7 @@ def build(example: Example, names: Sequence[str] = (), trained: Trained | None =
     """
     for name in names:
         if name not in TOPICS:
-            raise ConfigError(f"unknown topic {name!r}: write some of {', '.join(TOPICS)}")
+            raise ConfigError(f"unknown topic {name!r}: write one or more of {', '.join(TOPICS)}")
     wanted = names or TOPICS
     found = {
         group: {name: topic(example) for name, topic in topics.items() if name in wanted}

@@ -18,7 +18,7 @@ from tformer_jax.nn.relative import (
     Rotation,
     alibi_slopes,
     relative_bucket,
-    rotary_rates,
+    rotary_frequencies,
 )
 from tformer_jax.report.explain.mathml import formula, fraction, power, root
 from tformer_jax.report.explain.topic import CFG, Curve, Example, Heat, Lines, Mistake, Shape, Topic, vectors
@@ -41,8 +41,8 @@ def sinusoids(example: Example) -> Topic:
     return Topic(
         title="Sinusoidal positions",
         text="Attention alone does not see the order of its keys. A fixed vector is added to the embedding at each "
-        "position: sines and cosines of D / 2 rates, from one radian per token to one in about 10,000. A shift by k "
-        "tokens rotates each pair by the angle k r, wherever it begins, so that the dot product of two positions "
+        "position: sines and cosines of D / 2 frequencies, from one radian per token to one in about 10,000. A shift "
+        "by k tokens rotates each pair by the angle k r, wherever it begins, so that the dot product of two positions "
         "depends only on their distance.",
         formulas=(
             formula("PE_{p,2i} = sin ( p · r_i ) , PE_{p,2i+1} = cos ( p · r_i )"),
@@ -95,7 +95,7 @@ def sinusoids(example: Example) -> Topic:
 def _sinusoids(positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns PE(p), PE(p + SHIFT) computed by rotating PE(p), and the sines and cosines of `SHOWN_PAIR`.
 
-    (sin, cos) turns clockwise with the position, so that the rotation is by `-SHIFT * rate`.
+    (sin, cos) turns clockwise with the position, so that the rotation is by `-SHIFT * frequency`.
     """
     D = CFG.dim
     encodings = sinusoidal(positions, D)
@@ -122,7 +122,7 @@ def rope(example: Example) -> Topic:
         return rotation, rotation(q), rotation(unit)[0, :, 0], table
 
     rotation, turned, plain, table = compute(np.arange(T)[None])
-    rates = rotary_rates(cfg, window=False)
+    frequencies = rotary_frequencies(cfg, window=False)
     points = [f"{n} {word}" for n, word in enumerate(example.source)]
     return Topic(
         title="Rotary positions (RoPE)",
@@ -140,12 +140,12 @@ def rope(example: Example) -> Topic:
             Shape("cos, sin", "B T 1 H/2", rotation.cos.shape, "one angle for each position and pair"),
             Shape.of("R q", "B T N H", turned, "rotated queries"),
         ),
-        functions=(Rotary, rotary_rates, Rotation),
+        functions=(Rotary, rotary_frequencies, Rotation),
         pictures=(
             Lines(
                 "The vector (1, 0) of each pair, rotated",
                 [
-                    Curve(f"pair {i}: {rates[i]:.3g} rad per token", plain[:, i], plain[:, i + H // 2], points)
+                    Curve(f"pair {i}: {frequencies[i]:.3g} rad per token", plain[:, i], plain[:, i + H // 2], points)
                     for i in range(H // 2)
                 ],
                 "a",
