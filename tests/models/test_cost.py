@@ -175,7 +175,7 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
         ConfigError, match="vocab_size=None: depends on the characters of the text; add, for example, --config"
     ):
         sizes(tokenizer="bpe", target_tokenizer="characters")
-    problem = "source_vocab_size=None: depends on data.tokenizer_file; add, for example, --config.model.source_vocab_size=32000"
+    problem = "source_vocab_size=None: depends on data.tokenizer_file; add, for example, --config.model.source"
     with pytest.raises(ConfigError, match=problem):
         sizes(tokenizer="bpe", source_tokenizer="file", tokenizer_file="x.json")
 
