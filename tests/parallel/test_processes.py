@@ -114,8 +114,8 @@ def test_a_signal_to_one_stops_all_at_the_same_step(bench):
 def test_errors_are_one_sentence_in_every_process(bench):
     for story, sentence in (
         (processes.other_settings, "optim.learning_rate=0.5, but process 0 has 0.01; start all processes the same way"),
-        (processes.missing, "of 4 processes, 1, 3 did not start within"),
-        (processes.nobody_there, "of 2 processes, 0 did not start within"),
+        (processes.missing, "processes 1, 3 of 4 did not start within"),
+        (processes.nobody_there, "processes 0 of 2 did not start within"),
         (processes.port_in_use, "process 0 cannot listen on port"),
     ):
         for each in story(bench):
