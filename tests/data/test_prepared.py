@@ -301,6 +301,14 @@ def test_a_tokenizer_normalizes_once(corpus_folder, tmp_path):
         train_tokenizers(data, load_corpus(cfg, corpus_folder).train)
 
 
+def test_the_weights_of_a_mixture_are_not_dropped(tmp_path):
+    """Regression test: prepared data held each entry once, so that training on it drew other batches."""
+    data = DataConfig(source="tsv", train=("a.tsv", "b.tsv"), validation="a.tsv", weights=(1.0, 3.0))
+    with pytest.raises(ConfigError, match=r"data.weights=\(1.0, 3.0\): is not stored in prepared data; prepare each"):
+        prepare(Config(data=data), tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_corpus_without_end_is_not_prepared(tmp_path):
     cfg = Config(data=DataConfig(heldout_examples=1))
     with pytest.raises(DataError, match="data.source='cldr_translation' is generated on the fly and endless"):

@@ -1,5 +1,7 @@
 """Token embeddings, their positions, and the output head."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,3 +105,20 @@ def test_the_standard_deviation_of_embeddings_can_be_set():
     module = TokenEmbedding(tiny("decoder_lm", embedding_std=1.0, dim=64), 500)
     params = jax.jit(module.init)(jax.random.key(0), TOKENS)["params"]
     assert abs(np.std(params["embedding"].value) - 1) < 0.02
+
+
+@pytest.mark.parametrize("name", ["tokens", "types", "positions"])
+def test_gradients_of_bfloat16_tables_are_summed_in_float32(name):
+    """Regression test: sums in bfloat16 end at 256. Each feature of row 1 is used 600 times, and of others never."""
+    cfg = tiny("classifier", position="learned", token_types=2, max_length=3, dropout=0.0, scale_embeddings=False)
+    cfg = dataclasses.replace(cfg, param_dtype="bfloat16")
+    ones, vectors = jnp.ones((300, 2), jnp.int32), jnp.zeros((300, 2, D))
+    module = TokenEmbedding(cfg, V) if name == "tokens" else InputEmbedding(cfg)
+    inputs = (ones,) if name == "tokens" else (vectors, ones, ones)
+    params = init_module(module, *inputs)
+    grads = jax.grad(lambda params: module.apply({"params": params}, *inputs).sum())(params)
+    (table,) = jax.tree.leaves(grads if name == "tokens" else grads[name])
+    assert table.dtype == jnp.bfloat16
+    expected = np.zeros(table.shape)
+    expected[1] = 600
+    assert_close(np.float64(table), expected, 0.01)

@@ -100,6 +100,15 @@ def test_final_weights_without_a_checkpoint_are_not_trained_from_the_start(tmp_p
     run_folder.resume(tmp_path, cfg, {})
 
 
+def test_a_run_does_not_end_before_its_last_checkpoint(tmp_path):
+    """Regression test: its result had the smaller number of steps in the config, and the metrics of more steps."""
+    config.save(small_config(steps=8), tmp_path / "config.json")
+    (tmp_path / "checkpoints" / "6").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="train.steps=4: .* is already at step 6; write at least 6"):
+        run_folder.resume(tmp_path, small_config(steps=4), {})
+    run_folder.resume(tmp_path, small_config(steps=6), {})
+
+
 EXAMPLES = {"eval": {"examples": 4}}
 
 

@@ -189,7 +189,7 @@ class Section:
         }
 
     def values_of(self, switch: str) -> tuple[Any, ...]:
-        """Returns the values of a setting that `used_by` names; () for kinds of other code, which use any."""
+        """Returns the values of a setting that `used_by` names; () if one is not built in and may use any setting."""
         return (getattr(self, switch),)
 
     def unused(self) -> Iterator[Unused]:

@@ -81,8 +81,12 @@ def prepare(
 
     Raises:
         DataError: the corpus cannot be read, one of its splits is empty, or it is endless.
-        ConfigError: the tokenizers cannot be trained, or given ones do not normalize as `cfg.data` says.
+        ConfigError: `cfg.data.weights` is set, the tokenizers cannot be trained, or given ones do not normalize as
+            `cfg.data` says.
     """
+    if cfg.data.weights:
+        problem = "is not stored in prepared data; prepare each entry of data.train alone, and mix the folders when you"
+        raise cfg.data.error("weights", f"{problem} train")
     splits = stream_corpus(cfg, root)
     if is_endless(splits.train):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")

@@ -12,6 +12,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
 from tformer_jax.nn.linear import as_rows, kernel_initializer, product
+from tformer_jax.nn.lookup import lookup
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import make_positions
@@ -56,7 +57,7 @@ class TokenEmbedding(Module):
 
 def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
     """Looks up rows of the table, with D unsharded; NaN for ids outside the table."""
-    return constrain(table, axes.VOCAB, None).at[tokens].get(mode="fill", wrap_negative_indices=False)
+    return lookup(constrain(table, axes.VOCAB, None), tokens)
 
 
 class InputEmbedding(Module):
@@ -98,8 +99,7 @@ class InputEmbedding(Module):
             vectors = vectors + self.positions(positions)
         if self.cfg.token_types:
             chosen = jnp.zeros((1, 1), jnp.int32) if types is None else types
-            found = self.types.at[chosen].get(mode="fill", wrap_negative_indices=False)  # NaN outside the table
-            vectors = vectors + found.astype(vectors.dtype)
+            vectors = vectors + lookup(self.types, chosen).astype(vectors.dtype)
         if self.norm is not None:
             vectors = self.norm(vectors)
         return self.dropout(constrain(vectors, axes.BATCH, axes.LENGTH, None), train=train)

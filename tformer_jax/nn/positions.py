@@ -8,6 +8,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.nn.gathered import with_gathered
+from tformer_jax.nn.lookup import lookup
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import named
 
@@ -18,8 +19,8 @@ def sinusoid(positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
     They are `sin(p / 10000^(2i/D))` and `cos(p / 10000^(2i/D))` for i = 0..D/2-1 ("Attention Is All You Need", 2017,
     section 3.5). Defined for every position: PE(p + k) is a rotation of PE(p).
     """
-    rates = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
-    angles = positions[..., None].astype(jnp.float32) * rates.astype(np.float32)
+    frequencies = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
+    angles = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
     return jnp.sin(angles), jnp.cos(angles)
 
 
@@ -92,7 +93,7 @@ class Learned(EmbeddingPositions):
 
 
 def _vectors(positions: jax.Array, table: jax.Array) -> jax.Array:
-    return table.at[positions].get(mode="fill")
+    return lookup(table, positions)
 
 
 def make_positions(cfg: ModelConfig) -> EmbeddingPositions | None:

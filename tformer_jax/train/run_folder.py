@@ -134,8 +134,8 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     """Makes `cfg` the config of a resumed run; removes its result if a setting changed.
 
     Raises:
-        ConfigError: the corpus changed, or a setting that a resumed run may not change; or the run has its final
-            weights but no checkpoint to continue from.
+        ConfigError: the corpus changed, or a setting that a resumed run may not change; the run is beyond the new
+            end; or it has its final weights but no checkpoint to continue from.
     """
     before = config.load(run / "config.json")
     differences = config.differences(before, cfg)
@@ -154,6 +154,11 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise ConfigError(
             f"{run} is a run of another config ({shown}); restore these settings, or choose another --run"
+        )
+    last = latest_step(run) or 0
+    if cfg.train.steps < last and cfg.train.steps != before.train.steps:
+        raise cfg.train.error(
+            "steps", f"{run} is already at step {last}; write at least {last}, or choose another --run"
         )
     if mixed := _of_other_scores(run, before, cfg, differences):
         raise ConfigError(

@@ -46,6 +46,19 @@ def test_remat_computes_layers_twice():
     assert found[1] - found[0] == found[0] / 3 - head
 
 
+@pytest.mark.parametrize("remat", ["dots_saveable", "everything_saveable"])
+def test_saved_products_are_computed_once(remat):
+    useful, executed = programs._training_flops(config("dp", remat=remat), 1, T)
+    assert executed == useful > 0
+
+
+def test_remat_of_a_classifier_without_an_output_head_over_the_vocabulary():
+    model = tiny("classifier", num_classes=2, dim=16, remat="nothing_saveable")
+    cfg = Config(name="tiny", model=model, data=DataConfig(source="cldr_language", bucket_lengths=(T,)))
+    useful, executed = programs._training_flops(cfg, 1, T)
+    assert executed == useful * 4 / 3 > 0
+
+
 def test_a_decoding_step_holds_its_cache():
     found, program = programs.decode_step(config("tp"), jax.devices()[:4], 4, T)
     assert found.rows == 4

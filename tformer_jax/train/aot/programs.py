@@ -171,6 +171,8 @@ def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, ex
 def _training_flops(cfg: Config, rows: int, length: int) -> tuple[float, float]:
     """Returns the FLOPs of a train step by the model's formula, and those executed, recomputation included."""
     forward = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length))
-    head = 2 * cfg.model.dim * rows * length * (cfg.model.vocab_size or 0)
-    again = (forward - head if cfg.model.remat != "none" else 0) + (head if cfg.train.loss_chunk else 0)
+    vocab_size = 0 if cfg.model.family == "classifier" else cfg.model.known("vocab_size")
+    head = 2 * cfg.model.dim * rows * length * vocab_size
+    layers_again = cfg.model.remat not in ("none", "dots_saveable", "everything_saveable")  # these save all products
+    again = (forward - head if layers_again else 0) + (head if cfg.train.loss_chunk else 0)
     return TRAINING_FLOPS * forward, TRAINING_FLOPS * forward + again

@@ -1,0 +1,26 @@
+"""Rows of a table by index, with a gradient that is summed in float32."""
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.custom_vjp
+def lookup(table: jax.Array, indices: jax.Array) -> jax.Array:
+    """Returns rows of a table: [V, D], int [...] -> [..., D]; NaN for indices outside 0, ..., V - 1.
+
+    Contributions to the gradient of a row are added in float32 and rounded once: a sum of ones in bfloat16 ends at 256.
+    """
+    return table.at[indices].get(mode="fill", wrap_negative_indices=False)
+
+
+def _forward(table: jax.Array, indices: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return lookup(table, indices), (table, indices)
+
+
+def _backward(saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, None]:
+    table, indices = saved
+    sums = jnp.zeros(table.shape, jnp.float32).at[indices]
+    return sums.add(gradient.astype(jnp.float32), mode="drop", wrap_negative_indices=False).astype(table.dtype), None
+
+
+lookup.defvjp(_forward, _backward)
