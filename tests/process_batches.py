@@ -17,6 +17,7 @@ import numpy as np
 
 from tests.train.conftest import small_config
 from tformer_jax.config import Config, ParallelConfig
+from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
@@ -93,6 +94,7 @@ def main() -> None:
     built = experiment.build(cfg, run, group=group)
 
     def whole(batch: Any) -> Any:
+        batch = {name: rows for name, rows in batch.items() if name != ORDER}
         placed = placement.shard_batch(built.mesh, batch, built.shards.own)
         assert all(len(rows) * group.count == len(placed[name]) for name, rows in batch.items())
         assert all(len(array.addressable_shards) == 4 // group.count for array in placed.values())

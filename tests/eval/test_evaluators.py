@@ -21,7 +21,7 @@ from tformer_jax.data.tokenizers.extended import ADDED
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics
-from tformer_jax.eval.evaluators import evaluators_for
+from tformer_jax.eval.evaluators import Evaluation, evaluators_for
 from tformer_jax.eval.samples import ContinuationEvaluator
 from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.models import registry
@@ -38,7 +38,7 @@ def log_probabilities(logits) -> np.ndarray:
     return np.log(oracles.softmax(np.float64(logits)))
 
 
-def evaluate(family: str, model, params, split: list, *, batch_size: int, limit: int = 0) -> tuple[dict, list]:
+def evaluations(family: str, model, params, split: list, *, batch_size: int, limit: int = 0) -> list[Evaluation]:
     source = {"seq2seq": "cldr_translation", "classifier": "cldr_language", "decoder_lm": "stdlib_text"}[family]
     cfg = Config(
         model=model.cfg,
@@ -52,9 +52,12 @@ def evaluate(family: str, model, params, split: list, *, batch_size: int, limit:
         eval=EvalConfig(batch_size=batch_size, samples=2),
     )
     corpus = Corpus([], split, split, ("x", "y", "z") if family == "classifier" else None)
+    return [evaluator(params) for evaluator in evaluators_for(cfg, model, corpus, TOKENIZERS, "test", limit)]
+
+
+def evaluate(family: str, model, params, split: list, **settings: int) -> tuple[dict, list]:
     metrics, outputs = {}, []
-    for evaluator in evaluators_for(cfg, model, corpus, TOKENIZERS, "test", limit):
-        found = evaluator(params)
+    for found in evaluations(family, model, params, split, **settings):
         metrics |= found.metrics
         outputs += found.outputs
     return metrics, outputs
@@ -151,7 +154,9 @@ def test_classification(batch_size):
         label = "xyz".index(example["label"])
         losses.append(-found[label])
         hits.append(found.argmax() == label)
-    metrics, outputs = evaluate("classifier", model, params, LABELED, batch_size=batch_size)
+    (found,) = evaluations("classifier", model, params, LABELED, batch_size=batch_size)
+    metrics, outputs = found.metrics, found.outputs
+    assert found.losses.nll == pytest.approx(losses, rel=1e-5)
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(100 * np.mean(hits))
     assert [output.output == output.reference for output in outputs] == hits

@@ -162,6 +162,15 @@ def test_a_lack_of_memory_is_explained(count):
         raise FULL
 
 
+def test_a_full_disk_is_explained():
+    full = OSError(errno.ENOSPC, "No space left on device", "run/result.json")
+    sentence = r"run/result.json cannot be written \(No space left on device\): free some space, .* --resume continues"
+    with pytest.raises(RunError, match=sentence), failures.explained(ProcessGroup()):
+        raise full
+    with pytest.raises(FileNotFoundError), failures.explained(ProcessGroup()):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "corpus.txt")
+
+
 def test_other_failures_are_those_of_a_process_or_unknown():
     bug = jax.errors.JaxRuntimeError("INTERNAL: a bug\nsomewhere")
     sentence = "a computation of 2 processes failed in process 1 .INTERNAL: a bug.; if another process was lost"

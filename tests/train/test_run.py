@@ -352,8 +352,11 @@ def test_changed_data_or_metrics_cannot_resume(corpus_folder, tmp_path):
 
 def test_another_config_cannot_resume(uninterrupted, corpus_folder):
     changed = Config.from_dict({**config.to_dict(two_shapes()), "seed": 5})
-    with pytest.raises(ConfigError, match=r"is a run of another config \(seed: 0 -> 5\); restore these settings"):
+    sentence = r"is a run of another config \(seed: 0 -> 5\); restore these settings"
+    with pytest.raises(ConfigError, match=sentence) as caught:
         experiment.build(changed, uninterrupted, data_root=corpus_folder, resume=True)
+    guards.FolderLock(uninterrupted).release()  # is free, although the traceback holds the frame that acquired it
+    assert caught.tb
 
 
 def test_a_folder_with_other_files_is_not_changed(corpus_folder, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import resource
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -23,6 +24,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import experiment, loop, optimizers, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.errors import RunError
 from tformer_jax.train.start_from import load_matching
 from tformer_jax.train.trained import load_trained
 
@@ -173,12 +175,16 @@ def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys,
         return evaluate(self, split, evaluators, params) | ({"loss": losses[self.step]} if split != "test" else {})
 
     monkeypatch.setattr(loop.Trainer, "evaluate", scripted)
-    cfg = small_config(steps=20, eval_every=2, patience=2, keep_best=1, keep_checkpoints=1, weights="best")
+    cfg = small_config(
+        steps=20, log_every=100, eval_every=2, patience=2, keep_best=1, keep_checkpoints=1, weights="best"
+    )
     result = run(cfg, tmp_path / "run", corpus_folder)
     assert result["steps"] == 8
     assert result["weights"] == {"kind": "best", "steps": [4]}
     assert "Stopped at step 8: no better loss in 2 evaluations" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "8"]
+    records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert [record["step"] for record in records if record["group"] == "train"] == [2, 4, 6, 8]
     best = checkpoint(tmp_path / "run", 4).params
     jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, best)
     assert run(cfg, tmp_path / "run", corpus_folder, resume=True)["steps"] == 8
@@ -314,3 +320,20 @@ def test_damaged_weights_to_start_from_replace_no_run(first, corpus_folder, tmp_
     with pytest.raises(ConfigError, match="damaged/weights is damaged"):
         experiment.build(small_config(start_from=str(damaged)), kept, data_root=corpus_folder, overwrite=True)
     jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)
+
+
+@pytest.mark.parametrize(("kind", "flag"), [("last", "resume"), ("imported", "overwrite")])
+def test_weights_that_do_not_fit_on_the_disk(tmp_path, kind, flag):
+    """Files of more than 4 KiB cannot be written."""
+    params = {"a": np.random.default_rng(0).standard_normal(100_000, np.float32)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(
+            RunError, match=rf"weights could not be written to .*weights \(File too large\): .* --{flag}"
+        ):
+            weights.save(tmp_path, params, kind, [3], 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    weights.save(tmp_path, params, kind, [3], 3)
+    assert weights.verify(tmp_path, 3)

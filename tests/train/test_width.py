@@ -135,6 +135,22 @@ def test_only_learning_rates_of_hidden_matrices_decrease_with_the_width():
         assert sum(value == 1.0 for _, value in found) == len(found) - len(matrices)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize("projections", ["separate", "fused_qkv"])
+def test_weight_decay_does_not_depend_on_the_width(optimizer, projections):
+    """Without gradients, a step multiplies each decayed parameter by 1 - learning rate * weight decay."""
+    cfg = config("decoder_lm", 2 * BASE, "adamw", attention_projections=projections)
+    cfg = dataclasses.replace(
+        cfg, optim=dataclasses.replace(cfg.optim, optimizer=optimizer, weight_decay=0.5, learning_rate=0.1)
+    )
+    model, params = build(cfg.model)
+    built = optimizers.build(cfg, registry.shapes(model))
+    updates, _ = built.update(jax.tree.map(jnp.zeros_like, params), built.init(params), params)
+    decays = optimizers.decay_mask(cfg.optim, optimizers.parameter_names(params))
+    expected = jax.tree.map(lambda param, decayed: -0.1 * 0.5 * decayed * param, params, decays)
+    jax.tree.map(lambda found, other: np.testing.assert_allclose(found, other, 1e-5), updates, expected)
+
+
 def test_updates_are_those_of_the_learning_rates():
     """The first update of AdamW has the size of the learning rate."""
     cfg = config("decoder_lm", 8, "adamw", base=2, tie_embeddings="none")

@@ -16,13 +16,12 @@ from tformer_jax.allocator import keep_memory, run_in_calling_thread
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.config.paths import as_path
-from tformer_jax.train.errors import RunError
+from tformer_jax.train.errors import FULL_DISK, RunError
 
 if TYPE_CHECKING:
     from tformer_jax.api import Run
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of the names or permissions of files that a user gives."""
 GIB, MIB, KIB = 2**30, 2**20, 2**10
@@ -63,7 +62,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         if error.errno in REFUSED and error.filename is not None:
             print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             sys.exit(USER_ERROR)
-        if error.errno not in FULL:
+        if error.errno not in FULL_DISK:
             raise
         discard_output()
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)

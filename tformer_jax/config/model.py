@@ -187,7 +187,12 @@ class ModelConfig(Section):
         "tuned at one width fit others",
         choices=("standard", "mup"),
     )
-    base_dim: int | None = setting(None, "mup: width at which it equals the standard parameterization", low=1)
+    base_dim: int | None = setting(
+        None,
+        "mup: width at which it equals the standard parameterization; with head_dim=None, num_heads must be the same at "
+        "all widths",
+        low=1,
+    )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
     param_dtype: str = setting("float32", "dtype of the parameters", choices=DTYPES)
 

@@ -15,6 +15,8 @@ from tformer_jax.special_tokens import IGNORED, PAD
 
 LABELS = ("target_out", "targets", "label")
 """Batch keys padded with IGNORED; others are padded with PAD."""
+ORDER = "order"
+"""Batch key of evaluations: the index in the split of each row that is not padding, int64 [<= rows]."""
 
 
 def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
@@ -48,14 +50,19 @@ def pad_batch(examples: Sequence[Tokens], rows: int, length: int, keys: Iterable
 def bucketed_once(
     examples: Iterable[PendingExample], rows: int, lengths: Sequence[int], reader: RowReader
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields this process's rows of batches that hold every example once, shortest first; last rows may be padding."""
-    ordered = sorted(examples, key=length_of)
-    for start in range(0, len(ordered), rows):
-        chunk: list[PendingExample | None] = [*ordered[start : start + rows]]
-        longest = ordered[min(start + rows, len(ordered)) - 1]
-        own = reader.own(chunk + [None] * (rows - len(chunk)))
+    """Yields this process's rows of batches that hold every example once, shortest first; last rows may be padding.
+
+    Each batch has `ORDER`, too.
+    """
+    pending = list(examples)
+    order = np.argsort([length_of(example) for example in pending], kind="stable")
+    for start in range(0, len(order), rows):
+        places = order[start : start + rows]
+        longest = pending[places[-1]]
+        own = reader.own([pending[place] for place in places] + [None] * (rows - len(places)))
         ids = reader.ids([example for example in own if example is not None])
-        yield pad_batch(ids, len(own), smallest_fitting(lengths, length_of(longest)), longest.lengths)
+        batch = pad_batch(ids, len(own), smallest_fitting(lengths, length_of(longest)), longest.lengths)
+        yield {**batch, ORDER: places}
 
 
 class BucketBatches(grain.IterDataset):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import DataError
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.inference.sampling import most_probable
@@ -51,12 +52,15 @@ class Likelihood:
         Raises:
             DataError: there are no labels.
         """
+        order: list[np.ndarray] = []
         rows: list[np.ndarray] = []
         mesh = mesh_of(params)
         pending: collections.deque[jax.Array] = collections.deque()
         with everywhere(mesh):
             for batch in self._all_batches():
-                pending.append(_sums(self._model, params, shard_batch(mesh, batch, self._own), self._chunk))
+                order += [batch[ORDER]] if ORDER in batch else []
+                arrays = {key: array for key, array in batch.items() if key != ORDER}
+                pending.append(_sums(self._model, params, shard_batch(mesh, arrays, self._own), self._chunk))
                 if len(pending) > MAX_PENDING_BATCHES:
                     rows.append(np.asarray(pending.popleft()))
             rows += map(np.asarray, pending)
@@ -64,6 +68,8 @@ class Likelihood:
         loss, hits, count = sums.sum(axis=0).tolist()
         if not count:
             raise DataError("the split has no token to predict: evaluate more or longer texts")
+        if order:
+            sums = sums[np.argsort(np.concatenate(order))]
         return loss / count, 100 * hits / count, in_parts(sums[:, 0], sums[:, 2])
 
     def _all_batches(self) -> Iterator[Batch]:

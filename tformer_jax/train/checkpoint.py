@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
-from tformer_jax.train.errors import RunError
+from tformer_jax.train.errors import RunError, cause_of_failed_write
 from tformer_jax.train.state import TrainState
 
 NOT_FINITE = -1e300
@@ -173,10 +172,7 @@ class Checkpointer:
         return ocp.checkpoint_manager.CheckpointInfo(step=step, time=None, metrics=self._manager.metrics(step))
 
     def _not_saved(self, error: Exception) -> RunError:
-        known = re.search(
-            "No space left on device|Disk quota exceeded|Permission denied|Read-only file system", str(error)
-        )
-        reason = known[0] if known else (str(error).splitlines() or [type(error).__name__])[0][:300]
+        reason, known = cause_of_failed_write(error)
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         last = max((int(name) for name in names if name.isdecimal()), default=None)
         kept = "there is no earlier one" if last is None else f"that of step {last} is intact"

@@ -1,7 +1,12 @@
-"""The error of a training run that cannot continue, and the sign of a device without enough memory."""
+"""The error of a training run that cannot continue, and the causes of failed computations and writes."""
+
+import errno
+import re
 
 LESS_MEMORY = "model.remat='nothing_saveable', train.accumulate or train.loss_chunk"
 """Settings with which a train step needs less device memory."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of writes to a disk, quota or file that is full."""
 
 
 class RunError(RuntimeError):
@@ -11,3 +16,14 @@ class RunError(RuntimeError):
 def out_of_memory(error: Exception) -> str | None:
     """Returns JAX's error as one line if a computation or its program does not fit in memory, else None."""
     return " ".join(str(error).split())[:300] if "RESOURCE_EXHAUSTED" in str(error) else None
+
+
+def cause_of_failed_write(error: Exception) -> tuple[str, bool]:
+    """Returns the cause of a failed write as one line, and whether the disk or its permissions are the cause.
+
+    Orbax and TensorStore raise various types.
+    """
+    known = re.search(
+        "No space left on device|Disk quota exceeded|File too large|Permission denied|Read-only file system", str(error)
+    )
+    return known[0] if known else (str(error).splitlines() or [type(error).__name__])[0][:300], known is not None

@@ -1,5 +1,6 @@
 """Builds everything that a run needs from its config, so that user errors are found before the first step."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -130,15 +131,19 @@ def build(
     def prepare_folder() -> FolderLock | None:
         if not group.first:
             return None
-        lock = None if is_remote(folder) else FolderLock(folder)
-        if not overwrite and run_folder.holds_run(folder) != resume:
-            raise ConfigError(
-                f"another process has created or removed {folder} since this one started: start this one again"
-            )
-        if resume:
-            run_folder.resume(folder, cfg, facts)
-        else:
-            run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
+        with contextlib.ExitStack() as on_error:
+            lock = None if is_remote(folder) else FolderLock(folder)
+            if lock is not None:
+                on_error.callback(lock.release)
+            if not overwrite and run_folder.holds_run(folder) != resume:
+                raise ConfigError(
+                    f"another process has created or removed {folder} since this one started: start this one again"
+                )
+            if resume:
+                run_folder.resume(folder, cfg, facts)
+            else:
+                run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
+            on_error.pop_all()
         return lock
 
     group.run(check)  # in every process, before process 0 replaces a run

@@ -6,17 +6,24 @@ from collections.abc import Iterator
 import jax
 
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.train.errors import LESS_MEMORY, RunError, out_of_memory
+from tformer_jax.train.errors import FULL_DISK, LESS_MEMORY, RunError, out_of_memory
 
 
 @contextlib.contextmanager
 def explained(group: ProcessGroup) -> Iterator[None]:
-    """Turns a lack of memory, or a failed collective, into a `RunError` that explains it.
+    """Turns a lack of memory, a full disk, or a failed collective into a `RunError` that explains it.
 
     `jax.distributed` ends all processes after the error of one.
     """
     try:
         yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise RunError(
+            f"{error.filename or 'a file of the run'} cannot be written ({error.strerror}): free some space, then the "
+            "same command with --resume continues from the last checkpoint"
+        ) from error
     except jax.errors.JaxRuntimeError as error:
         if reason := out_of_memory(error):
             raise RunError(

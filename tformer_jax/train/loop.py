@@ -206,9 +206,10 @@ class Trainer:
 
     def _run_due_actions(self) -> None:
         train, last = self.cfg.train, self.step == self.cfg.train.steps
-        if last or self.step % train.log_every == 0:
+        evaluates = last or self.step % train.eval_every == 0
+        if last or self.step % train.log_every == 0 or (evaluates and train.patience):  # may be the last evaluation
             self.log()
-        if last or self.step % train.eval_every == 0:
+        if evaluates:
             metrics = self.evaluate("validation", self.validators, weights.evaluated(self.cfg, self.state))
             self.best.update(metrics)
             self.evaluated = self.step, metrics

@@ -63,6 +63,8 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         )
         masks = conversions.convert_projections(masks, cfg.model, "separate")
         optimizer = _on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model)
+    if cfg.model.width_factor != 1:
+        optimizer = _scaled_but_decay(optimizer, width_factors(cfg, shapes))
     if optim.adaptive_clip:
         clip = _adaptive_clip(optim.adaptive_clip, shapes if separate is None else separate)
         clip = clip if separate is None else _on_separate_projections(clip, cfg.model)
@@ -70,8 +72,6 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     parts.append(optimizer)
     if optim.learning_rates:
         parts.append(_scaled(_factors(optim, names)))
-    if cfg.model.width_factor != 1:
-        parts.append(_scaled(width_factors(cfg, shapes)))
     return _in_float32(optax.chain(*parts))
 
 
@@ -113,7 +113,8 @@ def width_factors(cfg: Config, shapes: Any) -> Any:
     """Returns muP's learning-rate factor of each parameter (Tensor Programs V, 2022, table 8).
 
     With m = D / `model.base_dim`, matrices between hidden layers have 1 / m, because updates by sign (AdamW, Lion) add
-    up over the inputs; Muon's orthogonal updates have m^-0.5. Embeddings, output heads, biases and norms have 1.
+    up over the inputs; Muon's orthogonal updates have m^-0.5. Embeddings, output heads, biases and norms have 1. The
+    product of weight decay and learning rate does not depend on the width, as in the authors' implementation.
     """
     m = cfg.model.width_factor
     factor = m**-0.5 if cfg.optim.optimizer == "muon" else 1 / m
@@ -304,7 +305,17 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
 
 
 def _scaled(factors: Any) -> optax.GradientTransformation:
-    return optax.stateless(lambda updates, _: jax.tree.map(lambda update, factor: factor * update, updates, factors))
+    return optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, factors))
+
+
+def _scaled_but_decay(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
+    """Multiplies the updates by `factors`, except weight decay, for which alone the optimizer reads the parameters."""
+
+    def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
+        updates, opt_state = optimizer.update(grads, opt_state, jax.tree.map(jnp.divide, params, factors))
+        return jax.tree.map(jnp.multiply, updates, factors), opt_state
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -181,11 +181,9 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
 def _of_other_scores(run: Path, before: Config, cfg: Config, differences: list[str]) -> list[str]:
     """Returns the differences that change the value of `train.metric`, if a resumed run compares it with earlier ones.
 
-    A finished run makes no further evaluation, unless its end is moved.
+    A finished run may be resumed with more steps later.
     """
-    moved = any(difference.startswith(("train.steps:", "train.patience:")) for difference in differences)
-    finished = (run / "result.json").exists() and not moved
-    if finished or not (cfg.train.keep_best or cfg.train.patience) or not holds_checkpoint(run):
+    if not (cfg.train.keep_best or cfg.train.patience) or not holds_checkpoint(run):
         return []
     settings = ["eval.examples:"]
     if cfg.train.metric in GENERATED:

@@ -17,6 +17,7 @@ from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import lora, optimizers
 from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.train.errors import RunError, cause_of_failed_write
 from tformer_jax.train.run_folder import weights_facts, write_json
 from tformer_jax.train.state import TrainState
 
@@ -107,11 +108,24 @@ def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: Pr
     """Writes the final weights to a run folder atomically, replacing earlier ones; each process writes its shards.
 
     `weights.json` holds a checksum of each file, which `load` verifies.
+
+    Raises:
+        RunError: the disk is full or not writable.
     """
     if group.first:
         weights_facts(run).unlink(missing_ok=True)
-    with ocp.StandardCheckpointer() as writer:
-        writer.save(resolved(run / FOLDER), params, force=True)
+    try:
+        with ocp.StandardCheckpointer() as writer:
+            writer.save(resolved(run / FOLDER), params, force=True)
+    except Exception as error:
+        reason, of_disk = cause_of_failed_write(error)
+        if not of_disk:
+            raise
+        flag = "--overwrite" if kind == "imported" else "--resume"
+        raise RunError(
+            f"the weights could not be written to {run / FOLDER} ({reason}): free some space or restore write "
+            f"permission, then repeat the command with {flag}"
+        ) from error
     if not group.first:
         return
     facts = {"weights": kind, "steps": steps, "at_step": at, "checksums": _checksums(run / FOLDER)}
