@@ -222,8 +222,8 @@ def test_disk_space_for_checkpoints(tmp_path, monkeypatch):
 
 
 def test_permanent_checkpoints_take_disk_space():
-    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3)) == 2 + 3 + 1
-    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3, permanent_every=300)) == 2 + 3 + 3 + 1
+    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3)) == 2 + 3 + 2
+    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3, permanent_every=300)) == 2 + 3 + 3 + 2
 
 
 def test_folders_that_are_not_runs(tmp_path):

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tformer_jax.cli import sweep
-from tformer_jax.config import ConfigError
+from tformer_jax.config import Config, ConfigError
 from tformer_jax.train.errors import RunError
 
 CONFIG = """
@@ -109,6 +109,8 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
     with pytest.raises(ConfigError, match="is a sweep of another config; choose another --output"):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
+    for seed in (7, 8):  # the config of a run that has not started may be corrected
+        sweep.check_same_sweep(folder, [Config(seed=seed)], [("name=x",)])
     for damaged in ("{", "[]", "3"):
         (folder / "sweep.json").write_text(damaged)
         with pytest.raises(ConfigError, match="sweep.json is damaged .*: remove it, and the sweep writes it again"):

@@ -63,3 +63,5 @@ FULL = {"full_attention": {"rope_type": "default", "rope_theta": 500.0}}
 def test_the_base_of_windows(config, base):
     rotary = read("gemma3_text", **GEMMA, **config).rotary
     assert (rotary.base, rotary.window_base) == (500.0, base)
+    alone = read("gemma3_text", **GEMMA, **config, layer_types=["sliding_attention"] * 2).rotary
+    assert (alone.base, alone.window_base) == (base, None)

@@ -74,6 +74,7 @@ SLIDING = {"use_sliding_window": True, "sliding_window": 5}
 PUBLISHED = {
     "gemma2, no layer_types": ("gemma2", GEMMA, ["window", "full"] * 2),
     "gemma3, a pattern": ("gemma3_text", GEMMA | {"sliding_window_pattern": 3}, ["window", "window", "full", "window"]),
+    "gemma3, windows alone": ("gemma3_text", GEMMA, ["window"] * 4),
     "gemma3, no pattern": ("gemma3_text", GEMMA | {"num_hidden_layers": 7}, ["window"] * 5 + ["full", "window"]),
     "qwen2, off": ("qwen2", LLAMA | {"use_sliding_window": False, "sliding_window": 5}, ["full"] * 4),
     "qwen2, unsaid": ("qwen2", LLAMA | {"sliding_window": 5}, ["full"] * 4),

@@ -78,9 +78,12 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
 
 
 def kept(train: TrainConfig) -> int:
-    """Returns the maximum number of checkpoints on the disk at the same time, with the one that is being written."""
+    """Returns the maximum number of checkpoints on the disk at the same time.
+
+    The newest is kept, too, while another one, or the final weights, are written.
+    """
     permanent = train.steps // train.permanent_every if train.permanent_every else 0
-    return train.keep_checkpoints + train.keep_best + permanent + 1
+    return train.keep_checkpoints + train.keep_best + permanent + 2
 
 
 def machine(cards: list[checks.Card], run: Path) -> Table:

@@ -194,7 +194,7 @@ def check_comparable(configs: Sequence[Config], combinations: Sequence[Combinati
 
 
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
-    """Creates the folder of a sweep, or checks that its runs have the same configs.
+    """Creates the folder of a sweep, or checks that the runs that have started have the same configs.
 
     Raises:
         ConfigError: it holds runs of other configs, or cannot be written.
@@ -206,7 +206,7 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
         known: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
-    if any(known[name] != values for name, values in wanted.items() if name in known):
+    if any(known.get(name, values) != values and (folder / name).exists() for name, values in wanted.items()):
         raise ConfigError(f"{folder} is a sweep of another config; choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)

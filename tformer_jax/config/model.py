@@ -275,6 +275,8 @@ class ModelConfig(Section):
             raise self.error("window", "no layer uses it; write 'window' in model.layer_pattern")
         if self.rotary.window_base is not None and "window" not in self.layer_pattern:
             raise self.error("rotary.window_base", "no layer uses it; write 'window' in model.layer_pattern")
+        if self.rotary.window_base is not None and "full" not in self.layer_pattern:
+            raise self.error("rotary.window_base", "is that of all layers; write it as model.rotary.base")
         if "nope" in self.layer_pattern and self.position in BUILT_IN - {"rotary", "alibi", "relative"}:
             raise self.error(
                 "layer_pattern", f"'nope' has no effect with model.position={self.position!r}; write 'full' there"

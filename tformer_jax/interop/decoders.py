@@ -224,8 +224,11 @@ def _gemma2_settings(hf: Settings) -> Settings:
 
 def _gemma3_settings(hf: Settings) -> Settings:
     settings = _gemma2_settings(hf)
+    rotary = settings["rotary"]
     if "window" not in settings:
-        settings["rotary"].pop("window_base", None)
+        rotary.pop("window_base", None)
+    elif "window_base" in rotary and "full" not in settings["layer_pattern"]:
+        settings["rotary"] = {"base": rotary["window_base"], "fraction": rotary["fraction"]}
     return settings | {"qk_norm": True}
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,14 +70,16 @@ def estimates(systems: Sequence[Outputs], family: str, resamples: int = RESAMPLE
 
 
 def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> list[Estimate]:
-    drawn = _draw(len(systems[0].texts), resamples)
-    scores, sampled = [], []
-    for system in systems:
-        statistics = metric._extract_corpus_statistics(system.texts, [systems[0].references])
-        array = np.array(statistics, np.float32)
-        scores.append(metric._aggregate_and_compute(statistics).score)
-        sampled.append(np.array([metric._compute_score_from_stats(array[row].sum(0)).score for row in drawn]))
-    return _compared(scores, sampled, PERCENT)
+    found = [metric._extract_corpus_statistics(system.texts, [systems[0].references]) for system in systems]
+    scores = [metric._aggregate_and_compute(statistics).score for statistics in found]
+    arrays = [np.array(statistics, np.float32) for statistics in found]
+
+    def score(statistics: np.ndarray) -> float:
+        return metric._compute_score_from_stats(statistics.sum(0)).score
+
+    drawn = _draws(len(systems[0].texts), resamples)
+    sampled = np.array([[score(array[row]) for array in arrays] for row in drawn])
+    return _compared(scores, sampled.T, PERCENT)
 
 
 def bleu_of(signatures: dict[str, str]) -> sacrebleu.BLEU | None:
@@ -108,19 +110,24 @@ def ratio(
         counts: number [examples].
         highest: largest possible value.
     """
-    drawn = _draw(len(counts), resamples)
-    total, totals = counts.sum(), counts[drawn].sum(1)
-    sampled = [values[drawn].sum(1) / totals for values in systems]
-    return _compared([float(values.sum() / total) for values in systems], sampled, highest)
+    drawn = _draws(len(counts), resamples)
+    sampled = np.array([[values[row].sum() / counts[row].sum() for values in systems] for row in drawn])
+    return _compared([float(values.sum() / counts.sum()) for values in systems], sampled.T, highest)
 
 
-def _draw(size: int, resamples: int) -> np.ndarray:
-    """Returns the examples of each resample, int [resamples, size]; the same as sacreBLEU's."""
-    return np.random.default_rng(SEED).choice(size, size=(resamples, size), replace=True)
+def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
+    """Yields the examples of each resample, int [size], one in memory at a time; the same as sacreBLEU's."""
+    rng = np.random.default_rng(SEED)
+    for _ in range(resamples):
+        yield rng.choice(size, size=size, replace=True)
 
 
-def _compared(scores: Sequence[float], sampled: Sequence[np.ndarray], highest: float) -> list[Estimate]:
-    """Returns the estimate of each system from its score and those of its resamples, tested against the first."""
+def _compared(scores: Sequence[float], sampled: np.ndarray, highest: float) -> list[Estimate]:
+    """Returns the estimate of each system from its score and those of its resamples, tested against the first.
+
+    Args:
+        sampled: float [systems, resamples].
+    """
     result = []
     for number, (score, samples) in enumerate(zip(scores, sampled, strict=True)):
         mean, half = estimate_ci(samples)

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 
 from tformer_jax.config import Config
@@ -117,7 +118,7 @@ def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
     Raises:
         DataError: one of the two parts would be empty.
     """
-    boundary = int(count * (1 - cfg.data.validation_fraction))
+    boundary = int(count * (1 - Fraction(str(cfg.data.validation_fraction))))
     if boundary in (0, count):
         raise DataError(
             f"{', '.join(cfg.data.train)} is too short to hold out data.validation_fraction="
