@@ -1,4 +1,4 @@
-"""Explains Transformers with pictures: python scripts/explain.py --text "some text" """
+"""Explains Transformers with figures: python scripts/explain.py --text "some text" """
 
 if __name__ == "__main__":
     from tformer_jax.cli import interrupt

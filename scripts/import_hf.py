@@ -1,4 +1,4 @@
-"""Makes a run of a Hugging Face checkpoint: python scripts/import_hf.py FOLDER --run runs/NAME"""
+"""Imports a Hugging Face checkpoint as a run: python scripts/import_hf.py FOLDER --run runs/NAME"""
 
 if __name__ == "__main__":
     from tformer_jax.cli import interrupt

@@ -97,7 +97,7 @@ def errors(client: Any, run: Path) -> None:
 
     model = client.models.list().data[0].id
     for settings, kind, sentence in (
-        ({"suffix": "x"}, openai.BadRequestError, "suffix: this server does not offer it"),
+        ({"suffix": "x"}, openai.BadRequestError, "suffix: is not supported by this server"),
         ({"max_tokens": -1}, openai.BadRequestError, "max_tokens: must be at least 0"),
         ({"extra_headers": {"Authorization": "Bearer x"}}, openai.AuthenticationError, "requires its API key"),
     ):

@@ -97,7 +97,7 @@ def a_refusal_is_shown(page: Any, translates: bool) -> None:
 def a_cut_output_says_so(page: Any, translates: bool) -> None:
     type_and_start(page, "abcdef", length=2)
     ended(page, "Done.")
-    assert page.get_by_text("cut at the maximum length").is_visible()
+    assert page.get_by_text("truncated at the maximum length").is_visible()
 
 
 def text_is_shown_as_text(page: Any, translates: bool) -> None:
@@ -206,7 +206,7 @@ def missing_attention_is_explained(page: Any, translates: bool) -> None:
 def a_lost_server_is_said(page: Any, translates: bool) -> None:
     page.context.set_offline(True)
     type_and_start(page, "abc")
-    page.get_by_role("alert").filter(has_text="The server does not answer.").wait_for()
+    page.get_by_role("alert").filter(has_text="The server does not respond.").wait_for()
     page.context.set_offline(False)
 
 
@@ -282,20 +282,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="default: the one on the PATH")
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--pictures", type=Path, metavar="DIR", help="where pictures of the page go")
+    parser.add_argument("--screenshots", type=Path, metavar="DIR", help="where screenshots of the page go")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
-        found = {name: check(name, browser, options.pictures) for name in SERVERS}
+        found = {name: check(name, browser, options.screenshots) for name in SERVERS}
         if options.record:
             commands.write_record(options.record, "tests.page", chromium=browser.version, checked=found)
         browser.close()
     raise SystemExit(any(result != "passed" for results in found.values() for result in results.values()))
 
 
-def check(name: str, browser: Any, pictures: Path | None) -> dict[str, str]:
+def check(name: str, browser: Any, screenshots: Path | None) -> dict[str, str]:
     """Returns the outcome of each check of a server's page."""
     flags, checks, of_layouts = SERVERS[name]
     runs = {one.__name__: (one, LAYOUTS[0]) for one in checks}
@@ -304,7 +304,7 @@ def check(name: str, browser: Any, pictures: Path | None) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         process = commands.start(command, Path(folder))
         url = process.stdout.readline().split(" at ")[1].split(";")[0]
-        found = {title: outcome(one, name, browser, url, layout, pictures) for title, (one, layout) in runs.items()}
+        found = {title: outcome(one, name, browser, url, layout, screenshots) for title, (one, layout) in runs.items()}
         process.terminate()
         process.wait(20)
     for title, result in found.items():
@@ -323,7 +323,7 @@ def outcome(
     browser: Any,
     url: str,
     layout: tuple[str, str],
-    pictures: Path | None,
+    screenshots: Path | None,
 ) -> str:
     """Returns "passed", or why a check fails on a new page of this width and color scheme."""
     width, height = WIDTHS[layout[0]]
@@ -341,8 +341,8 @@ def outcome(
         result = "passed"
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
-    if pictures:
-        page.screenshot(path=pictures / f"{server}_{one.__name__}_{'_'.join(layout)}.png", full_page=True)
+    if screenshots:
+        page.screenshot(path=screenshots / f"{server}_{one.__name__}_{'_'.join(layout)}.png", full_page=True)
     page.close()
     return result
 

@@ -203,11 +203,11 @@ class Run:
         return Scorer(self.config, self.model, self.tokenizers)
 
     def embedder(self, *, pooling: str = "mean", normalize: bool = False) -> Embedder:
-        """The embedder of texts of any number; see `Embedder`."""
+        """Returns the embedder, which can stream any number of texts; see `Embedder`."""
         return Embedder(self.config, self.model, self.tokenizers, pooling=pooling, normalize=normalize)
 
     def embed(self, texts: Sequence[str], *, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
-        """Embeddings of texts, float32 [texts, D]; arguments as of `Embedder`."""
+        """Returns the embeddings of texts, float32 [texts, D]; arguments are those of `Embedder`."""
         embedder = self.embedder(pooling=pooling, normalize=normalize)
         found = list(embedder.stream(self.params, _texts(texts)))
         return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)

@@ -177,7 +177,7 @@ def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
         (tmp_path / "in.txt").write_text(f"{text}\n")
         files = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.jsonl")]
         command.main(["--run", str(runs[family]), *files, "--on-long-line", action, *flags])
-        assert "1 of the lines, first" in capsys.readouterr().err
+        assert "1 line was too long for the model and" in capsys.readouterr().err
         return json.loads((tmp_path / "out.jsonl").read_text())
 
     found = run(translate, "seq2seq", "ab" * 10)
@@ -237,7 +237,7 @@ def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
     generate.main([*command, "ab" * 10, "--on-long-line", "skip"])
     found = capsys.readouterr()
     assert found.out == f"{first}{generate.SEPARATOR}\n"
-    assert found.err == "too long for the model and skipped: 1 of the lines, first text 2\n"
+    assert found.err == "1 line was too long for the model and skipped, first text 2\n"
 
 
 def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):

@@ -216,7 +216,7 @@ def test_disk_space_for_checkpoints(tmp_path, monkeypatch):
     assert list(checks.folder(run, checkpoint=gib, kept=4)) == []
     (sentence,) = checks.folder(run, checkpoint=gib, kept=5)
     assert (
-        "has 5.00 GiB free, and a run needs 6.00 GiB, of which 5 checkpoints take 5.00 GiB: free some space" in sentence
+        "has 5.00 GiB free, but a run needs 6.00 GiB, of which 5 checkpoints take 5.00 GiB: free some space" in sentence
     )
     assert not run.parent.exists()
 

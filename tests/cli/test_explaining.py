@@ -1,4 +1,4 @@
-"""The pictures that `scripts/explain.py --run` computes with a trained run."""
+"""The figures that `scripts/explain.py --run` computes with a trained run."""
 
 import dataclasses
 import json
@@ -27,9 +27,9 @@ def computed(run):
     return explained(run, "abc", "bca")
 
 
-def pictures(computed, name: str):
+def figures(computed, name: str):
     example, trained = computed
-    return {one.title: one for one in trained.add({name: page.TOPICS[name](example)})[name].pictures}
+    return {one.title: one for one in trained.add({name: page.TOPICS[name](example)})[name].figures}
 
 
 def test_tokens_are_those_of_the_run(computed):
@@ -41,19 +41,19 @@ def test_tokens_are_those_of_the_run(computed):
 def test_attention_is_that_of_the_last_layer(run, computed):
     (found,) = run.watch([("abc", "bca")])
     name = run.path.name
-    shown = pictures(computed, "heads")
+    shown = figures(computed, "heads")
     assert list(shown)[: found.weights["encoder"].shape[1]] == [f"Head {n} of {name}" for n in range(4)]
     np.testing.assert_array_equal(shown[f"Head 2 of {name}"].values, found.weights["encoder"][-1, 2])
-    cross = pictures(computed, "encoder-decoder")[f"Cross-attention of {name}"]
+    cross = figures(computed, "encoder-decoder")[f"Cross-attention of {name}"]
     np.testing.assert_allclose(cross.values.sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(cross.values, found.weights["cross"][-1].mean(axis=0))
     assert (cross.rows, cross.columns) == (["<s>", "b", "c", "a"], ["a", "b", "c", "</s>"])
-    stream = pictures(computed, "placement")[f"Norms of the residual stream of {name}, decoder"]
+    stream = figures(computed, "placement")[f"Norms of the residual stream of {name}, decoder"]
     np.testing.assert_allclose(stream.values, found.norms["decoder"], rtol=1e-3)
 
 
 def test_sums_of_outputs_are_their_log_probabilities(run, computed):
-    shown = pictures(computed, "beams")
+    shown = figures(computed, "beams")
     lines, scores, *_ = shown.values()
     assert len(lines.curves) > 1
     for curve, row in zip(lines.curves, scores.values, strict=True):

@@ -47,7 +47,7 @@ def test_pairs_between_tabs_and_in_two_fields(tmp_path):
         ("in.jsonl", b"{}\n", TEXT, r"line 1: has no field 'text', only : name another with --field"),
         ("in.jsonl", b'{"text": "a"}\n{"b": 1, "c": 2}\n', TEXT, r"line 2: has no field 'text', only 'b', 'c'"),
         ("in.jsonl", b'{"text": "a"}\n{"text": 1}\n', TEXT, r"line 2: field 'text' is int, not text"),
-        ("in.jsonl", b'{"text": "\\ud800"}\n', TEXT, r"line 1: field 'text' has half of a surrogate pair"),
+        ("in.jsonl", b'{"text": "\\ud800"}\n', TEXT, r"line 1: field 'text' has a lone surrogate"),
         ("in.jsonl", b'{"source": "a"}\n', PAIR, r"line 1: has no field 'target'.*with --target-field"),
         ("in.jsonl", b"[1]\n", TEXT, r"line 1: is not a JSON object"),
         ("in.jsonl.gz", b'{"text": "a"}\n{"text": "a"\n', TEXT, r"line 2: is not valid JSON \("),

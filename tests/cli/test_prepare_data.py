@@ -61,5 +61,5 @@ def test_the_command(corpus_folder, tmp_path, capsys):
         prepare_data.main([*arguments[:-1], str(tmp_path / "own"), "--overwrite"])
     with pytest.raises(ConfigError, match="cannot be downloaded"):
         prepare_data.main([*arguments[:-2], "--download"])
-    with pytest.raises(ConfigError, match="say where to write"):
+    with pytest.raises(ConfigError, match="add --output DIR, the folder to which"):
         prepare_data.main(arguments[:-2])

@@ -71,7 +71,7 @@ def test_unset_settings_accept_values_of_their_type():
         ({"model": {"num_heads": 7}}, "model.num_heads=7: must divide model.dim=512, or set model.head_dim"),
         ({"model": {"num_kv_heads": 3}}, "model.num_kv_heads=3: must divide model.num_heads=8"),
         ({"model": {"dim": 9, "num_heads": 3}}, "model.dim=9: must be even for model.position='sinusoidal'"),
-        ({"data": {"bucket_lengths": [32, 16]}}, r"data.bucket_lengths=\(32, 16\): must be lengths in rising order"),
+        ({"data": {"bucket_lengths": [32, 16]}}, r"data.bucket_lengths=\(32, 16\): must be lengths in ascending order"),
         ({"data": {"bucket_lengths": [512]}}, r"data.bucket_lengths=\(512,\): must not exceed model.max_length=256"),
         ({"model": {"attention": "basic", "num_heads": 1, "qk_norm": True}}, "model.qk_norm=True: is used only by"),
         ({"model": {"rotary_base": 5.0}}, "unknown setting 'model.rotary_base'; did you mean 'model.rotary.base'?"),
@@ -148,7 +148,7 @@ def test_unset_settings_accept_values_of_their_type():
         ({"train": {"lora_rank": 2}}, "train.lora_rank=2: updates the weights of a trained run"),
         (
             {"train": {"weights": "average_last", "average": 2, "steps": 9, "checkpoint_every": 9}},
-            "train.average=2: 1 checkpoints are made in train.steps=9: decrease it or train.checkpoint_every",
+            "train.average=2: only 1 checkpoints in train.steps=9: decrease it or train.checkpoint_every",
         ),
         (
             {
@@ -205,7 +205,7 @@ def test_a_config_with_renamed_settings_loads(tmp_path):
 WITHOUT_USE = {
     "optim.eps=1e-06: is used only by optim.optimizer='adamw' or": {"optimizer": "sgd", "eps": 1e-6},
     "optim.beta2=0.9: is used only by optim.optimizer='adamw' or": {"optimizer": "adafactor", "beta2": 0.9},
-    "optim.muon_beta=0.9: is used only by optim.optimizer='muon', not 'lion'; write its default, 0.95": {
+    "optim.muon_beta=0.9: is used only by optim.optimizer='muon', not 'lion'; leave it at its default, 0.95": {
         "optimizer": "lion",
         "muon_beta": 0.9,
     },

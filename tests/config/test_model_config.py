@@ -40,7 +40,7 @@ WITHOUT_EFFECT = {
         "family": "decoder_lm",
         **ROTARY,
     },
-    "model.layer_pattern=('gated_delta',): no layer uses model.attention='multi_head'; write 'gated_delta' for it": {
+    "model.layer_pattern=('gated_delta',): no layer uses model.attention='multi_head'; set model.attention='gated_": {
         "layer_pattern": ("gated_delta",),
         "family": "decoder_lm",
         **ROTARY,
@@ -81,9 +81,9 @@ WITHOUT_EFFECT = {
         "num_heads": 1,
         "attention_projections": "fused_kv",
     },
-    "model.attention_bias=(): is used only by model.attention='multi_head', not 'basic'; write its default, "
+    "model.attention_bias=(): is used only by model.attention='multi_head', not 'basic'; leave it at its default, "
     "('query', 'key', 'value', 'output')": {"attention": "basic", "num_heads": 1, "attention_bias": ()},
-    "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'; write its default, 512": {
+    "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'; leave it at its default, 512": {
         "mla": {"latent_dim": 8}
     },
     "model.gated_delta.num_key_heads=2: is used only by model.attention='gated_delta', not 'multi_head'; write its "

@@ -199,7 +199,7 @@ MISTAKES = [
     (
         "jsonl",
         {"a.jsonl": b'{"source": "a", "target": "\\ud800"}\n'},
-        r"a\.jsonl, line 1: field 'target' has half of a surrogate pair, which is not a character",
+        r"a\.jsonl, line 1: field 'target' has a lone surrogate, which is not a character",
     ),
     ("jsonl", {"a.jsonl": b"[]\n"}, r"a\.jsonl, line 1: is not an object with named fields"),
     ("jsonl", {"a.jsonl": b"[" * 100_000 + b"\n"}, r"a\.jsonl, line 1: is not valid JSON"),

@@ -293,7 +293,10 @@ class TestTokenizer:
         ({"objective": "denoising", "batching": "buckets"}, r"must be one of \('windows',\) for data.objective='deno"),
         ({"objective": "denoising", "source": "parallel_lines", "train": "{lang}"}, "'parallel_lines': does not fit d"),
         ({"objective": "span_corruption", "window": 2}, "data.window=2: must be at least 3 for data.objective='span_"),
-        ({"objective": "span_corruption", "window": 2000}, "has 111 spans, and only 100 sentinels; increase data"),
+        (
+            {"objective": "span_corruption", "window": 2000},
+            "needs 111 sentinels, but there are only 100; increase ",
+        ),
         ({"noise": {"density": 0.3}}, "data.noise.density=0.3: is used only by data.objective='masked_tokens' or "),
         ({"objective": "denoising", "noise": {"whole_words": True}}, "is used only by data.objective='masked_tokens'"),
         ({"objective": "denoising", "noise": {"density": 0.0}}, "data.noise.density=0.0: must exceed 0"),

@@ -216,7 +216,7 @@ def test_bpe_dropout_is_refused_if_the_prepared_tokenizers_are_no_bpe(corpus_fol
     prepare(config("seq2seq"), corpus_folder, tmp_path / "p", tokenizers=Tokenizers(*[ByteTokenizer()] * 2))
     cfg = prepared(config("seq2seq", tokenizer="bpe", bpe_dropout=0.1), tmp_path / "p")
     corpus = load_corpus(cfg, None)
-    with pytest.raises(ConfigError, match="data.bpe_dropout=0.1: needs a BPE, and the tokenizers of the data are of"):
+    with pytest.raises(ConfigError, match="data.bpe_dropout=0.1: needs a BPE tokenizer, which the data does not"):
         train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers))
 
 

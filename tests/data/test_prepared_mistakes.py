@@ -75,7 +75,7 @@ def test_a_split_of_one_empty_document(tmp_path):
     corpus = load_corpus(cfg, None)
     tokenizers = Tokenizers.load(corpus.tokenizers)
     assert list(evaluation_batches(cfg, corpus.validation, tokenizers)) == []
-    with pytest.raises(DataError, match="split validation has 0 tokens, and evaluation needs at least 2"):
+    with pytest.raises(DataError, match="split validation has 0 tokens, but evaluation needs at least 2"):
         check_predictable(cfg, corpus, tokenizers)
 
 

@@ -148,8 +148,8 @@ class TestRulesOfAConfig:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"forbidden": ("a", "Ω")}, r"decode.forbidden=\('a', 'Ω'\): the vocabulary has no token of 'Ω'"),
-            ({"forbidden": (" ",)}, "decode.forbidden=.*: the vocabulary has no token of ' '"),
+            ({"forbidden": ("a", "Ω")}, r"decode.forbidden=\('a', 'Ω'\): 'Ω' cannot be encoded with this vocabulary"),
+            ({"forbidden": (" ",)}, "decode.forbidden=.*: ' ' cannot be encoded with this vocabulary"),
             ({"prefix": "a Ω"}, "decode.prefix='a Ω': cannot be encoded with this vocabulary"),
             ({"prefix": "  "}, "decode.prefix='  ': cannot be encoded with this vocabulary"),
             (

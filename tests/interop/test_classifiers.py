@@ -64,5 +64,5 @@ def test_a_head_of_one_label_is_refused(tmp_path):
 
 def test_token_types_are_needed_to_be_written(tmp_path):
     cfg = tiny("classifier", **CLASSIFIER | {"token_types": 0})
-    with pytest.raises(ConfigError, match="^model_type 'bert' cannot hold this model: model.token_types=0$"):
+    with pytest.raises(ConfigError, match="^model_type 'bert' cannot represent this model: model.token_types=0$"):
         hf.save(tmp_path / "out", "bert", cfg, build(cfg)[1])

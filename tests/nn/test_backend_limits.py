@@ -23,7 +23,7 @@ FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
     ],
 )
 def test_pallas_refuses_unsupported_masks(mask, unknown):
-    sentence = f"'pallas' cannot apply masks of {unknown}; write one of auto, reference"
+    sentence = f"'pallas' does not support {unknown}; write one of auto, reference"
     x = normal(1, 4, 1, 2)
     with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
         attention_ops.attend(x, x, x, mask, backend="pallas")
@@ -34,9 +34,9 @@ def test_pallas_refuses_unsupported_masks(mask, unknown):
     [
         (
             {"attention_backend": "cudnn"},
-            "'cudnn' needs a gpu, and this mesh is on a cpu; write one of auto, reference, xla",
+            "'cudnn' needs a gpu, but this mesh is on a cpu; write one of auto, reference, xla",
         ),
-        ({"attention_backend": "pallas"}, "'pallas' needs a gpu, and this mesh is on a cpu; write one of auto"),
+        ({"attention_backend": "pallas"}, "'pallas' needs a gpu, but this mesh is on a cpu; write one of auto"),
         (
             {"attention_backend": "xla", "attention_dropout": 0.1},
             "'xla' cannot drop attention weights .*; write one of auto, reference, blockwise",
@@ -69,13 +69,13 @@ def test_pallas_supports_only_plain_self_attention(family, settings, unknown):
         if unknown is None:
             registry.shapes(registry.build(cfg))
             return
-        with pytest.raises(ConfigError, match=f"'pallas' cannot apply masks of {unknown}"):
+        with pytest.raises(ConfigError, match=f"'pallas' does not support {unknown}"):
             registry.build(cfg)
 
 
 def test_unsupported_head_sizes_are_refused():
     cfg = tiny("decoder_lm", attention_backend="cudnn", dtype="bfloat16", dim=40, num_heads=2)
-    sentence = r"needs heads of a multiple of 8, at most 256, features, not 20 \(model.head_dim\)"
+    sentence = r"needs a head size that is a multiple of 8 and at most 256, not 20 \(model.head_dim\)"
     with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
         registry.build(cfg)
 

@@ -237,7 +237,7 @@ def change(source, target, **settings):
         ({"model_type": "bloom"}, "model_type 'bloom' is not supported; supported are bart, bert, gemma2"),
         ({"n_layer": 3}, "the checkpoint has no array 'transformer.h.2.*' for the parameter decoder/layers_2/"),
         ({"n_layer": 1}, "the checkpoint has arrays that the model does not: transformer.h.1"),
-        ({"n_inner": 20}, "transformer.h.0.mlp.* of the checkpoint has the shape .*, which does not fit ours"),
+        ({"n_inner": 20}, "transformer.h.0.mlp.* of the checkpoint has the shape .*; expected: "),
         ({"activation_function": "mish"}, "this checkpoint cannot be read: activation 'mish' is not supported"),
     ],
 )
@@ -261,7 +261,7 @@ def test_folders_that_are_no_checkpoint(checkpoint, tmp_path):
 def test_a_model_that_an_architecture_cannot_hold(checkpoint, tmp_path):
     cfg, params = hf.load(checkpoint)
     with pytest.raises(
-        ConfigError, match="'llama' cannot hold this model: the architecture has no array for the parameter d"
+        ConfigError, match="'llama' cannot represent this model: the architecture has no array for the parameter d"
     ):
         hf.save(tmp_path / "llama", "llama", cfg, params)
 

@@ -194,7 +194,7 @@ def test_flags_that_a_folder_does_not_use(imported, tmp_path):
     run = ["--run", str(tmp_path / "run")]
     for flags in (["--tokenizer", "a.json"], ["--model-args", "nhead=3"]):
         with pytest.raises(
-            ConfigError, match=f"{flags[0]} is for state dicts of PyTorch, and .* is not one: leave it out"
+            ConfigError, match=f"{flags[0]} is for state dicts of PyTorch, but .* is not one: leave it out"
         ):
             import_hf.main([str(imported("llama")[0]), *run, *flags])
 

@@ -256,7 +256,7 @@ def test_a_checkpoint_without_a_classification_head(tmp_path):
     parity.their_model("bert").save_pretrained(tmp_path)
     body = {name: a for name, a in files.read_arrays(tmp_path).items() if not name.startswith("classifier.")}
     rewritten(tmp_path, **{name: np.asarray(array) for name, array in body.items()})
-    with pytest.raises(ConfigError, match="no classification head; give num_classes=... to start a random one"):
+    with pytest.raises(ConfigError, match="no classification head; set num_classes=... to initialize one randomly"):
         hf.load(tmp_path)
     cfg, params = hf.load(tmp_path, num_classes=5)
     assert cfg.num_classes == 5
@@ -315,7 +315,9 @@ def test_what_would_load_as_another_model_is_not_written(name, tmp_path):
     model_type, changes = OTHERS[name]
     _, params = build(tiny("decoder_lm", **PLAIN.get(model_type, PLAIN["llama"]) | changes))
     cfg = tiny("decoder_lm", **PLAIN.get(model_type, PLAIN["llama"]) | changes)
-    with pytest.raises(ConfigError, match=f"^model_type '{model_type}' cannot hold this model: (?!this checkpoint)"):
+    with pytest.raises(
+        ConfigError, match=f"^model_type '{model_type}' cannot represent this model: (?!this checkpoint)"
+    ):
         hf.save(tmp_path / "out", model_type, cfg, params)
     assert not (tmp_path / "out").exists()
 

@@ -249,17 +249,17 @@ ATTENTION = (
 
 
 def pictures_are_drawn_when_they_are_seen(page: Any) -> None:
-    pictures = page.locator(".picture")
-    assert pictures.count() > 40
-    for picture in pictures.all():
-        picture.scroll_into_view_if_needed()
-        picture.locator(".heatmaplayer image, .scatterlayer .trace").first.wait_for(state="attached", timeout=20_000)
+    figures = page.locator(".figure")
+    assert figures.count() > 40
+    for figure in figures.all():
+        figure.scroll_into_view_if_needed()
+        figure.locator(".heatmaplayer image, .scatterlayer .trace").first.wait_for(state="attached", timeout=20_000)
     assert page.locator(".formula math").count() > 20
 
 
 def paper_has_all_pictures(page: Any) -> None:
     page.emulate_media(media="print")
-    until(page, "root.dataset.printing === 'yes' && drawn.size === pictures.length")
+    until(page, "root.dataset.printing === 'yes' && drawn.size === figures.length")
     _paper_can_be_read(page)
     assert not page.locator(".numbers").first.is_visible()
 

@@ -44,14 +44,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="default: the one on the PATH")
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--pictures", type=Path, metavar="DIR", help="where pictures of the reports go")
+    parser.add_argument("--screenshots", type=Path, metavar="DIR", help="where screenshots of the reports go")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         reports = write_reports(Path(folder))
-        found: dict[str, Any] = {name: check(name, path, browser, options.pictures) for name, path in reports.items()}
+        found: dict[str, Any] = {
+            name: check(name, path, browser, options.screenshots) for name, path in reports.items()
+        }
         found["opening"] = opening(reports["long"], browser)
         if options.record:
             commands.write_record(options.record, "tests.report.page", chromium=browser.version, **found)
@@ -127,7 +129,7 @@ def opened(path: Path, browser: Any, size: tuple[int, int], scheme: str) -> tupl
     return page, mistakes, (painted, drawn)
 
 
-def check(name: str, path: Path, browser: Any, pictures: Path | None) -> dict[str, dict[str, str]]:
+def check(name: str, path: Path, browser: Any, screenshots: Path | None) -> dict[str, dict[str, str]]:
     """Returns the outcome of each check at each width and in each color scheme."""
     found: dict[str, dict[str, str]] = {}
     for width, size in WIDTHS.items():
@@ -145,8 +147,8 @@ def check(name: str, path: Path, browser: Any, pictures: Path | None) -> dict[st
                 print(
                     f"{name}, {width}, {scheme}: {one.__name__.replace('_', ' ')}: {outcome[one.__name__]}", flush=True
                 )
-                if pictures and one is every_chart_is_drawn_when_it_is_seen:
-                    page.screenshot(path=pictures / f"{name}_{width}_{scheme}.png", full_page=True)
+                if screenshots and one is every_chart_is_drawn_when_it_is_seen:
+                    page.screenshot(path=screenshots / f"{name}_{width}_{scheme}.png", full_page=True)
                 page.close()
     return found
 

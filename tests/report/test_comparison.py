@@ -164,7 +164,7 @@ def test_text_is_whole_and_says_what_its_numbers_are(tmp_path, capsys):
     command.main([*map(str, folders), "--resamples", "100"])
     text = capsys.readouterr().out
     assert f"'{name}'" in text
-    assert re.search(r"lost most: right with probability 0\.\d\d to wrong with probability 0\.\d\d\n", text)
+    assert re.search(r"lost most: correct with probability 0\.\d\d to wrong with probability 0\.\d\d\n", text)
     command.main([str(folders[0]), str(write_run(tmp_path / "other", family="classifier", examples=39))])
     assert "were not evaluated on the same examples" in capsys.readouterr().out
 

@@ -29,15 +29,15 @@ def topics():
     return {name: topic for group in page.build(EXAMPLE).values() for name, topic in group.items()}
 
 
-def picture(topic, title: str):
-    (found,) = (one for one in topic.pictures if one.title.startswith(title))
+def figure(topic, title: str):
+    (found,) = (one for one in topic.figures if one.title.startswith(title))
     return found
 
 
 def test_every_topic_has_all_its_parts(topics):
     assert set(topics) == set(page.TOPICS)
     for name, topic in topics.items():
-        assert topic.formulas and topic.shapes and topic.functions and topic.pictures and topic.mistakes, name
+        assert topic.formulas and topic.shapes and topic.functions and topic.figures and topic.mistakes, name
         for one in topic.formulas:
             ElementTree.fromstring(one)
         sizes: dict[str, set[int]] = {}
@@ -69,11 +69,11 @@ def test_the_named_tests_exist(topics):
 def test_attention_equals_numpy(topics):
     x = np.float64(EXAMPLE.x[0])
     for title, scale in (("Weights of the sentence", CFG.dim**-0.5), ("The same without", 1.0)):
-        weights = picture(topics["dot-product"], title).values
+        weights = figure(topics["dot-product"], title).values
         np.testing.assert_allclose(weights, oracles.softmax(scale * x @ x.T), atol=1e-5)
-    causal = topics["masks"].pictures[0].values
+    causal = topics["masks"].figures[0].values
     np.testing.assert_array_equal(~np.isnan(causal), np.tri(len(x), dtype=bool))
-    alone = picture(topics["masks"], "A query without keys").values
+    alone = figure(topics["masks"], "A query without keys").values
     seen = np.tri(len(x), dtype=bool) & (np.arange(len(x)) > 0)
     scores = np.where(seen, np.exp(x @ x.T / np.sqrt(CFG.dim)), 0)
     np.testing.assert_allclose(alone, scores / np.maximum(scores.sum(1, keepdims=True), 1e-300), atol=1e-5)
@@ -81,28 +81,28 @@ def test_attention_equals_numpy(topics):
 
 def test_positions_equal_numpy(topics):
     T = len(EXAMPLE.source)
-    encodings = picture(topics["sinusoids"], "Encoding").values
+    encodings = figure(topics["sinusoids"], "Encoding").values
     np.testing.assert_allclose(encodings, [position_oracles.sinusoid(p, CFG.dim) for p in range(T)], atol=1e-6)
-    shifted = picture(topics["sinusoids"], "PE(p + 3)").values
+    shifted = figure(topics["sinusoids"], "PE(p + 3)").values
     np.testing.assert_allclose(shifted, [position_oracles.sinusoid(p + 3, CFG.dim) for p in range(T)], atol=1e-5)
     bias = position_oracles.alibi_bias(CFG.num_heads, T, T)
     weights = oracles.softmax(np.where(np.tri(T, dtype=bool), bias[0], -np.inf))
-    found = picture(topics["alibi"], "Weights of head 0").values
+    found = figure(topics["alibi"], "Weights of head 0").values
     np.testing.assert_allclose(np.nan_to_num(found), weights, atol=1e-6)
-    table = picture(topics["t5-buckets"], "Buckets of the sentence").values
+    table = figure(topics["t5-buckets"], "Buckets of the sentence").values
     expected = [[position_oracles.relative_bucket(s - t, 16, 32, True) for s in range(T)] for t in range(T)]
     np.testing.assert_array_equal(table, expected)
-    scores = picture(topics["rope"], "Scores of one word").values
+    scores = figure(topics["rope"], "Scores of one word").values
     for offset in range(T):
         assert np.ptp(np.diagonal(scores, offset)) < 1e-5
 
 
 def test_layers_equal_numpy(topics):
-    (x, normal, rms) = (picture(topics["norms"], name).values for name in ("input", "LayerNorm", "RMSNorm"))
+    (x, normal, rms) = (figure(topics["norms"], name).values for name in ("input", "LayerNorm", "RMSNorm"))
     ones = np.ones(CFG.dim)
     np.testing.assert_allclose(normal, oracles.layer_norm(np.float64(x), ones, 0 * ones, 1e-5), atol=1e-5)
     np.testing.assert_allclose(rms, oracles.rms_norm(np.float64(x), ones, 1e-5), atol=1e-5)
-    weights = picture(topics["experts"], "Weights of the chosen").values
+    weights = figure(topics["experts"], "Weights of the chosen").values
     np.testing.assert_allclose(np.nansum(weights, axis=1), 1, atol=1e-6)
     assert (~np.isnan(weights)).sum(axis=1).tolist() == [2] * len(EXAMPLE.source)
     logits = EXAMPLE.x[0] @ (vectors([f"expert {e}" for e in range(4)], CFG.dim).T / 4)
@@ -112,12 +112,12 @@ def test_layers_equal_numpy(topics):
 
 
 def test_the_loss_equals_its_formula(topics):
-    right, _, mistaken = picture(topics["teacher-forcing"], "Loss by").curves
+    right, _, mistaken = figure(topics["teacher-forcing"], "Loss by").curves
     V = 4 + len(set(EXAMPLE.target))
     np.testing.assert_allclose(right.y, np.log1p((V - 1) * np.exp(-np.float64(right.x))), atol=1e-5)
     assert mistaken.name == "probabilities, by mistake"
     assert min(mistaken.y) > np.log(1 + (V - 1) / np.e)
-    read = picture(topics["teacher-forcing"], "What each position")
+    read = figure(topics["teacher-forcing"], "What each position")
     assert read.rows == ["0 → le", "1 → chat", "2 → vit", "3 → </s>"]
     assert read.texts[3] == ["<s>", "le", "chat", "vit"]
 
@@ -131,7 +131,7 @@ def test_scores_of_beams_equal_the_counts_of_words(topics):
         count = pairs.count((word, following))
         return np.log((count + SMOOTHING) / (sum(first == word for first, _ in pairs) + V * SMOOTHING))
 
-    scores = picture(topics["beams"], "Scores")
+    scores = figure(topics["beams"], "Scores")
     for row, (total, _, mean) in zip(scores.rows, scores.values, strict=True):
         output = row.split()
         expected = sum(log_p(*pair) for pair in zip(["<s>", *output], output, strict=False))
@@ -140,10 +140,10 @@ def test_scores_of_beams_equal_the_counts_of_words(topics):
 
 
 def test_slots_hold_the_words(topics):
-    dense, ring = topics["kv-cache"].pictures[:2]
+    dense, ring = topics["kv-cache"].figures[:2]
     assert dense.texts[-1] == list(EXAMPLE.source)
     assert ring.texts[-1] == ["<", "b", ">", "the"]
-    pool = topics["paged-cache"].pictures[0]
+    pool = topics["paged-cache"].figures[0]
     assert pool.texts[0] == list(EXAMPLE.source[:4])
 
 
@@ -151,9 +151,9 @@ def test_the_page_is_complete_and_needs_no_network(topics):
     text = page.render({"All": topics}, EXAMPLE, "python scripts/explain.py --text 'x'")
     assert not re.search(r'(?:src|href)="(?!#|data:)', text)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
-    places = [int(number) for number in re.findall(r'data-picture="(\d+)"', text)]
-    assert places == list(range(len(data["pictures"])))
-    assert data["pictures"][0]["y"] == list(EXAMPLE.source)
+    places = [int(number) for number in re.findall(r'data-figure="(\d+)"', text)]
+    assert places == list(range(len(data["figures"])))
+    assert data["figures"][0]["y"] == list(EXAMPLE.source)
     assert "<dd>the cat saw the &lt; b &gt;</dd>" in text
 
 

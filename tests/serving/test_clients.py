@@ -150,7 +150,7 @@ def test_embeddings_as_numbers_and_as_base64(encoder):
         ({"input": ""}, "the text is empty"),
         ({"input": ["a", "b" * 2002]}, "text 2: the text has 2002 tokens, but the model takes at most 2001"),
         ({"input": ["a"] * 2049}, "input: at most 2048 texts at once"),
-        ({"input": "a", "dimensions": 2}, "dimensions: this server does not offer it"),
+        ({"input": "a", "dimensions": 2}, "dimensions: is not supported by this server"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format: is not a known value"),
         ({"input": 5}, "input: must be a text or a list"),
     ],

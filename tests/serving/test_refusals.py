@@ -41,8 +41,8 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({"prompt": "a", "logprobs": 6}, "logprobs: must be at most 5", "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs: must be an integer or null, not true or false", "logprobs"),
         ({"prompt": "a", "best_of": 2}, "best_of: must be n=1", "best_of"),
-        ({"prompt": "a", "suffix": "b"}, "suffix: this server does not offer it; leave it out", "suffix"),
-        ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias: this server does not offer it", "logit_bias"),
+        ({"prompt": "a", "suffix": "b"}, "suffix: is not supported by this server; leave it out", "suffix"),
+        ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias: is not supported by this server", "logit_bias"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: this server does not", "presence_penalty"),
         ({"prompt": "a", "frequency_penalty": False}, "frequency_penalty: this server", "frequency_penalty"),
         ({"prompt": "a", "user": 5}, "user: must be a text or null, not an integer", "user"),
@@ -96,11 +96,11 @@ def test_wrong_fields_of_translate(translator, body, sentence, param):
 
 
 def test_log_probabilities_that_do_not_exist(translator):
-    sentence = "logprobs: not offered for the tokens of a source; leave out echo"
+    sentence = "logprobs: is not supported for the tokens of a source; leave out echo"
     refused(translator.post(COMPLETE, prompt="a", echo=True, logprobs=1), 400, sentence, "logprobs")
     engine = FakeEngine()
     with around(engine, dataclasses.replace(served(engine, "decoder_lm"), prefix_lm=True)) as one:
-        sentence = "logprobs: not offered for a model with prefix_lm=True; leave it out"
+        sentence = "logprobs: is not supported for a model with prefix_lm=True; leave it out"
         refused(one.post(COMPLETE, prompt="a", logprobs=1), 400, sentence, "logprobs")
 
 
@@ -113,12 +113,12 @@ def test_log_probabilities_that_do_not_exist(translator):
         (b"null", "the body must be a JSON object"),
         (b'{"prompt": "a"} x', "the body is not JSON"),
         (b'{"prompt": "\xff"}', "the body is not UTF-8"),
-        (b'{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"prompt": "\\ud800"}', "a lone surrogate"),
         (b'{"prompt": "a", "temperature": NaN}', "has the number NaN"),
         (b'{"prompt": "a", "temperature": -Infinity}', "has the number -Infinity"),
         (b'{"prompt": "a", "temperature": 1e999}', "has the number 1e999"),
         (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "which is out of range"),
-        (b'{"prompt": "a", "prompt": "b"}', "has a field twice"),
+        (b'{"prompt": "a", "prompt": "b"}', "has a duplicate field"),
         (b"[" * 9000, "nested too deeply"),
     ],
 )

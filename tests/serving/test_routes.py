@@ -279,6 +279,6 @@ def test_a_model_without_attention_weights(translator):
     with around(FakeEngine(), dataclasses.replace(translator.model, attention="it has a state")) as one:
         refused = one.post("/attention", text="a", output="b")
         assert refused.status_code == 404
-        assert refused.json()["error"]["message"] == "this server shows no attention: it has a state"
+        assert refused.json()["error"]["message"] == "attention is not available: it has a state"
         found = one.client.get("/info").json()
         assert (found["attention"], found["no_attention"]) == (False, "it has a state")

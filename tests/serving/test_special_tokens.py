@@ -11,7 +11,7 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
 from tformer_jax.inference.score import Scored
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.serving.logprobs import logprobs
-from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.request_error import RequestError
 from tformer_jax.special_tokens import SpecialTokens
 
 NAMES = {1: "[CLS]", 3: "[END]"}
@@ -33,12 +33,12 @@ def test_texts_are_framed_and_token_ids_are_not(family):
     (text,) = Framed().encode("a")
     ends = (3,) if family == "seq2seq" else ()
     assert model.encode("field", ["a", (text,), (1, text, 3)], 3) == [(1, text, 3), (text, *ends), (1, text, 3)]
-    with pytest.raises(Refusal, match="has 4 tokens, but the model takes at most 3"):
+    with pytest.raises(RequestError, match="has 4 tokens, but the model takes at most 3"):
         model.encode("field", ["ab"], 3)
     if family == "seq2seq":
         assert model.encode("field", [" "], 3) == [()]
     else:
-        with pytest.raises(Refusal, match="is empty"):
+        with pytest.raises(RequestError, match="is empty"):
             model.encode("field", [""], 3)
 
 

@@ -46,7 +46,7 @@ def test_the_working_directory_is_resumed_but_not_replaced(corpus_folder, tmp_pa
     built.close()
     assert built.folder == folder
     with pytest.raises(
-        ConfigError, match="run holds the working directory, which a new run would replace: choose anoth"
+        ConfigError, match="run contains the working directory, which a new run would replace: choose anoth"
     ):
         experiment.build(small_config(), Path(name), data_root=corpus_folder, overwrite=True)
     assert run_folder.holds_run(folder)
@@ -197,7 +197,7 @@ def test_lora_freezes_no_new_parameter(corpus_folder, first, tmp_path):
 def test_a_run_is_kept_if_its_replacement_does_not_fit(corpus_folder, first, tmp_path):
     folder = Path(shutil.copytree(first, tmp_path / "run"))
     cfg = with_model(small_config(start_from=str(first)), dim=32, ffn_dim=32, max_length=24)
-    with pytest.raises(ConfigError, match="train.start_from=.*first': no parameter fits this model"):
+    with pytest.raises(ConfigError, match="train.start_from=.*first': no parameter matches this model"):
         experiment.build(cfg, folder, data_root=corpus_folder, overwrite=True)
     assert run_folder.holds_run(folder)
 
@@ -255,7 +255,7 @@ def test_a_held_out_text_of_one_token_is_refused_before_training(tmp_path, split
     data = DataConfig(source="text", **files, tokenizer="bytes", batching="windows", window=8, batch_size=2)
     cfg = Config(model=tiny("decoder_lm"), data=data, parallel=ParallelConfig(data=1))
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=None))
-    with pytest.raises(DataError, match=f"split {split} has 1 tokens, and evaluation needs at least 2"):
+    with pytest.raises(DataError, match=f"split {split} has 1 tokens, but evaluation needs at least 2"):
         experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
     assert not (tmp_path / "run").exists()
 
@@ -265,7 +265,7 @@ def test_tied_embeddings_need_one_vocabulary():
     source, target = (CharacterTokenizer.train([letters], 16) for letters in ("abc", "xyz"))
     assert source.vocab_size == target.vocab_size
     cfg = Config(model=ModelConfig(tie_embeddings="all"))
-    with pytest.raises(ConfigError, match="model.tie_embeddings='all': needs one vocabulary, and the tokenizers"):
+    with pytest.raises(ConfigError, match="model.tie_embeddings='all': needs one vocabulary, but the tokenizers"):
         experiment.resolve(cfg, Tokenizers(source, target), None)
     experiment.resolve(cfg, Tokenizers(source, source), None)
 

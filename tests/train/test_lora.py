@@ -250,8 +250,8 @@ def test_a_sharded_step_equals_that_of_one_device():
     ("train", "sentence"),
     [
         ({"lora_rank": 9}, "train.lora_rank=9: must be at most 8, the smaller side of decoder/layers_0/"),
-        ({"lora_rank": 2, "lora_kernels": "*/q/*"}, r"'\*/q/\*' fits no such parameter; one is 'decoder/layers_0/"),
-        ({"lora_rank": 2, "lora_whole": "top/*"}, r"'top/\*' fits no such parameter; one is '"),
+        ({"lora_rank": 2, "lora_kernels": "*/q/*"}, r"'\*/q/\*' matches no such parameter, such as 'decoder/layers_0/"),
+        ({"lora_rank": 2, "lora_whole": "top/*"}, r"'top/\*' matches no such parameter, such as '"),
         ({"lora_alpha": 2.0}, "train.lora_alpha=2.0: is used only with train.lora_rank; leave it out"),
     ],
 )

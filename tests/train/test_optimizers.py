@@ -199,7 +199,7 @@ def test_weight_decay_excludes_biases_and_norms(model):
 
 
 def test_a_glob_without_matches_is_refused():
-    with pytest.raises(ConfigError, match="'encoder/.' fits no parameter; one is 'attention/query/bias'"):
+    with pytest.raises(ConfigError, match="'encoder/.' matches no parameter, such as 'attention/query/bias'"):
         optimizers.build(settings(learning_rates=("encoder/*=0.1",)), boxed())
 
 
@@ -342,8 +342,8 @@ def test_the_state_is_float32_for_bfloat16_parameters():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rates": ("*kernel",)}, r"'\*kernel' must read GLOB=FACTOR, such as '\*embedding=0.1'"),
-        ({"learning_rates": ("*=-1",)}, "must read GLOB=FACTOR"),
+        ({"learning_rates": ("*kernel",)}, r"'\*kernel' must be GLOB=FACTOR, such as '\*embedding=0.1'"),
+        ({"learning_rates": ("*=-1",)}, "must be GLOB=FACTOR"),
         ({"optimizer": "schedule_free_adamw", "schedule": "cosine"}, "must be 'constant' for"),
         ({"optimizer": "schedule_free_adamw", "learning_rates": ("*=2",)}, "is not supported by"),
         ({"optimizer": "adam"}, "optim.optimizer='adam': is not a known value; did you mean 'adamw'?"),

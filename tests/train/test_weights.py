@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close, randomized
+from tests.helpers import apply, assert_close, randomized
 from tests.train.conftest import small_config
 from tests.train.test_checkpoint import made
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.train import experiment, loop, optimizers, state, weights
+from tformer_jax.train import experiment, loop, optimizers, start_from, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.start_from import load_matching
@@ -136,7 +136,7 @@ def test_a_run_with_only_its_weights(first, tmp_path):
     expected = load_trained(tmp_path / "run").params
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, expected)
-    _, report = load_matching(expected, tmp_path / "run")
+    _, report = load_matching(expected, small_config().model, tmp_path / "run")
     assert len(report.loaded) == len(jax.tree.leaves(expected))
     (tmp_path / "run" / "weights.json").unlink()
     with pytest.raises(ConfigError, match="holds no checkpoint yet; train it first"):
@@ -181,7 +181,7 @@ def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys,
     result = run(cfg, tmp_path / "run", corpus_folder)
     assert result["steps"] == 8
     assert result["weights"] == {"kind": "best", "steps": [4]}
-    assert "Stopped at step 8: no better loss in 2 evaluations" in capsys.readouterr().out
+    assert "Stopped at step 8: loss has not improved in 2 evaluations" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "8"]
     records = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [record["step"] for record in records if record["group"] == "train"] == [2, 4, 6, 8]
@@ -242,6 +242,9 @@ def test_settings_that_contradict_each_other(changes, message):
         small_config(**changes)
 
 
+UNTIED = {"tie_embeddings": "none"}
+
+
 def wider(cfg: Config) -> Config:
     return dataclasses.replace(
         cfg, model=dataclasses.replace(cfg.model, ffn_dim=24, decoder_layers=2, output_bias=True)
@@ -252,7 +255,7 @@ def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp
     loaded = load_trained(first).params
     built = experiment.build(wider(small_config()), tmp_path / "second", data_root=corpus_folder)
     fresh = randomized(registry.shapes(built.model))
-    params, report = load_matching(fresh, first)
+    params, report = load_matching(fresh, built.cfg.model, first)
     built.close()
     same = params["decoder"]["layers_0"]["self_attention"], loaded["decoder"]["layers_0"]["self_attention"]
     jax.tree.map(np.testing.assert_array_equal, *same)
@@ -262,6 +265,20 @@ def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp
     assert not report.unused
     kernel = params["decoder"]["layers_0"]["ffn"]["expand"]["kernel"]
     np.testing.assert_array_equal(kernel, fresh["decoder"]["layers_0"]["ffn"]["expand"]["kernel"])
+
+
+@pytest.mark.parametrize("layout", [{"scan_layers": True}, {"attention_projections": "fused_qkv"}, UNTIED])
+def test_parameters_in_another_layout_are_converted(first, layout):
+    """The logits are those of the other run; regression test: such parameters were newly initialized."""
+    other = load_trained(first)
+    cfg = dataclasses.replace(other.model.cfg, **layout)
+    model = registry.build(cfg)
+    fresh = randomized(registry.shapes(model))
+    params, report = load_matching(fresh, cfg, first)
+    assert not report.new and (layout is UNTIED or not report.unused)
+    tokens = np.array([[5, 6, 7]], np.int32)
+    assert_close(apply(model, params, tokens, tokens), apply(other.model, other.params, tokens, tokens), 1e-6)
+    start_from.check(small_config().train, cfg, other.tokenizers, first)
 
 
 class OtherFails(ProcessGroup):
@@ -277,7 +294,7 @@ def test_all_processes_load_the_same_checkpoint_of_another_run(first, tmp_path):
     (other / "weights.json").unlink()
     params = load_trained(other).params
     with pytest.raises(ConfigError, match="process 1 .host b.: checkpoints/1 is damaged"):
-        load_matching(params, other, OtherFails())
+        load_matching(params, small_config().model, other, OtherFails())
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def measure_attention(pipe: Any, backend: str, shapes: Sequence[Shape], dtype: s
 
     Sends (number of the shape, part of its result) through `pipe`: first the bytes that XLA plans for intermediate
     results, then the median seconds after one warm-up run, and the peak memory beyond the inputs: of the device, or on
-    a CPU of the process. A shape that the backend refuses, or for which memory runs out, has a `failure` instead.
+    a CPU of the process. A shape that the backend rejects, or for which memory runs out, has a `failure` instead.
     """
     unrelated = None
     for number, shape in enumerate(shapes):

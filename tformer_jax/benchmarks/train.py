@@ -190,7 +190,7 @@ def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance
 def show(case: Mapping[str, Any]) -> None:
     """Prints a table with one row per system."""
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
-    caption = "of peak: of the FLOP/s of square products; first step: since the start of the process, without caches"
+    caption = "of peak: share of the FLOP/s of large square matmuls; first step: from process start, with empty caches"
     columns = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
     table = Table(*columns, title=title, caption=caption)
     for column in table.columns[1:]:

@@ -34,7 +34,7 @@ def about(run: tj.Run) -> dict[str, Any]:
 
 
 def languages(cfg: Config) -> tuple[str, str] | None:
-    """Returns the languages of a translator; None if the config does not tell them."""
+    """Returns the languages of a translator; None if the config does not specify them."""
     pair, default = (cfg.data.source_language, cfg.data.target_language), DataConfig()
     unset = pair == (default.source_language, default.target_language)
     told = cfg.data.source in ("cldr_translation", "parallel_lines") or not unset

@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser, with one subcommand per benchmark."""
     result = argparse.ArgumentParser(
         prog="benchmark.py",
-        description="Measures training, decoding, caches, attention, the data pipeline, and the cost of growth.",
+        description="Measures training, decoding, caches, attention, the data pipeline, and how training cost scales.",
         allow_abbrev=False,
     )
     commands = result.add_subparsers(dest="benchmark", required=True)
@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--rounds", type=integer(1), default=5, metavar="N", help="rounds per system (default: 5)")
     train.add_argument("--steps", type=integer(1), default=5, metavar="N", help="measured steps per round (default: 5)")
-    growth = commands.add_parser("growth", help="cost of training as context, depth, vocabulary or experts grow")
+    growth = commands.add_parser("growth", help="scaling of training cost with context, depth, vocabulary or experts")
     names = list(GROWTHS)
     growth.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"one or more of {', '.join(names)}"

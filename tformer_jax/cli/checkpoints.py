@@ -73,7 +73,7 @@ def _check_flags(options: argparse.Namespace, path: Path) -> None:
         reason = "is for state dicts of PyTorch"
     for flag, value in given.items():
         if value:
-            raise ConfigError(f"{flag} {reason}, and {options.checkpoint} is not one: leave it out")
+            raise ConfigError(f"{flag} {reason}, but {options.checkpoint} is not one: leave it out")
 
 
 def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
@@ -204,4 +204,4 @@ def _save(options: argparse.Namespace, run: tj.Run) -> str:
                 raise
             problems.add(str(error).partition(": ")[2])
     reason = problems.pop() if len(problems) == 1 else "name one with --model-type to see what it lacks"
-    raise ConfigError(f"none of the architectures {', '.join(hf.ARCHITECTURES)} holds this model exactly: {reason}")
+    raise ConfigError(f"none of the architectures {', '.join(hf.ARCHITECTURES)} represents this model: {reason}")

@@ -56,7 +56,7 @@ def cards() -> list[Card]:
     """Returns the NVIDIA GPUs of this machine, whether or not JAX uses them.
 
     Raises:
-        ConfigError: nvidia-smi is installed, and fails.
+        ConfigError: nvidia-smi is installed, but fails.
     """
     if not shutil.which("nvidia-smi"):
         return []
@@ -79,7 +79,7 @@ def devices() -> list[jax.Device]:
         return jax.devices()
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise RunError(f"JAX has no device ({reason}): unset JAX_PLATFORMS, or install what it names") from error
+        raise RunError(f"JAX has no device ({reason}): unset JAX_PLATFORMS, or install that backend") from error
 
 
 def unused_accelerators(found: list[Card], backend: str) -> Iterator[str]:
@@ -183,7 +183,7 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
     if free < needed:
         held = f", of which {kept} checkpoints take {size_of(checkpoint * kept)}" if checkpoint else ""
         yield (
-            f"the disk of {run} has {size_of(free)} free, and a run needs {size_of(needed)}{held}: free some space, "
+            f"the disk of {run} has {size_of(free)} free, but a run needs {size_of(needed)}{held}: free some space, "
             "choose another --run, or keep fewer (train.keep_checkpoints, train.keep_best, "
             "train.permanent_every)"
         )

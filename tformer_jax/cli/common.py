@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tformer_jax.api import Run
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
-REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of the names or permissions of files that a user gives."""
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 DATA_VARIABLE = "TFORMER_DATA"
@@ -59,7 +59,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     except BrokenPipeError:
         discard_output()
     except OSError as error:
-        if error.errno in REFUSED and error.filename is not None:
+        if error.errno in FILE_ERRORS and error.filename is not None:
             print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             sys.exit(USER_ERROR)
         if error.errno not in FULL_DISK:

@@ -129,7 +129,7 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     try:
         filled = with_sizes(cfg)
     except ConfigError as error:
-        findings.hints.append(f"what a device would hold is not shown: {error}")
+        findings.hints.append(f"memory per device is not shown: {error}")
         return None
     findings.hints += [found] if (found := assumption(cfg)) else []
     if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled, train=True))):
@@ -178,7 +178,7 @@ def mesh(sizes: dict[str, int], devices: int) -> Table:
 
 def parameters(found: Placement) -> Table:
     """Returns a table of the groups of parameters, and their placement."""
-    table = Table("parameter", "times", "shape", "axes", "placed on", "per device", title="parameters")
+    table = Table("parameter", "count", "shape", "logical axes", "mesh axes", "per device", title="parameters")
     table.columns[0].overflow, table.columns[0].min_width = "fold", 24
     for column in (table.columns[1], table.columns[-1]):
         column.justify = "right"
@@ -189,7 +189,7 @@ def parameters(found: Placement) -> Table:
             str(group.count),
             " x ".join(map(str, group.shape)),
             ", ".join(name or "-" for name in group.axes),
-            ", ".join(placed) if any(where != "-" for where in placed) else "every device",
+            ", ".join(placed) if any(where != "-" for where in placed) else "replicated",
             size_of(group.device_bytes),
         )
     return table

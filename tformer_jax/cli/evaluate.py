@@ -62,7 +62,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
     if corpus.labels != run.labels:
         raise ConfigError(
-            f"the classes of the data are {', '.join(corpus.labels or ())}, and those of {run.path} "
+            f"the classes of the data are {', '.join(corpus.labels or ())}, but those of {run.path} are "
             f"{', '.join(run.labels or ())}; restore the training data, which determine the classes"
         )
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")

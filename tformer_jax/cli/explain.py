@@ -1,4 +1,4 @@
-"""`scripts/explain.py`: explains the mechanisms of Transformers with pictures of a sentence."""
+"""`scripts/explain.py`: explains the mechanisms of Transformers with figures of a sentence."""
 
 import argparse
 import shlex
@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="explain.py",
         description="Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "
-        "file that needs no network: formulas, shapes, functions of this package, and pictures that they compute on a "
-        "text. No trained model is needed; --run adds the pictures of one.",
+        "file that needs no network: formulas, shapes, functions of this package, and figures that they compute on a "
+        "text. No trained model is needed; --run adds the figures of one.",
         allow_abbrev=False,
     )
     result.add_argument("topics", nargs="*", metavar="TOPIC", help="topics to explain, such as rope (default: all)")
@@ -53,10 +53,10 @@ def parser() -> argparse.ArgumentParser:
         "--run",
         type=run_path,
         metavar="DIR",
-        help="a run folder: its tokenizer splits the text, and its weights compute pictures of attention, the residual "
+        help="a run folder: its tokenizer splits the text, and its weights compute figures of attention, the residual "
         "stream and beam search",
     )
-    result.add_argument("--text", help=f"the text of the pictures (default: {TEXT}; with --run, a held-out text)")
+    result.add_argument("--text", help=f"the text of the figures (default: {TEXT}; with --run, a held-out text)")
     result.add_argument(
         "--target",
         help="translation of the text (default: for the default text, a fixed one; with a translator, its output; "

@@ -30,7 +30,7 @@ def default_text(run: tj.Run, otherwise: str) -> str:
 
 
 def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, Trained]:
-    """Returns the tokens of the pictures, and what the run computes for them.
+    """Returns the tokens of the figures, and what the run computes for them.
 
     Args:
         target: None: the translation by the run; for other models, the tokens of the text reversed.

@@ -30,6 +30,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--model-type",
         choices=sorted(DEFAULTS),
-        help="architecture (default: that of the imported checkpoint, or the first one that holds the model)",
+        help="architecture (default: that of the imported checkpoint, or the first one that can represent the model)",
     )
     return result

@@ -27,12 +27,12 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="import_hf.py",
         description="Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "
-        f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), or of a PyTorch state dict of nanoGPT or "
+        f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), or from a PyTorch state dict of nanoGPT or "
         "of torch.nn.Transformer with the names of PyTorch's translation tutorial.",
         allow_abbrev=False,
     )
     result.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="folder, .pt file of torch.save, or model of the hub, such as org/name"
+        "checkpoint", metavar="CHECKPOINT", help="folder, .pt file of torch.save, or model on the Hub, such as org/name"
     )
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder to make")
     add_mesh(result)

@@ -164,7 +164,7 @@ def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"field {field!r} is {type(text).__name__}, not text")
     if not is_unicode(text):
-        raise ValueError(f"field {field!r} has half of a surrogate pair, which is not a character")
+        raise ValueError(f"field {field!r} has a lone surrogate, which is not a character")
     return text
 
 

@@ -147,7 +147,8 @@ class LongLines:
         """Prints the number of lines to stderr, if there are any."""
         if self._count:
             done, first = DONE[self._texts.action], self._source.location(self._first)
-            print(f"too long for the model and {done}: {self._count:,} of the lines, first {first}", file=sys.stderr)
+            lines = "1 line was" if self._count == 1 else f"{self._count:,} lines were"
+            print(f"{lines} too long for the model and {done}, first {first}", file=sys.stderr)
 
 
 def results_of(

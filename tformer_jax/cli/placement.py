@@ -41,7 +41,7 @@ class Placement:
     parameters: int
     optimizer: int
     mean: int
-    """Running mean of the parameters, if there is one."""
+    """Exponential moving average of the parameters, if there is one."""
     gradients: int
     """Estimate: as much as the parameters, plus float32 sums if gradients are accumulated."""
     activations: int
@@ -49,7 +49,7 @@ class Placement:
     checkpoint: int
     """The complete state."""
     rows: int
-    """Rows of a batch on one device, of the longest bucket if there are buckets, in all `train.accumulate` parts."""
+    """Rows of a batch on one device, of the longest bucket if there are buckets, in all micro-batches together."""
     length: int
     """Tokens of a row on one device."""
 

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
     if options.output is None and not options.download:
-        raise ConfigError("say where to write the prepared data with --output DIR")
+        raise ConfigError("add --output DIR, the folder to which the prepared data is written")
     if options.output is not None:
         check_output(options.output, overwrite=options.overwrite)
     if options.download:

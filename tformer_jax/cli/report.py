@@ -14,7 +14,7 @@ NAME = "report.html"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the report, and with `--watch` again whenever the runs have written, until they have ended."""
+    """Writes the report; with `--watch`, rewrites it when the runs have new records, until all runs have ended."""
     options = parser().parse_args(argv)
     html.check_installed("this command")
     path = options.output or (options.runs[0] / NAME if len(options.runs) == 1 else Path(NAME))
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=30,
         metavar="SECONDS",
-        help="write the report again after this time (default: 30), until all runs have ended; browsers reload it",
+        help="rewrite the report at this interval (default: 30) until all runs have ended; browsers reload it",
     )
     return result
 

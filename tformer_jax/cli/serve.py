@@ -77,7 +77,7 @@ def check_flags(options: argparse.Namespace) -> None:
     """Raises `ConfigError` for a flag that the server of an encoder does not use."""
     for name, flag in (("slots", "--slots"), ("cache_tokens", "--cache-tokens"), ("warm_up", "--no-warm-up")):
         if getattr(options, name) != parser().get_default(name):
-            raise ConfigError(f"{flag} is for models that generate text, and this run is an encoder: leave it out")
+            raise ConfigError(f"{flag} is for models that generate text, but this run is an encoder: leave it out")
 
 
 def serve(engine: "Engine | None", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:

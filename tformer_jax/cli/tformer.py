@@ -19,7 +19,7 @@ COMMANDS = {
     "embed": "embed texts as vectors",
     "serve": "serve a run over HTTP",
     "attention": "show what a model attends to",
-    "explain": "explain Transformers with pictures",
+    "explain": "explain Transformers with figures",
     "report": "show runs in one HTML file",
     "compare": "compare two runs",
     "sweep": "train a config for each combination of settings",

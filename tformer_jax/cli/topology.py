@@ -36,7 +36,7 @@ def memory_table(found: Program, chip: Chip) -> Table:
     """Returns a table of the memory use of one device."""
     table = _table("memory of one device", "bytes")
     table.add_row("arguments: state and batch", size_of(found.arguments))
-    table.add_row("outputs that reuse no argument", size_of(found.outputs))
+    table.add_row("outputs not aliased to arguments", size_of(found.outputs))
     table.add_row("temporaries at the peak", size_of(found.temporaries))
     table.add_row("program", size_of(found.code))
     table.add_section()
@@ -56,12 +56,12 @@ def collectives_table(found: Program) -> Table:
 
 def bound_table(name: str, found: Program, chip: Chip) -> Table:
     """Returns a table of times at the chip's peak rates, and of the utilization that they allow."""
-    table = _table(f"at best on {name}", "one step")
+    table = _table(f"upper bounds on {name}", "one step")
     table.add_row("FLOPs of a device (estimated by tracing)", f"{found.flops:.4g}")
-    table.add_row("computing", f"{1e3 * found.seconds_computing(chip):.4g} ms")
-    table.add_row("sending, over all links", f"{1e3 * found.seconds_sending(chip):.4g} ms")
-    table.add_row("utilization, nothing overlaps", f"{found.utilization(chip, overlap=False):.1%}")
-    table.add_row("utilization, all overlaps", f"{found.utilization(chip, overlap=True):.1%}")
+    table.add_row("compute time", f"{1e3 * found.seconds_computing(chip):.4g} ms")
+    table.add_row("communication time, over all links", f"{1e3 * found.seconds_sending(chip):.4g} ms")
+    table.add_row("MFU without overlap", f"{found.utilization(chip, overlap=False):.1%}")
+    table.add_row("MFU with full overlap", f"{found.utilization(chip, overlap=True):.1%}")
     return table
 
 

@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the result and curves to this file")
     add_data(result)
     several = result.add_argument_group(
-        "several processes", "Found by JAX under Slurm, Open MPI, Kubernetes and Cloud TPU. All share one run folder."
+        "several processes", "Detected by JAX on Slurm, Open MPI, Kubernetes and Cloud TPU. All share one run folder."
     )
     several.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 and a free port there")
     several.add_argument("--processes", type=int, metavar="N", help="number of processes; 1: only this one")
@@ -113,7 +113,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         unexpected = values(arguments)[1:]
     except (AttributeError, KeyError) as error:
         raise ConfigError(
-            f"{path} does not define a setting of the command line: let get_config return to_config_dict(Config(...))"
+            f"{path} lacks a setting given on the command line: get_config must return to_config_dict(Config(...))"
         ) from error
     except (flags.Error, ValueError) as error:
         raise ConfigError(" ".join(str(error).split())) from error

@@ -13,9 +13,9 @@ class MLAConfig(Section):
     path: ClassVar[str] = "model.mla"
 
     latent_dim: int = setting(512, "size of the cached latent, from which keys and values are projected", low=1)
-    query_latent_dim: int | None = setting(None, "size of a latent of the queries; None: no latent", low=1)
+    query_latent_dim: int | None = setting(None, "size of the query latent; None: no query latent", low=1)
     rotary_dim: int = setting(
-        64, "size of the rotated key that all heads share, and of each query's part for it", low=2
+        64, "rotary dimension: of the key that all heads share, and of the rotated part of each query", low=2
     )
     value_dim: int | None = setting(None, "size of one value head; None: H", low=1)
 
@@ -37,5 +37,5 @@ class GatedDeltaConfig(Section):
     key_head_dim: int | None = setting(None, "size of one query or key head; None: that of the model's heads", low=1)
     value_head_dim: int | None = setting(None, "size of one value head; None: that of the model's heads", low=1)
     conv_kernel_size: int = setting(
-        4, "tokens in the causal convolution of queries, keys and values; 1: itself only", low=1
+        4, "kernel size, in tokens, of the causal convolutions of queries, keys and values", low=1
     )

@@ -108,5 +108,5 @@ class DecodeConfig(Section):
         strategy = changes.get("strategy") or ("sample" if sampling else "beam" if search else self.strategy)
         for other, found in (("sample", sampling), ("beam", search)):
             if found and strategy != other:
-                raise ConfigError(f"{name(found[0])} needs {name('strategy')} {other}, and it is {strategy}")
+                raise ConfigError(f"{name(found[0])} needs {name('strategy')} {other}, but it is {strategy}")
         return dataclasses.replace(self, **{**changes, "strategy": strategy})

@@ -96,8 +96,8 @@ def coerce(annotation: Any, value: Any) -> Any:
 class Section:
     """A frozen group of settings, validated when it is built: first each setting, then the rules between them.
 
-    A setting without effect is refused, unless it depends on one of `selectable`: a flag may select another value of
-    those later, so that `without_effect` only reports it.
+    A setting without effect is an error, unless it depends on one of `selectable`, whose value a flag may change later;
+    `without_effect` then only reports it.
     """
 
     path: ClassVar[str] = ""
@@ -156,7 +156,7 @@ class Section:
                 users = " or ".join(map(repr, unused.users))
                 problem = f"is used only by {qualified(self.path, unused.switch)}={users}, not {unused.chosen!r}"
                 default = operator.attrgetter(unused.name)(type(self)())
-                raise self.error(unused.name, f"{problem}; write its default, {default!r}")
+                raise self.error(unused.name, f"{problem}; leave it at its default, {default!r}")
         self.check()
 
     def check(self) -> None:

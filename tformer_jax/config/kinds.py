@@ -43,7 +43,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         Limit("position", ("none", "sinusoidal", "sinusoidal_halves", "learned"), "a recurrence has no scores", True),
     ),
 }
-"""Limits by kind of attention; `ModelConfig` refuses other values."""
+"""Limits by kind of attention; `ModelConfig` rejects other values."""
 BACKENDS: Kinds = {
     "auto": "tformer_jax.nn.attention_ops.select:AUTO",
     "reference": "tformer_jax.nn.attention_ops.reference:REFERENCE",

@@ -65,7 +65,7 @@ class ModelConfig(Section):
 
     attention: str = setting("multi_head", "kind of attention", choices=kinds.ATTENTIONS)
     attention_backend: str = setting(
-        "auto", "implementation of attention; auto: the fastest on this device", choices=kinds.BACKENDS
+        "auto", "implementation of attention; auto: chosen by platform, mask and lengths", choices=kinds.BACKENDS
     )
     num_heads: int = setting(8, "[N] query heads", low=1)
     num_kv_heads: int | None = setting(
@@ -118,13 +118,13 @@ class ModelConfig(Section):
 
     position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)
     position_offset: int = setting(
-        0, "unused rows at the start of the table", low=0, used_by={"position": ("learned",)}
+        0, "unused rows at the start of the position table (BART: 2)", low=0, used_by={"position": ("learned",)}
     )
     rotary: RotaryConfig = section(RotaryConfig, used_by={"position": ("rotary",)})
     relative: RelativeConfig = section(RelativeConfig, used_by={"position": ("relative",)})
 
     ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
-    ffn_dim: int = setting(2048, "[F] FFN width, of one expert for moe", low=1)
+    ffn_dim: int = setting(2048, "[F] FFN width; for moe, that of one expert", low=1)
     activation: str = setting("relu", "FFN activation; with a gated FFN, of the gate", choices=kinds.ACTIVATIONS)
     ffn_bias: bool = setting(True, "biases in the FFN")
     moe: MoEConfig = section(MoEConfig, used_by={"ffn": ("moe",)})
@@ -172,7 +172,9 @@ class ModelConfig(Section):
         "projection kernels: xavier (uniform), fan_in (variance 1 / inputs) or normal",
         choices=("xavier", "fan_in", "normal"),
     )
-    init_std: float = setting(0.02, "standard deviation of normal kernels and of all but token embeddings", low=0.0)
+    init_std: float = setting(
+        0.02, "standard deviation of `normal` kernels, and of all embeddings except those of tokens", low=0.0
+    )
     embedding_std: float | None = setting(
         None,
         "standard deviation of token embeddings; None: init_std if initializer is normal, else 1 / sqrt(D)",
@@ -189,8 +191,8 @@ class ModelConfig(Section):
     )
     base_dim: int | None = setting(
         None,
-        "mup: width at which it equals the standard parameterization; with head_dim=None, num_heads must be the same at "
-        "all widths",
+        "mup: width at which it equals the standard parameterization; with head_dim=None, num_heads must be the same "
+        "at all widths",
         low=1,
     )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
@@ -211,7 +213,7 @@ class ModelConfig(Section):
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
         if one_vocabulary and self.source_vocab_size != self.vocab_size:
             raise self.error(
-                "source_vocab_size", f"must equal model.vocab_size={self.vocab_size} when source and target share one"
+                "source_vocab_size", f"must equal model.vocab_size={self.vocab_size} if embeddings are shared"
             )
 
     def values_of(self, switch: str) -> tuple[str, ...]:
@@ -262,12 +264,12 @@ class ModelConfig(Section):
         if self.attention not in self.attentions:
             raise self.error(
                 "layer_pattern",
-                f"no layer uses model.attention={self.attention!r}; write {self.attentions[0]!r} for it",
+                f"no layer uses model.attention={self.attention!r}; set model.attention={self.attentions[0]!r}",
             )
         deepest = max(self.depths)
         if deepest and (unused := {*self.layer_pattern[deepest:]} - {*self.layer_pattern[:deepest]}):
             raise self.error(
-                "layer_pattern", f"no stack reaches {min(unused)!r} in {deepest} layers; write a shorter one"
+                "layer_pattern", f"no stack reaches {min(unused)!r} in {deepest} layers; shorten the pattern"
             )
         if "window" in self.layer_pattern and self.window is None:
             raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
@@ -358,7 +360,7 @@ class ModelConfig(Section):
 
     @property
     def score_size(self) -> int:
-        """Number of features of a query whose product with a key's is a score."""
+        """Size of the query and key vectors whose dot product is an attention score."""
         return self.head_size + (self.mla.rotary_dim if self.attention == "mla" else 0)
 
     @property

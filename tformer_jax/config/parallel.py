@@ -45,7 +45,7 @@ class ParallelConfig(Section):
         "devices that split the positions of a row; model.attention_backend='ring' splits attention too"
     )
     expert: int | None = _size("devices that split the batch and the experts of FFNs")
-    start_seconds: int = setting(300, "seconds in which all processes have to start", low=1)
+    start_seconds: int = setting(300, "seconds within which all processes must start", low=1)
     lost_seconds: int = setting(
         60, "seconds without a heartbeat after which a process counts as lost and all processes end", low=2
     )

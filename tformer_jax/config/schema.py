@@ -45,8 +45,8 @@ class DataConfig(Section):
         "the others are files below the data folder",
         choices=tuple(dict.fromkeys(source for sources in SOURCES.values() for source in sources)),
     )
-    source_language: str = setting("en", "CLDR locale, the `{lang}` of source files, and their feature in TFDS")
-    target_language: str = setting("de", "CLDR locale, the `{lang}` of target files, and their feature in TFDS")
+    source_language: str = setting("en", "CLDR locale; also `{lang}` of source files, and their TFDS feature")
+    target_language: str = setting("de", "CLDR locale; also `{lang}` of target files, and their TFDS feature")
     languages: tuple[str, ...] = setting(
         ("en", "de", "fr", "es", "it", "nl", "sv", "pl"), "CLDR locales of cldr_language"
     )
@@ -115,7 +115,7 @@ class DataConfig(Section):
     bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "lengths to pad examples to", low=1, used_by=OF_BUCKETS)
     batch_tokens: int = setting(
         4096,
-        "tokens per batch of the longer side, padding included",
+        "maximum number of tokens per batch, padding included; for pairs, of the longer side",
         low=1,
         used_by=OF_BUCKETS,
     )
@@ -125,7 +125,7 @@ class DataConfig(Section):
     batch_size: int = setting(32, "rows in a batch", low=1, used_by=OF_ROWS)
     window: int = setting(
         256,
-        "tokens in a row (of targets, where there are sources; with data.objective, of any side)",
+        "tokens per row; for pairs, of the target; with data.objective, maximum of either side",
         low=1,
         used_by=OF_ROWS,
     )
@@ -162,7 +162,7 @@ class DataConfig(Section):
         if self.weights and len(self.weights) != len(self.train):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
-            raise self.error("weights", "need data.validation: a mixture has no last part to hold out")
+            raise self.error("weights", "requires data.validation, because a mixture has no last part to hold out")
         holds_out = not self.validation and self.source not in (*MADE, "prepared")
         if holds_out and self.validation_fraction in (0, 1):
             raise self.error("validation_fraction", "must lie between 0 and 1, unless data.validation names other data")
@@ -175,7 +175,7 @@ class DataConfig(Section):
         spans = self.noise.longest_spans(self.window).spans if self.objective == "span_corruption" else 0
         if spans > SENTINELS:
             raise self.error(
-                "window", f"has {spans} spans, and only {SENTINELS} sentinels; increase data.noise.mean_span"
+                "window", f"needs {spans} sentinels, but there are only {SENTINELS}; increase data.noise.mean_span"
             )
 
     def _check_tokenizer(self) -> None:
@@ -197,7 +197,7 @@ class DataConfig(Section):
         if self.bpe_dropout and self.batching == "windows":
             raise self.error("bpe_dropout", "must be 0.0 for data.batching='windows', which tokenizes texts only once")
         if list(self.bucket_lengths) != sorted(set(self.bucket_lengths)) or not self.bucket_lengths:
-            raise self.error("bucket_lengths", "must be lengths in rising order, such as (16, 32, 64)")
+            raise self.error("bucket_lengths", "must be lengths in ascending order, such as (16, 32, 64)")
         needed = self.bucket_lengths[-1] * self.batch_multiple
         if self.batching == "buckets" and self.batch_tokens < needed:
             raise self.error(
@@ -230,11 +230,11 @@ class EvalConfig(Section):
     bleu_tokenize: str | None = setting(
         None,
         "sacreBLEU's tokenizer; None: zh, ja-mecab or ko-mecab for those target languages (char without MeCab), else "
-        "13a; flores200 is downloaded at its first use",
+        "13a; flores200 is downloaded on first use",
         choices=("13a", "intl", "zh", "ja-mecab", "ko-mecab", "flores200", "char", "none"),
     )
     references: str = setting(
-        "raw", "references of translation metrics: raw, or normalized by data.normalize", choices=("raw", "normalized")
+        "raw", "references for translation metrics: raw, or normalized by data.normalize", choices=("raw", "normalized")
     )
 
 
@@ -244,7 +244,7 @@ class Config(Section):
 
     name: str = setting("experiment", "name of the run folder, runs/NAME")
     seed: int = setting(
-        0, "random seed of parameters, dropout, data order and generated corpora", low=0, high=2**32 - 1
+        0, "random seed for parameters, dropout, data order and generated corpora", low=0, high=2**32 - 1
     )
     model: ModelConfig = section(ModelConfig)
     data: DataConfig = section(DataConfig)
@@ -289,7 +289,7 @@ class Config(Section):
             raise self.train.error("lora_rank", "updates the weights of a trained run: name it in train.start_from")
         if self.train.lora_rank and self.optim.optimizer == "muon":
             raise self.optim.error(
-                "optimizer", "must not be 'muon' with train.lora_rank; adamw would train its factors"
+                "optimizer", "must not be 'muon' with train.lora_rank: it would use AdamW for all factors"
             )
         if self.train.weights == "ema" and self.optim.optimizer == "schedule_free_adamw":
             raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")

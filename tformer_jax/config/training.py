@@ -60,7 +60,7 @@ class OptimConfig(Section):
         choices=("inverse_sqrt", "constant", *WITH_AN_END),
     )
     learning_rate: float | None = setting(
-        None, "peak; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, the 2017 paper's", low=0.0
+        None, "peak learning rate; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, as in the 2017 paper", low=0.0
     )
     learning_rates: tuple[str, ...] = setting(
         (), "learning-rate factors 'GLOB=FACTOR' by parameter; the first match counts, 0 freezes"
@@ -71,7 +71,7 @@ class OptimConfig(Section):
     )
     decay_fraction: float = setting(
         0.2,
-        "fraction of the steps after warm-up that decay",
+        "fraction of the steps after warm-up in which the learning rate decays",
         low=0,
         high=1,
         used_by={"schedule": ("warmup_stable_decay",)},
@@ -92,9 +92,9 @@ class OptimConfig(Section):
     weight_decay: float = setting(0.0, "decoupled decay, times the learning rate; sgd: L2 penalty", low=0.0)
     decayed: tuple[str, ...] = setting(
         ("*kernel", "*embedding", "*router", "*shared_gate"),
-        "globs of the parameters that decay, such as 'encoder/*/kernel'",
+        "globs of the parameters with weight decay, such as 'encoder/*/kernel'",
     )
-    clip_norm: float = setting(1.0, "largest global gradient norm; 0: no clipping", low=0.0)
+    clip_norm: float = setting(1.0, "maximum global gradient norm; 0: no clipping", low=0.0)
     adaptive_clip: float = setting(
         0.0, "maximum ratio of gradient norm to parameter norm, per output unit (NFNets, 2021); 0: no clipping", low=0.0
     )
@@ -107,7 +107,7 @@ class OptimConfig(Section):
         for entry in self.learning_rates:
             glob, _, factor = entry.rpartition("=")
             if not glob or not _is_factor(factor):
-                raise self.error("learning_rates", f"{entry!r} must read GLOB=FACTOR, such as '*embedding=0.1'")
+                raise self.error("learning_rates", f"{entry!r} must be GLOB=FACTOR, such as '*embedding=0.1'")
         for name in ("beta1", "beta2", "muon_beta"):
             if getattr(self, name) == 1.0:
                 raise self.error(name, "must be below 1: with 1, a moment would stay 0")
@@ -135,7 +135,7 @@ class TrainConfig(Section):
     start_from: str | None = setting(
         None, "run folder whose parameters initialize the model where name and shape match"
     )
-    lora_rank: int = setting(0, "train only updates of kernels of this rank (LoRA, 2022); 0: train all", low=0)
+    lora_rank: int = setting(0, "rank of LoRA updates (2022); only they are trained; 0: train all parameters", low=0)
     lora_alpha: float = setting(16.0, "LoRA: updates are multiplied by alpha / rank", low=0.0)
     lora_kernels: tuple[str, ...] = setting(
         ("*",), "LoRA: globs of the kernels of layers that are updated, such as '*attention/*'"
@@ -184,7 +184,7 @@ class TrainConfig(Section):
         if self.weights == "ema" and self.ema_decay is None:
             raise self.error("weights", "needs train.ema_decay, such as 0.999")
         if self.noise_scale and self.accumulate == 1:
-            raise self.error("noise_scale", "compares parts of a batch: set train.accumulate to 2 or more")
+            raise self.error("noise_scale", "compares micro-batches: set train.accumulate to 2 or more")
         if self.weights == "average_last" and self.keep_checkpoints < self.average:
             raise self.error("keep_checkpoints", f"must be at least train.average={self.average}")
         for name in ("lora_alpha", "lora_kernels", "lora_whole"):
@@ -196,7 +196,7 @@ class TrainConfig(Section):
         every = {"average_last": "checkpoint_every", "average_best": "eval_every"}.get(self.weights)
         if every and (made := -(-self.steps // getattr(self, every))) < self.average:
             raise self.error(
-                "average", f"{made} checkpoints are made in train.steps={self.steps}: decrease it or train.{every}"
+                "average", f"only {made} checkpoints in train.steps={self.steps}: decrease it or train.{every}"
             )
 
 

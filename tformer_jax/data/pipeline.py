@@ -57,7 +57,7 @@ def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards
     """
     check_divisible(cfg, shards.count)
     if cfg.data.bpe_dropout and not any(map(is_bpe, (tokenizers.source, tokenizers.target))):
-        raise cfg.data.error("bpe_dropout", "needs a BPE, and the tokenizers of the data are of other kinds; write 0.0")
+        raise cfg.data.error("bpe_dropout", "needs a BPE tokenizer, which the data does not have; write 0.0")
     dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers, shards)
     return Prefetched(iter(dataset.map(functools.partial(_check_ids, tokenizers))), PREFETCHED_BATCHES)
 
@@ -121,7 +121,7 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
         reader, end = _reader(getattr(corpus, split), tokenizers), tokenizers.target.special.ends[0]
         tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
         if tokens < 2:
-            raise DataError(f"split {split} has {tokens} tokens, and evaluation needs at least 2: hold out more text")
+            raise DataError(f"split {split} has {tokens} tokens, but evaluation needs at least 2: hold out more text")
 
 
 def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
@@ -130,8 +130,8 @@ def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
         size = (tokenizers.source if name == "source" else tokenizers.target).vocab_size
         if (largest := batch[name].max()) >= size:
             raise DataError(
-                f"the data holds token id {largest}, and the vocabulary has only {size} tokens: it is damaged, or "
-                "was prepared with other tokenizers; prepare it again"
+                f"the data contains token id {largest}, but the vocabulary has only {size} tokens: the data is damaged "
+                "or was prepared with other tokenizers; prepare it again"
             )
     return batch
 

@@ -76,7 +76,7 @@ def prepare(
 
     Args:
         root: the data folder, for sources in files.
-        tokenizers: tokenizers of source and target; None: those that `cfg.data` says, which may be trained.
+        tokenizers: tokenizers of source and target; None: those that `cfg.data` describes, which may be trained.
         shards: number of array_record files per split; a split smaller than a chunk has one.
 
     Raises:

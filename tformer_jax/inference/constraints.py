@@ -157,7 +157,7 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
     found: dict[tuple[int, ...], None] = {}
     for text in cfg.forbidden:
         if set(tokenizer.encode(text)) <= {tokenizer.special.unknown}:
-            raise cfg.error("forbidden", f"the vocabulary has no token of {text!r}; leave it out")
+            raise cfg.error("forbidden", f"{text!r} cannot be encoded with this vocabulary; leave it out")
         found.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
     shorter = {ids[start:] for ids in found for start in range(1, len(ids))} & found.keys()
     return tuple(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in shorter))

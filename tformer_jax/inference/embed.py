@@ -71,7 +71,7 @@ def embed_rows(
     pooling: str = "mean",
     normalize: bool = False,
 ) -> Iterator[np.ndarray]:
-    """Yields the embedding of each row of token ids, float32 [D]; `pooling` and `normalize` as of `Embedder`."""
+    """Yields the embedding of each row of token ids, float32 [D]; `pooling` and `normalize` are those of `Embedder`."""
     mesh = mesh_of(params)
 
     def run(tokens: np.ndarray, _: np.ndarray) -> Iterable[np.ndarray]:

@@ -20,7 +20,7 @@ class Output(NamedTuple):
     score: float | None
     """Beam score, or the sum of token log-probabilities if requested.
 
-    None if not requested, for a blank text, or if beam search found fewer outputs, of which the missing ones are empty.
+    None if not requested, for a blank text, and for the empty outputs added if beam search found too few.
     """
 
 

@@ -122,7 +122,7 @@ class Continuation:
 
 
 def output_decoder(tokenizer: Decoder, family: str) -> Decoder:
-    """Returns the decoder of the outputs of a model family: continuations, or whole texts."""
+    """Returns the decoder of the outputs of a model family: continuations, or complete texts."""
     context = tokenizer.special.context
     return tokenizer if family != "decoder_lm" or context is None else Continuation(tokenizer, context)
 

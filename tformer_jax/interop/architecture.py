@@ -43,13 +43,13 @@ class Architecture:
 
 
 def activation(name: str) -> str:
-    """Returns our name of their activation."""
+    """Returns our name for their activation."""
     check(name in ACTIVATIONS, f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def written(name: str) -> str:
-    """Returns their name of our activation."""
+    """Returns their name for our activation."""
     return next((theirs for theirs, ours in reversed(ACTIVATIONS.items()) if ours == name), name)
 
 
@@ -62,7 +62,7 @@ def check(fits: bool, problem: str) -> None:
         raise ConfigError(UNREADABLE + problem)
 
 
-def refuse(hf: dict[str, Any], **known: Any) -> None:
+def require(hf: dict[str, Any], **known: Any) -> None:
     """Raises `ConfigError` if one of their settings differs from its only supported value."""
     for name, value in known.items():
         given = hf.get(name)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation, refuse, written
+from tformer_jax.interop.architecture import Architecture, activation, require, written
 from tformer_jax.interop.mapping import AFFINE, NORM, Rule, attention_parts, parts, rules_below
 
 Settings = dict[str, Any]
@@ -38,7 +38,7 @@ _MASKED_LM = (
 
 
 def _encoder_settings(hf: Settings) -> Settings:
-    refuse(hf, position_embedding_type="absolute", is_decoder=False)
+    require(hf, position_embedding_type="absolute", is_decoder=False)
     return {
         "vocab_size": hf["vocab_size"],
         "max_length": hf["max_position_embeddings"],
@@ -66,13 +66,13 @@ def _classifier_settings(hf: Settings) -> Settings:
 
 
 def _masked_lm_settings(hf: Settings) -> Settings:
-    refuse(hf, tie_word_embeddings=True)
+    require(hf, tie_word_embeddings=True)
     return _encoder_settings(hf) | {"family": "masked_lm", "head_transform": True}
 
 
 def _encoder_config(cfg: ModelConfig) -> Settings:
     if not cfg.token_types:
-        raise ConfigError("model_type 'bert' cannot hold this model: model.token_types=0")
+        raise ConfigError("model_type 'bert' cannot represent this model: model.token_types=0")
     return {
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.max_length,
@@ -91,7 +91,7 @@ def _encoder_config(cfg: ModelConfig) -> Settings:
 
 def _classifier_config(cfg: ModelConfig) -> Settings:
     if not cfg.pooler:
-        raise ConfigError("model_type 'bert' cannot hold this model: model.pooler=False")
+        raise ConfigError("model_type 'bert' cannot represent this model: model.pooler=False")
     labels = {str(label): f"LABEL_{label}" for label in range(cfg.known("num_classes"))}
     return _encoder_config(cfg) | {"id2label": labels}
 

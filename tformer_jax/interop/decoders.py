@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of, refuse, written
+from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of, require, written
 from tformer_jax.interop.mapping import (
     AFFINE,
     FLAT,
@@ -25,7 +25,7 @@ Settings = dict[str, Any]
 
 
 def _gpt2_settings(hf: Settings) -> Settings:
-    refuse(hf, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    require(hf, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
@@ -188,7 +188,7 @@ def _qwen3_settings(hf: Settings) -> Settings:
 
 def _smollm3_settings(hf: Settings) -> Settings:
     """Returns our settings; the layers of which `no_rope_layers` has 0, or every n-th layer, have no positions."""
-    refuse(hf, use_sliding_window=False)
+    require(hf, use_sliding_window=False)
     layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
     rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
     check(len(rotated) >= len(layers), f"no_rope_layers has the length {len(rotated)} for {len(layers)} layers")
@@ -196,7 +196,7 @@ def _smollm3_settings(hf: Settings) -> Settings:
 
 
 def _stablelm_settings(hf: Settings) -> Settings:
-    refuse(hf, qk_layernorm=False, use_parallel_residual=False)
+    require(hf, qk_layernorm=False, use_parallel_residual=False)
     return llama_settings(hf, partial=True) | {
         "norm": "layernorm",
         "norm_eps": hf["layer_norm_eps"],
@@ -208,7 +208,7 @@ def _stablelm_settings(hf: Settings) -> Settings:
 
 def _gemma2_settings(hf: Settings) -> Settings:
     """Returns our settings; `layer_types`, or else every `sliding_window_pattern`-th layer, has full attention."""
-    refuse(hf, use_bidirectional_attention=False)
+    require(hf, use_bidirectional_attention=False)
     period = hf["sliding_window_pattern"]
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
     return llama_settings(hf) | {
@@ -260,7 +260,7 @@ def mistral_config(cfg: ModelConfig) -> Settings:
 
 
 def _layer_types(cfg: ModelConfig) -> list[str]:
-    """Returns their kind of each layer; ours for a kind that they lack, which reading the config back refuses."""
+    """Returns their kind of each layer; ours for a kind that they lack, which reading the config back rejects."""
     names = {"window": "sliding_attention", "full": "full_attention"}
     kinds = (cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers))
     return [names.get(kind, kind) for kind in kinds]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation, check, refuse, written
+from tformer_jax.interop.architecture import Architecture, activation, check, require, written
 from tformer_jax.interop.mapping import AFFINE, NORM, ROW, SAME, Part, Rule, attention_parts, kernel, parts, rules_below
 
 Settings = dict[str, Any]
@@ -142,10 +142,10 @@ _BART = (
 
 
 def _marian_settings(hf: Settings) -> Settings:
-    refuse(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
-    refuse(hf, decoder_vocab_size=hf["vocab_size"], add_bias_logits=False)
+    require(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
+    require(hf, decoder_vocab_size=hf["vocab_size"], add_bias_logits=False)
     for name in ("attention_heads", "ffn_dim"):
-        refuse(hf, **{f"decoder_{name}": hf[f"encoder_{name}"]})
+        require(hf, **{f"decoder_{name}": hf[f"encoder_{name}"]})
     return {
         "family": "seq2seq",
         "vocab_size": hf["vocab_size"],
@@ -169,7 +169,7 @@ def _marian_settings(hf: Settings) -> Settings:
 
 
 def _bart_settings(hf: Settings) -> Settings:
-    refuse(hf, normalize_embedding=True)
+    require(hf, normalize_embedding=True)
     return _marian_settings(hf) | {"position": "learned", "position_offset": 2, "embedding_norm": True}
 
 

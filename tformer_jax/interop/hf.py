@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import exact, files, mapping
-from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, refuse
+from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
 from tformer_jax.interop.bert import BERT, BERT_MASKED_LM
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
@@ -188,7 +188,7 @@ def _check_head(hf: dict[str, Any], architecture: Architecture, classes: int) ->
     problem = f"its head is of {named[0]}, only that of {architecture.name} is supported"
     check(architecture.name in named, problem)
     check(classes > 1, "its head has one label, a score rather than a class")
-    refuse(hf, problem_type="single_label_classification")
+    require(hf, problem_type="single_label_classification")
 
 
 def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> None:
@@ -202,7 +202,7 @@ def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], a
 
 
 def _unfit(model_type: str, problem: str) -> ConfigError:
-    return ConfigError(f"model_type {model_type!r} cannot hold this model: {problem}")
+    return ConfigError(f"model_type {model_type!r} cannot represent this model: {problem}")
 
 
 def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
@@ -256,7 +256,7 @@ def _renamed(match: re.Match[str]) -> str:
 def _fresh_head(read: dict[str, Any], settings: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns a random classification head for a checkpoint without one."""
     if "num_classes" not in settings:
-        raise NoHeadError("this checkpoint has no classification head; give num_classes=... to start a random one")
+        raise NoHeadError("this checkpoint has no classification head; set num_classes=... to initialize one randomly")
     size = settings["num_classes"], read["dim"]
     weight = np.random.default_rng(0).normal(0, read["init_std"], size).astype(np.float32)
     return {"classifier.weight": weight, "classifier.bias": np.zeros(size[0], np.float32)}

@@ -155,8 +155,8 @@ def _reshaped(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) 
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ConfigError(f"{name} of the checkpoint has dtype {array.dtype}, not a floating-point dtype")
     if array.size != int(np.prod(shape)):
-        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}, which does not fit ours, {shape}")
+        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}; expected: {shape}")
     result = rule.layout.ours(array, shape)
     if result.shape != shape:
-        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}, which does not fit ours, {shape}")
+        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}; expected: {shape}")
     return result

@@ -1,7 +1,7 @@
 """Hugging Face's decoder-only language models with experts: Mixtral, Qwen 2 MoE and Qwen 3 MoE."""
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import check, refuse
+from tformer_jax.interop.architecture import check, require
 from tformer_jax.interop.decoders import (
     ATTENTION,
     GATED,
@@ -56,7 +56,7 @@ def _expert_layers(hf: Settings) -> Settings:
 
 
 def _qwen_settings(hf: Settings) -> Settings:
-    refuse(hf, use_sliding_window=False)
+    require(hf, use_sliding_window=False)
     moe = {
         "num_experts": hf.get("num_local_experts", hf["num_experts"]),
         "experts_per_token": hf["num_experts_per_tok"],

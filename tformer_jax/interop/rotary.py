@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from tformer_jax.config import RotaryConfig
-from tformer_jax.interop.architecture import check, refuse
+from tformer_jax.interop.architecture import check, require
 
 Settings = dict[str, Any]
 
@@ -18,8 +18,8 @@ def rotary_settings(hf: Settings, *, partial: bool) -> Settings:
     full: Settings = rope.get("full_attention", rope)
     local: Settings = {"rope_theta": hf.get("rope_local_base_freq"), **(rope.get("sliding_attention") or {})}
     for part in (hf, full, local):
-        refuse(part, truncate=True, **({} if partial else {"partial_rotary_factor": 1.0}))
-    refuse(local, rope_type="default")
+        require(part, truncate=True, **({} if partial else {"partial_rotary_factor": 1.0}))
+    require(local, rope_type="default")
     fraction = float(full.get("partial_rotary_factor", hf.get("partial_rotary_factor")) or 1)
     result: Settings = {"base": float(full.get("rope_theta") or hf["rope_theta"]), "fraction": fraction}
     if (base := local.get("rope_theta")) is not None:

@@ -91,6 +91,9 @@ class Seq2Seq(TokenDecoder):
         """Builds an empty cache for `length` target tokens, with cross-attention keys and values of memory [B, S, D].
 
         `width` is the maximum number of tokens at one position, `dtype` the storage dtype (None: `cfg.dtype`).
+
+        Raises:
+            ConfigError: the layers are scanned.
         """
         crosses = self.decoder.cross_keys_values(memory)
         return empty_cache(

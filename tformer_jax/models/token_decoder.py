@@ -97,6 +97,9 @@ class TokenDecoder(nn.Module):
 
         Returns:
             float32 logits [B, T, V], or [B, 1, V] of the last token if `last_only`, and the updated cache.
+
+        Raises:
+            ConfigError: the layers are scanned, or, outside of compiled functions, the tokens do not fit in the cache.
         """
         padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
         cache, positions, attended = cache.admit(padding_mask, same_position=lineage is not None)

@@ -59,6 +59,22 @@ def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     return dataclasses.replace(cfg, attention_projections="fused_qkv"), convert_projections(params, cfg, "fused_qkv")
 
 
+def in_layout_of(target: ModelConfig, cfg: ModelConfig, params: Params) -> Params:
+    """Converts parameters of a model built from `cfg` to the layout of another model, where both can be compared.
+
+    Layers are looped or scanned, projections separate or fused as in `target`; a tied output head is copied if that of
+    `target` is separate. Nothing else is changed, so that shapes, depths and names may still differ.
+    """
+    if target.tie_embeddings in ("none", "inputs"):
+        cfg, params = untied(cfg, params)
+    cfg, params = unrolled(cfg, params)
+    if (target.attention, target.attention_bias) == (cfg.attention, cfg.attention_bias):
+        params = convert_projections(params, cfg, target.attention_projections)
+    if target.scan_layers and target.depths == cfg.depths:
+        params = convert_layers(params, dataclasses.replace(target, scan_layers=False), scan_layers=True)
+    return params
+
+
 def fuse_projections(params: Params, names: tuple[str, ...], fused: str) -> Params:
     """Replaces the projections `names` of one layer by one named `fused`, with their heads concatenated."""
     others = {name: value for name, value in params.items() if name not in names}

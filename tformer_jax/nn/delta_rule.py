@@ -46,7 +46,7 @@ def full_pass(
     state: jax.Array,
     segments: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Equals `step` for each of T tokens in turn, in chunks: within one, all tokens are computed by matrix products.
+    """Computes the same as `step` for T tokens in turn, but in chunks: matrix products compute all tokens of a chunk.
 
     With D_ij the decay from token j to token i of a chunk and L = tril(beta_i D_ij k_i . k_j, -1), the corrections U
     that the chunk writes solve `(I + L) U = beta (v - D_i0 k^T S)` (section 3.3 of the paper). A token with a beta and

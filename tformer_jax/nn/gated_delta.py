@@ -103,7 +103,7 @@ class ConvolvedHeads(Module):
 
 
 class GatedDelta(Module):
-    """The gated delta rule over unit queries and keys, and an RMS norm of each head times a gate.
+    """The gated delta rule with L2-normalized queries and keys, and a gated RMS norm of each head.
 
     A token's decay is `exp(-exp(A_log) softplus(x W_decay + dt_bias))`, and its `beta` is `sigmoid(x W_beta)`.
     """

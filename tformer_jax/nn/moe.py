@@ -32,9 +32,9 @@ class MixtureOfExperts(Module):
     With `cfg.moe.shared_dim`, `shared(x)` is added, an expert that every token uses ("DeepSeekMoE", 2024), or
     `sigmoid(w x) * shared(x)` with `cfg.moe.shared_gate` ("Qwen2 Technical Report", 2024).
 
-    "Outrageously Large Neural Networks" (2017), with the load-balance loss of "Switch Transformers" (2021) and the
-    router z-loss of "ST-MoE" (2022), both already weighted, in the collection "losses". `cfg.moe.expert_capacity` drops
-    tokens in training only, as in "DeepSeek-V2" (2024, section 3.1.2).
+    See "Outrageously Large Neural Networks" (2017). The load-balance loss of "Switch Transformers" (2021) and the
+    router z-loss of "ST-MoE" (2022) are sown, weighted, into the collection "losses". `cfg.moe.expert_capacity`
+    drops tokens in training only, as in "DeepSeek-V2" (2024, section 3.1.2).
     """
 
     cfg: ModelConfig

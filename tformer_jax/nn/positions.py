@@ -84,7 +84,7 @@ class Learned(EmbeddingPositions):
         if positions.shape[-1] > cfg.max_length:
             raise ConfigError(
                 f"{positions.shape[-1]} positions exceed model.max_length={cfg.max_length}, where learned positions "
-                "end: shorten the input, or increase it"
+                "end: shorten the input, or increase model.max_length"
             )
         init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
         rows = cfg.position_offset + cfg.max_length

@@ -226,7 +226,7 @@ def _missing(markers: Path, index: int, count: int, seconds: int) -> str:
 
 
 def _single_by_environment() -> bool:
-    """Returns whether the environment shows a single process, which JAX would refuse or restrict to one GPU."""
+    """Returns whether the environment shows a single process, which JAX would reject or restrict to one GPU."""
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "TPU_WORKER_ID" not in os.environ
     return (in_pod and "JOB_COMPLETION_INDEX" not in os.environ) or _place_by_launcher()[1] == 1
 

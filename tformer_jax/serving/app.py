@@ -32,7 +32,6 @@ from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.middleware import CountRequests, LoopbackOnly, RequireKey
 from tformer_jax.serving.page import page
 from tformer_jax.serving.reading import read_object
-from tformer_jax.serving.refusal import Refusal
 from tformer_jax.serving.replies import (
     AttentionReply,
     ClassificationReply,
@@ -42,6 +41,7 @@ from tformer_jax.serving.replies import (
     TokenScores,
     TranslationReply,
 )
+from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.served import Served
 from tformer_jax.serving.worker import Empty, Worker, stopping
 
@@ -148,7 +148,7 @@ class Handlers:
     async def attention(self, request: HttpRequest) -> Response:
         """Returns a page with what the model attends to in a text and its output."""
         if isinstance(render := self.served.attention, str):
-            raise Refusal(f"this server shows no attention: {render}", 404)
+            raise RequestError(f"attention is not available: {render}", 404)
         body = await self._read(request, Attention)
         reply = AttentionReply(functools.partial(render, body.text, body.output))
         return self._generate([], reply, stream=False)
@@ -175,7 +175,7 @@ class Handlers:
         """Computes the probabilities of all labels of one or several texts."""
         self._require("classify", "classifier")
         if not self.served.labels:
-            raise Refusal("the classification head of this model is not trained: use /v1/embeddings", 404)
+            raise RequestError("the classification head of this model is not trained: use /v1/embeddings", 404)
         body = await self._read(request, Classification)
         self._check_model(body.model)
         rows = self.served.encode("input", body.texts("input"), self.served.max_length)
@@ -209,9 +209,9 @@ class Handlers:
         return kind.read(await read_object(request, max_body=limits.max_body, seconds=limits.body_timeout))
 
     def _check_count(self, body: Body, field: str) -> None:
-        """Raises `Refusal` if a request has more texts than the queue holds; before they are tokenized."""
+        """Raises `RequestError` if a request has more texts than the queue holds; before they are tokenized."""
         if len(body.texts(field)) > self.limits.queue:
-            raise Refusal(f"{field}: at most {self.limits.queue} texts at once", param=field)
+            raise RequestError(f"{field}: at most {self.limits.queue} texts at once", param=field)
 
     def _generate(self, requests: Sequence[Request | Empty], reply: Reply, stream: bool) -> Response:
         seconds = self.limits.timeout
@@ -221,17 +221,17 @@ class Handlers:
         return {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
 
     def _check_model(self, name: str | None) -> None:
-        """Raises `Refusal` if a request names another model."""
+        """Raises `RequestError` if a request names another model."""
         if name not in (None, self.served.name):
             message = f"model: this server serves only {self.served.name!r}"
-            raise Refusal(message, 404, param="model", code="model_not_found")
+            raise RequestError(message, 404, param="model", code="model_not_found")
 
     def _require(self, use: str, *families: str) -> None:
-        """Raises `Refusal` if the model is not of a family that a route needs."""
+        """Raises `RequestError` if the model is not of a family that a route needs."""
         family = self.served.family
         if family not in families:
             message = f"this server serves a {family} model, which does not {use}: use {ROUTES[family]}"
-            raise Refusal(message, 404, code="wrong_family")
+            raise RequestError(message, 404, code="wrong_family")
 
 
 def build(thread: Worker, served: Served, limits: Limits, *, loopback: bool, key: str | None = None) -> ASGIApp:
@@ -250,13 +250,13 @@ def build(thread: Worker, served: Served, limits: Limits, *, loopback: bool, key
         thread.end(END_SECONDS)
 
     handlers = Handlers(thread, served, limits)
-    refusals: dict[Any, Any] = {
-        ConfigError: _refuse,
-        HTTPException: _refuse_route,
+    exception_handlers: dict[Any, Any] = {
+        ConfigError: _reject,
+        HTTPException: _reject_route,
         ClientDisconnect: _client_disconnected,
         Exception: _internal_error,
     }
-    app: ASGIApp = Starlette(routes=handlers.routes(), exception_handlers=refusals, lifespan=lifespan)
+    app: ASGIApp = Starlette(routes=handlers.routes(), exception_handlers=exception_handlers, lifespan=lifespan)
     if key is not None:
         app = RequireKey(app, key)
     if loopback:
@@ -264,14 +264,16 @@ def build(thread: Worker, served: Served, limits: Limits, *, loopback: bool, key
     return CountRequests(app, handlers.metrics, handlers.routes())
 
 
-async def _refuse(_: HttpRequest, error: ConfigError) -> Response:
-    return (error if isinstance(error, Refusal) else Refusal(str(error))).response()
+async def _reject(_: HttpRequest, error: ConfigError) -> Response:
+    return (error if isinstance(error, RequestError) else RequestError(str(error))).response()
 
 
-async def _refuse_route(request: HttpRequest, error: HTTPException) -> Response:
+async def _reject_route(request: HttpRequest, error: HTTPException) -> Response:
     path = request.scope["path"]
     reasons = {404: f"{path} is not a route of this server", 405: f"{path} does not accept {request.method}"}
-    return Refusal(reasons.get(error.status_code, error.detail), error.status_code, headers=error.headers).response()
+    return RequestError(
+        reasons.get(error.status_code, error.detail), error.status_code, headers=error.headers
+    ).response()
 
 
 async def _client_disconnected(_: HttpRequest, __: ClientDisconnect) -> Response:
@@ -280,4 +282,4 @@ async def _client_disconnected(_: HttpRequest, __: ClientDisconnect) -> Response
 
 async def _internal_error(_: HttpRequest, __: Exception) -> Response:
     message = "internal server error; the server's log gives the cause"
-    return Refusal(message, 500, headers={"Connection": "close"}).response()
+    return RequestError(message, 500, headers={"Connection": "close"}).response()

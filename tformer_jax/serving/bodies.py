@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.config.fields import Section, nearest, setting
 from tformer_jax.inference.engine import Request
-from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.served import Served, Text
 from tformer_jax.serving.worker import Empty
 
@@ -49,28 +49,28 @@ class Body(Section):
         """Reads the fields that a client sent; null selects the default.
 
         Raises:
-            Refusal: a field is unknown, or its value has the wrong type or is out of range.
+            RequestError: a field is unknown, or its value has the wrong type or is out of range.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         given = {name: value for name, value in values.items() if value is not None}
         for name in [name for name in given if name not in known]:
             if name not in cls.neutral:
-                raise Refusal(f"{reprlib.repr(name)}: unknown field{nearest(name[:100], known)}", param=name[:100])
+                raise RequestError(f"{reprlib.repr(name)}: unknown field{nearest(name[:100], known)}", param=name[:100])
             if isinstance(given[name], bool) or given.pop(name) != cls.neutral[name]:
-                raise Refusal(f"{name}: this server does not offer it; leave it out", param=name)
+                raise RequestError(f"{name}: is not supported by this server; leave it out", param=name)
         return cls(**given)
 
     def error(self, name: str, problem: str) -> ConfigError:
         """Returns the error for a field, with JSON's names of types."""
         if WRONG_TYPE.fullmatch(problem):
             problem = re.sub(r"\w+", lambda word: JSON_WORDS.get(word[0], word[0]), problem)
-        return Refusal(f"{name}: {problem}", param=name)
+        return RequestError(f"{name}: {problem}", param=name)
 
     def texts(self, name: str) -> list[Text]:
         """Returns the texts of a field: a text, its token ids, or a list of texts or of lists of token ids.
 
         Raises:
-            Refusal: the field has another value.
+            RequestError: the field has another value.
         """
         value = getattr(self, name)
         if is_ids(value):
@@ -181,12 +181,12 @@ class Completion(Body):
         """Returns the token ids of each prompt, as the model reads them.
 
         Raises:
-            Refusal: a prompt does not fit the model, or its log-probabilities cannot be computed.
+            RequestError: a prompt does not fit the model, or its log-probabilities cannot be computed.
         """
         if self.logprobs is not None and served.prefix_lm:
-            raise self.error("logprobs", "not offered for a model with prefix_lm=True; leave it out")
+            raise self.error("logprobs", "is not supported for a model with prefix_lm=True; leave it out")
         if self.logprobs is not None and self.echo and served.translates:
-            raise self.error("logprobs", "not offered for the tokens of a source; leave out echo")
+            raise self.error("logprobs", "is not supported for the tokens of a source; leave out echo")
         scored_only = self.max_tokens == 0 and not served.translates
         limit = served.max_length + 1 if scored_only else served.longest_prompt
         return served.encode("prompt", self.texts("prompt"), limit)

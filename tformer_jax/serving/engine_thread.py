@@ -8,7 +8,7 @@ from typing import Any
 
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.engine import Engine, Event
-from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.worker import Empty, Job, Load, Worker, engine_failed, queue_full
 
 
@@ -34,7 +34,7 @@ class EngineThread(Worker):
         self._submit_waiting()
         if self.failure is None and not self._engine.idle:
             self._deliver(self._engine.step())
-            self._refuse_waiting()
+            self._reject_waiting()
         waiting = self._engine.pending + sum(len(job.requests) for job in self._arrived)
         used = self._engine.pages_used
         self.load = Load(self._engine.running, waiting, used, self._engine.pages, self._tokens)
@@ -69,25 +69,25 @@ class EngineThread(Worker):
                     self._accepted[self._engine.submit(request)] = job, index
         except ConfigError as error:
             which = f"text {index + 1}: " if len(job.requests) > 1 else ""
-            self._refuse(job, Refusal(f"{which}{error}"))
+            self._reject(job, RequestError(f"{which}{error}"))
         except Exception:
             logging.exception("the engine could not accept a request")
-            self._refuse(
-                job, Refusal("the engine could not accept this request; the server's log gives the cause", 500)
+            self._reject(
+                job, RequestError("the engine could not accept this request; the server's log gives the cause", 500)
             )
 
-    def _refuse_waiting(self) -> None:
-        """After a step, in which pending requests took all free slots, refuses jobs that do not fit into the queue."""
+    def _reject_waiting(self) -> None:
+        """After a step, in which pending requests took all free slots, rejects jobs that do not fit into the queue."""
         for job in [*self._arrived]:
             if not self._fits(job):
-                self._refuse(job, queue_full(self._limit))
+                self._reject(job, queue_full(self._limit))
 
     def _fits(self, job: Job) -> bool:
         return self._engine.pending + len(job.requests) <= self._limit
 
-    def _refuse(self, job: Job, refusal: Refusal) -> None:
+    def _reject(self, job: Job, error: RequestError) -> None:
         self._drop(job)
-        self._send([(job, refusal)])
+        self._send([(job, error)])
 
     def _drop(self, job: Job) -> None:
         if job in self._arrived:

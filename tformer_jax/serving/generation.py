@@ -12,8 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.serving.metrics import Metrics
-from tformer_jax.serving.refusal import Refusal
 from tformer_jax.serving.replies import Outputs, Reply, empty_outputs
+from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.worker import Empty, Job, Worker
 
 CLIENT_CLOSED = 499
@@ -36,7 +36,7 @@ class Generation(Response):
         stream: whether to respond with server-sent events.
 
     Raises:
-        Refusal: when called, before anything is sent: 400, 429, 500, 503, or 504 for a timeout. Once a stream has
+        RequestError: when called, before anything is sent: 400, 429, 500, 503, or 504 for a timeout. Once a stream has
             started, the error is sent as its last event instead.
     """
 
@@ -73,15 +73,15 @@ class Generation(Response):
                         await response(scope, receive, send)
             return
         except TimeoutError:
-            refusal = Refusal(f"the request took longer than {self.seconds:g} seconds", 504, code="timeout")
-        except Refusal as error:
-            refusal = error
+            failure = RequestError(f"the request took longer than {self.seconds:g} seconds", 504, code="timeout")
+        except RequestError as error:
+            failure = error
         if not self._started:
-            raise refusal
-        scope["state"]["outcome"] = refusal.status
+            raise failure
+        scope["state"]["outcome"] = failure.status
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ERROR_SECONDS):
-                await send(piece(data(refusal.body()), last=True))
+                await send(piece(data(failure.body()), last=True))
 
     async def _complete(self, job: Job) -> Response:
         outputs = empty_outputs(self.requests)

@@ -10,14 +10,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tformer_jax.serving.generation import CLIENT_CLOSED
 from tformer_jax.serving.metrics import Metrics
-from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.request_error import RequestError
 
 OPEN_PATHS = ("/", "/health")
 """Paths that need no API key: the page, which asks for it, and the health check."""
 
 
 class LoopbackOnly:
-    """Refuses requests whose Host header names another machine."""
+    """Rejects requests whose Host header names another machine."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -25,13 +25,13 @@ class LoopbackOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_loopback(named_host(scope)):
             message = "this server answers only to localhost, 127.0.0.1 and [::1]; --host opens it to others"
-            await Refusal(message, 403, code="wrong_host").response()(scope, receive, send)
+            await RequestError(message, 403, code="wrong_host").response()(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
 
 class RequireKey:
-    """Refuses requests without the header `Authorization: Bearer KEY`, except those for `OPEN_PATHS`."""
+    """Rejects requests without the header `Authorization: Bearer KEY`, except those for `OPEN_PATHS`."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self.app, self._key = app, key.encode()
@@ -42,7 +42,7 @@ class RequireKey:
         else:
             message = "this server requires its API key: send it as the header Authorization: Bearer KEY"
             headers = {"WWW-Authenticate": "Bearer"}
-            await Refusal(message, 401, code="invalid_api_key", headers=headers).response()(scope, receive, send)
+            await RequestError(message, 401, code="invalid_api_key", headers=headers).response()(scope, receive, send)
 
     def _accepts(self, scope: Scope) -> bool:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")

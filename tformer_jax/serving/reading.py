@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import Request
 
-from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.request_error import RequestError
 
 DIGITS = 18
 """Maximum number of digits of an integer, so that it fits into 64 bits."""
@@ -22,22 +22,22 @@ async def read_object(request: Request, *, max_body: int, seconds: float) -> dic
         seconds: maximum time for the client to send it.
 
     Raises:
-        Refusal: 415 for another content type, 413 for a body that is too large, 408 for a timeout, 400 for anything
-            that is not a JSON object.
+        RequestError: 415 for another content type, 413 for a body that is too large, 408 for a timeout, 400 for
+            anything that is not a JSON object.
         ClientDisconnect: the client disconnected.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal("the header Content-Type must be application/json", 415)
+        raise RequestError("the header Content-Type must be application/json", 415)
     try:
         async with asyncio.timeout(seconds):
             raw = await _read(request, max_body)
     except TimeoutError:
         message = f"the body did not arrive within {seconds:g} seconds"
-        raise Refusal(message, 408, headers={"Connection": "close"}) from None
+        raise RequestError(message, 408, headers={"Connection": "close"}) from None
     found = parse(raw)
     if not isinstance(found, dict):
-        raise Refusal("the body must be a JSON object, such as {...}")
+        raise RequestError("the body must be a JSON object, such as {...}")
     return found
 
 
@@ -45,10 +45,10 @@ def parse(raw: bytes) -> Any:
     """Parses strict JSON: UTF-8 without NaN, Infinity, overflowing numbers, duplicate names or lone surrogates.
 
     Raises:
-        Refusal: 400 for anything else.
+        RequestError: 400 for anything else.
     """
     hooks: dict[str, Any] = {
-        "parse_constant": _refuse_number,
+        "parse_constant": _reject_number,
         "parse_int": _integer,
         "parse_float": _finite,
         "object_pairs_hook": _unique,
@@ -56,16 +56,16 @@ def parse(raw: bytes) -> Any:
     try:
         found = json.loads(raw.decode(), **hooks)
         json.dumps(found, ensure_ascii=False).encode()
-    except Refusal:
+    except RequestError:
         raise
     except UnicodeDecodeError:
-        raise Refusal("the body is not UTF-8") from None
+        raise RequestError("the body is not UTF-8") from None
     except UnicodeEncodeError:
-        raise Refusal("the body has half of a surrogate pair, which is not a character") from None
+        raise RequestError("the body has a lone surrogate, which is not a character") from None
     except RecursionError:
-        raise Refusal("the body is nested too deeply") from None
+        raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
-        raise Refusal(f"the body is not JSON: {error}") from None
+        raise RequestError(f"the body is not JSON: {error}") from None
     return found
 
 
@@ -78,25 +78,25 @@ async def _read(request: Request, max_body: int) -> bytes:
             if len(raw) > max_body:
                 break
     if max(declared, len(raw)) > max_body:
-        raise Refusal(f"the body has more than {max_body} bytes", 413)
+        raise RequestError(f"the body has more than {max_body} bytes", 413)
     return bytes(raw)
 
 
-def _refuse_number(text: str) -> NoReturn:
-    raise Refusal(f"the body has the number {reprlib.repr(text).strip(chr(39))}, which is out of range")
+def _reject_number(text: str) -> NoReturn:
+    raise RequestError(f"the body has the number {reprlib.repr(text).strip(chr(39))}, which is out of range")
 
 
 def _integer(text: str) -> int:
-    return int(text) if len(text.lstrip("-")) <= DIGITS else _refuse_number(text)
+    return int(text) if len(text.lstrip("-")) <= DIGITS else _reject_number(text)
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refuse_number(text)
+    return value if math.isfinite(value) else _reject_number(text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise Refusal("the body has a field twice")
+        raise RequestError("the body has a duplicate field")
     return found

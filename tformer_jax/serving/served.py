@@ -14,7 +14,7 @@ from tformer_jax.inference.embed import embed_rows
 from tformer_jax.inference.encoding import too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
-from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.request_error import RequestError
 
 Text = str | tuple[int, ...]
 """A text, or its token ids."""
@@ -103,7 +103,7 @@ class Served:
             limit: maximum number of tokens of a text, with its special tokens.
 
         Raises:
-            Refusal: a text is empty or too long, or a token id is unknown.
+            RequestError: a text is empty or too long, or a token id is unknown.
         """
         name = {"seq2seq": "source", "decoder_lm": "prompt"}.get(self.family, "text")
         found = []
@@ -111,9 +111,9 @@ class Served:
             ids = self._ids(field, text)
             which = f"text {number}: " if len(texts) > 1 else ""
             if len(ids) > limit:
-                raise Refusal(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
+                raise RequestError(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
             if not ids and not self.translates:
-                raise Refusal(f"{which}the {name} is empty: write at least one character", param=field)
+                raise RequestError(f"{which}the {name} is empty: write at least one character", param=field)
             found.append(ids)
         return found
 
@@ -134,7 +134,7 @@ class Served:
         return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
 
     def check_ids(self, field: str, ids: Sequence[int]) -> None:
-        """Raises `Refusal` if ids are not in the vocabulary."""
+        """Raises `RequestError` if ids are not in the vocabulary."""
         vocab_size = self.tokenizer.vocab_size
         if unknown := [i for i in ids if not 0 <= i < vocab_size]:
-            raise Refusal(f"{field}: token id {unknown[0]} is not in 0, ..., {vocab_size - 1}", param=field)
+            raise RequestError(f"{field}: token id {unknown[0]} is not in 0, ..., {vocab_size - 1}", param=field)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.engine import Event, Request
-from tformer_jax.serving.refusal import Refusal
+from tformer_jax.serving.request_error import RequestError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Job:
         """Yields events until every output is finished; their `request` is an index into the requests of this job.
 
         Raises:
-            Refusal: the engine does not accept or does not finish the requests.
+            RequestError: the engine does not accept or does not finish the requests.
         """
         unfinished = sum(request.samples for request in self.requests)
         while unfinished:
@@ -62,10 +62,10 @@ class Job:
         """Returns the next result.
 
         Raises:
-            Refusal: sent instead of a result.
+            RequestError: sent instead of a result.
         """
         item = await self.items.get()
-        if isinstance(item, Refusal):
+        if isinstance(item, RequestError):
             raise item
         return item
 
@@ -109,7 +109,7 @@ class Worker:
         """Submits requests on entry, and cancels them on exit.
 
         Raises:
-            Refusal: the server is stopping.
+            RequestError: the server is stopping.
         """
         if self.stopping:
             raise stopping()
@@ -127,7 +127,7 @@ class Worker:
         """Runs a function in the thread, after all events of the job, and returns its result.
 
         Raises:
-            Refusal: `limit` functions wait already, the function fails, or the server is stopping.
+            RequestError: `limit` functions wait already, the function fails, or the server is stopping.
         """
         if self._computing >= self._limit:
             raise queue_full(self._limit)
@@ -139,7 +139,7 @@ class Worker:
             self._computing -= 1
 
     def stop_jobs(self) -> None:
-        """Refuses all open jobs."""
+        """Rejects all open jobs."""
         for job in self.jobs:
             job.items.put_nowait(stopping())
 
@@ -182,26 +182,26 @@ def result_of(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except ConfigError as error:
-        return error if isinstance(error, Refusal) else Refusal(str(error))
+        return error if isinstance(error, RequestError) else RequestError(str(error))
     except Exception:
         logging.exception("a request failed")
-        return Refusal("the model could not process this request; the server's log gives the cause", 500)
+        return RequestError("the model could not process this request; the server's log gives the cause", 500)
 
 
-def engine_failed(reason: str) -> Refusal:
+def engine_failed(reason: str) -> RequestError:
     """Returns the error for requests after a failure of the engine."""
-    return Refusal(f"the engine has failed ({reason}): restart the server", 500, code="engine_failed")
+    return RequestError(f"the engine has failed ({reason}): restart the server", 500, code="engine_failed")
 
 
-def queue_full(limit: int) -> Refusal:
+def queue_full(limit: int) -> RequestError:
     """Returns the error for requests that do not fit into the queue."""
     message = f"the queue of {limit} requests is full: try again later"
-    return Refusal(message, 429, code="queue_full", headers={"Retry-After": "1"})
+    return RequestError(message, 429, code="queue_full", headers={"Retry-After": "1"})
 
 
-def stopping() -> Refusal:
+def stopping() -> RequestError:
     """Returns the error for requests while the server shuts down."""
-    return Refusal("the server is stopping", 503, code="stopping", headers={"Connection": "close"})
+    return RequestError("the server is stopping", 503, code="stopping", headers={"Connection": "close"})
 
 
 def _put(items: list[tuple[Job, Any]]) -> None:

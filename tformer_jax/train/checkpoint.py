@@ -146,7 +146,7 @@ class Checkpointer:
         state, sealed = self._group.run(lambda: _read(path, abstract))
         for name, checksum in _checksums(state).items():
             if sealed["checksums"].get(name) != checksum:
-                raise ConfigError(f"{path} is damaged: {name} has another checksum than when it was saved")
+                raise ConfigError(f"{path} is damaged: the checksum of {name} does not match")
         return state, sealed["host"]
 
     def wait(self) -> None:
@@ -214,7 +214,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
         raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
     sealed = restored.host
     if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
-        raise ConfigError(f"{path} is damaged: its host data has another checksum than when it was saved")
+        raise ConfigError(f"{path} is damaged: the checksum of its host data does not match")
     return restored.state, sealed
 
 

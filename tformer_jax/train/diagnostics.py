@@ -39,7 +39,7 @@ def noise_parts(norm: jax.Array, norms: jax.Array, small: jax.Array, big: jax.Ar
 
     Args:
         norm: norm of the gradient of a batch of `big` labels.
-        norms: [parts], norms of the gradients of its parts, of about `small` labels each.
+        norms: [accumulate], norms of the gradients of its micro-batches of about `small` labels each.
     """
     of_parts, of_batch = (norms**2).mean(), norm**2
     return {

@@ -203,7 +203,7 @@ def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -
     """
     tied = cfg.model.family == "seq2seq" and cfg.model.tie_embeddings in ("inputs", "all")
     if tied and not same_tokens(tokenizers.source, tokenizers.target):
-        raise cfg.model.error("tie_embeddings", "needs one vocabulary, and the tokenizers of source and target differ")
+        raise cfg.model.error("tie_embeddings", "needs one vocabulary, but the tokenizers of source and target differ")
     needed: dict[str, Any] = {"vocab_size": tokenizers.target.vocab_size}
     if cfg.model.family == "seq2seq":
         needed["source_vocab_size"] = tokenizers.source.vocab_size

@@ -139,7 +139,7 @@ class Trainer:
 
     def _loaded(self, run: Path, fresh: Any) -> Any:
         """Replaces the parameters `fresh` by those of `run` that match, and reports which."""
-        params, report = load_matching(fresh, run, self.experiment.group)
+        params, report = load_matching(fresh, self.cfg.model, run, self.experiment.group)
         if self.experiment.group.first:
             run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
         self.view.say(f"From {run}: {report}")
@@ -182,7 +182,7 @@ class Trainer:
     def _counted_parameters(self) -> str:
         params = self.state.params
         total, trained = (state.parameter_count(part) for part in (lora.base(params), lora.trained(params)))
-        return f"{total:,} parameters" + (f" and {trained:,} trained ones of LoRA" if self.cfg.train.lora_rank else "")
+        return f"{total:,} parameters" + (f", {trained:,} trainable (LoRA)" if self.cfg.train.lora_rank else "")
 
     def advance(self) -> None:
         """Runs one optimizer step, and the logging, evaluation and saving that are due after it.
@@ -353,7 +353,7 @@ class Trainer:
         folder, kind = self.experiment.folder, self.cfg.train.weights
         reason = ""
         if self.best.exhausted:
-            reason = f"no better {self.cfg.train.metric} in {self.best.evaluations_since} evaluations"
+            reason = f"{self.cfg.train.metric} has not improved in {self.best.evaluations_since} evaluations"
             self.view.say(f"Stopped at step {self.step}: {reason}")
         params, steps = weights.final_params(self.cfg, self.state, self.checkpointer)
         if shortage := weights.shortage(self.cfg.train, steps):

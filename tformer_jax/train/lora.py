@@ -62,7 +62,7 @@ def _fitting(train: TrainConfig, setting: str, boxes: dict[str, Any]) -> list[st
     globs = getattr(train, setting)
     for glob in globs:
         if not fnmatch.filter(boxes, glob):
-            raise train.error(setting, f"{glob!r} fits no such parameter; one is {next(iter(boxes))!r}")
+            raise train.error(setting, f"{glob!r} matches no such parameter, such as {next(iter(boxes))!r}")
     return [name for name in boxes if any(fnmatch.fnmatch(name, glob) for glob in globs)]
 
 

@@ -296,7 +296,7 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
     entries = [entry.rpartition("=") for entry in optim.learning_rates]
     for glob, _, _ in entries:
         if not any(fnmatch.fnmatch(name, glob) for name in jax.tree.leaves(names)):
-            raise optim.error("learning_rates", f"{glob!r} fits no parameter; one is {jax.tree.leaves(names)[0]!r}")
+            raise optim.error("learning_rates", f"{glob!r} matches no parameter, such as {jax.tree.leaves(names)[0]!r}")
 
     def factor(name: str) -> float:
         return next((float(value) for glob, _, value in entries if fnmatch.fnmatch(name, glob)), 1.0)

@@ -111,7 +111,7 @@ def create(
         ConfigError: the folder cannot be written, or the working directory is in it.
     """
     if not is_remote(run) and Path.cwd().is_relative_to(run.resolve()):
-        raise ConfigError(f"{run} holds the working directory, which a new run would replace: choose another --run")
+        raise ConfigError(f"{run} contains the working directory, which a new run would replace: choose another --run")
     partial = run if is_remote(run) else run.with_name(f".{run.name}.partial")
     try:
         epath.Path(partial).rmtree(missing_ok=True)

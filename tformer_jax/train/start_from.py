@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tformer_jax.config import ConfigError, ModelConfig, TrainConfig
 from tformer_jax.config.paths import resolved
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import registry
+from tformer_jax.nn import conversions
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.train import lora, run_folder, weights
@@ -51,8 +53,10 @@ class Report:
         return "; ".join(parts)
 
 
-def load_matching(params: Any, run: Path, group: ProcessGroup = SINGLE) -> tuple[Any, Report]:
-    """Replaces each parameter by that of `run` with the same name and shape.
+def load_matching(
+    params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE
+) -> tuple[Any, Report]:
+    """Replaces each parameter of `model` by that of `run`, in the layout of `model`, with the same name and shape.
 
     Args:
         group: all processes that hold `params`.
@@ -60,7 +64,8 @@ def load_matching(params: Any, run: Path, group: ProcessGroup = SINGLE) -> tuple
     Raises:
         ConfigError: `run` holds no trained model, or no parameter matches.
     """
-    known = flatten_dict(load_trained(run, mesh_of(params), group).params, sep="/")
+    trained = load_trained(run, mesh_of(params), group)
+    known = flatten_dict(conversions.in_layout_of(model, trained.cfg.model, trained.params), sep="/")
     mine = flatten_dict(params, sep="/")
     report = _compare(_shapes(mine), _shapes(known), run)
     for name in report.loaded:
@@ -78,8 +83,11 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
     run_folder.require_run(run)
     weights.verify(run, run_folder.latest_step(run))
     boxed = registry.shapes(registry.build(model))
-    theirs = registry.shapes(registry.build(config.load(run / "config.json").model))
-    mine, known = (_shapes(flatten_dict(nn.unbox(tree), sep="/")) for tree in (boxed, theirs))
+    other = config.load(run / "config.json").model
+    theirs = jax.eval_shape(
+        functools.partial(conversions.in_layout_of, model, other), nn.unbox(registry.shapes(registry.build(other)))
+    )
+    mine, known = (_shapes(flatten_dict(tree, sep="/")) for tree in (nn.unbox(boxed), theirs))
     report = _compare(mine, known, run)
     if train.lora_rank:
         trained = flatten_dict(lora.trained_shapes(train, boxed), sep="/")
@@ -88,7 +96,7 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
             names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
             raise train.error(
                 "lora_whole",
-                f"must include {names}: {run} has no such parameter of this shape, and LoRA would freeze it",
+                f"must include {names}: not found in {run} with the same shape, and frozen by LoRA at random values",
             )
     check_tokenizers(train, model, tokenizers, run)
 
@@ -111,7 +119,7 @@ def _compare(mine: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int
         unused=tuple(sorted(theirs.keys() - mine.keys())),
     )
     if not report.loaded:
-        raise ConfigError(f"train.start_from={str(run)!r}: no parameter fits this model ({report})")
+        raise ConfigError(f"train.start_from={str(run)!r}: no parameter matches this model ({report})")
     return report
 
 

@@ -112,10 +112,10 @@ def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batc
 def accumulated_gradients(
     model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config
 ) -> tuple[Sums, Any, jax.Array]:
-    """Returns the loss sums, the gradient of the mean loss, and the gradient norm of each part's mean loss, [parts].
+    """Returns the loss sums, the gradient of the mean loss, and the gradient norm of each micro-batch's mean loss.
 
-    Gradients are those of the trained parameters: all, or with LoRA `lora.Adapted.trained`.
-    Processes the batch in `cfg.train.accumulate` parts, one after another. Part i has rows i, i + accumulate, ..., so
+    Gradients are those of the trained parameters: all, or with LoRA `lora.Adapted.trained`. The norms are [accumulate].
+    Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
     that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """
     train, parts = cfg.train, cfg.train.accumulate

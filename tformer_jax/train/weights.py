@@ -158,7 +158,7 @@ def verify(run: Path, latest_step: int | None) -> bool:
         if facts["at_step"] < (latest_step or 0):
             return False
         if facts["checksums"] != _checksums(run / FOLDER):
-            raise ValueError("its files have other checksums than when they were written")
+            raise ValueError("the checksums of its files do not match")
     return True
 
 

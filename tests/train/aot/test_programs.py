@@ -84,7 +84,9 @@ def test_a_program_that_does_not_fit():
     def lowered(problem):
         return mock.Mock(compile=mock.Mock(side_effect=jax.errors.JaxRuntimeError(problem)))
 
-    with pytest.raises(ConfigError, match="It does not fit: RESOURCE_EXHAUSTED: 9 of 8 GiB; split it among more dev"):
+    with pytest.raises(
+        ConfigError, match=r"the step does not fit in device memory \(RESOURCE_EXHAUSTED: 9 of 8 GiB\): use"
+    ):
         programs._compile(lowered("RESOURCE_EXHAUSTED: 9\nof 8 GiB"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a bug"):
         programs._compile(lowered("INTERNAL: a bug"))

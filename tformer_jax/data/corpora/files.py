@@ -245,7 +245,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
         if not isinstance(record[field], str | int if key == "label" else str):
             raise DataError(f"field {field!r} is {type(record[field]).__name__}, not text")
         if not is_unicode(str(record[field])):
-            raise DataError(f"field {field!r} has half of a surrogate pair, which is not a character")
+            raise DataError(f"field {field!r} has a lone surrogate, which is not a character")
     return {key: str(record[field]) for key, field in fields.items()}
 
 

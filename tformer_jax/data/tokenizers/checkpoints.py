@@ -136,7 +136,7 @@ def _template(tokenizer: hf.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]
     encoding = tokenizer.encode("a")
     flags = encoding.special_tokens_mask
     if all(flags):
-        raise ConfigError("the tokenizer has no token of the letter a")
+        raise ConfigError("the tokenizer has no token for the letter 'a'")
     count = sum(1 for _ in itertools.takewhile(bool, flags)), sum(1 for _ in itertools.takewhile(bool, flags[::-1]))
     return tuple(encoding.ids[: count[0]]), tuple(encoding.ids[len(flags) - count[1] :])
 

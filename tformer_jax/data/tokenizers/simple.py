@@ -9,7 +9,7 @@ from tformer_jax.special_tokens import OWN, UNK
 
 
 class ByteTokenizer:
-    """One token per UTF-8 byte; decoding restores every text."""
+    """One token per UTF-8 byte; the encoding is lossless."""
 
     vocab_size = FIRST + 256
     special = OWN

@@ -12,7 +12,7 @@ from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
 
 
 class SubwordTokenizer:
-    """Byte-level BPE or Unigram, which restore every text; WordPiece; or any other `tokenizer.json`.
+    """Byte-level BPE or Unigram, which are lossless; WordPiece; or any other `tokenizer.json`.
 
     Ids of a tokenizer whose first tokens are not this package's special tokens are shifted past them.
     """

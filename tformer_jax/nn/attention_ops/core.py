@@ -14,7 +14,7 @@ from tformer_jax.nn.masks import Mask, as_mask
 
 RULES = {
     "cross": "cross-attention",
-    "explicit": "arrays (such as that of model.lookahead)",
+    "explicit": "mask arrays (such as that of model.lookahead)",
     "positions": "caches",
     "prefix": "prefixes (model.prefix_lm)",
     "window": "windows (model.window)",
@@ -195,7 +195,7 @@ def unsupported_reason(name: str, needs: Needs) -> str | None:
         return "is not known"
     backend, platform = kinds.load(kinds.BACKENDS, name), sharding.platform()
     if backend.platforms and platform not in backend.platforms:
-        return f"needs a {' or '.join(backend.platforms)}, and this mesh is on a {platform}"
+        return f"needs a {' or '.join(backend.platforms)}, but this mesh is on a {platform}"
     if needs.softcap and not backend.softcap:
         return "cannot cap scores (model.attention_softcap)"
     if needs.bias and not backend.bias:
@@ -208,9 +208,9 @@ def unsupported_reason(name: str, needs: Needs) -> str | None:
         return f"computes in {' or '.join(backend.dtypes)}, not {needs.dtype} (model.dtype)"
     if needs.head_size % backend.head_multiple or needs.head_size > (backend.head_limit or needs.head_size):
         return (
-            f"needs heads of a multiple of {backend.head_multiple}"
-            f"{f', at most {backend.head_limit},' if backend.head_limit else ''} features, not {needs.head_size} "
+            f"needs a head size that is a multiple of {backend.head_multiple}"
+            f"{f' and at most {backend.head_limit}' if backend.head_limit else ''}, not {needs.head_size} "
             "(model.head_dim)"
         )
     unknown = sorted(needs.rules - backend.rules) if backend.rules is not None else []
-    return f"cannot apply masks of {', '.join(map(RULES.__getitem__, unknown))}" if unknown else None
+    return f"does not support {', '.join(map(RULES.__getitem__, unknown))}" if unknown else None

@@ -1,4 +1,4 @@
-const { pictures } = JSON.parse(at("data").textContent);
+const { figures } = JSON.parse(at("data").textContent);
 const drawn = new Set();
 
 function drawHeat(place, { z, x, y, texts }) {
@@ -51,8 +51,8 @@ function drawLines(place, { curves, x, y, log, square }) {
 }
 
 function draw(place) {
-  const picture = pictures[Number(place.dataset.picture)];
-  return picture.kind === "heat" ? drawHeat(place, picture) : drawLines(place, picture);
+  const figure = figures[Number(place.dataset.figure)];
+  return figure.kind === "heat" ? drawHeat(place, figure) : drawLines(place, figure);
 }
 
 async function show(place) {
@@ -62,7 +62,7 @@ async function show(place) {
 }
 
 async function begin() {
-  const places = [...document.querySelectorAll(".picture")];
+  const places = [...document.querySelectorAll(".figure")];
   followTheme(() => { for (const place of drawn) draw(place); });
   followPrinting((begins) => { for (const place of places) show(place).then(() => sizeForPrint(place, begins)); });
   showPlace();

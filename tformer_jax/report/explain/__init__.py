@@ -1,1 +1,1 @@
-"""Pages that explain the mechanisms of Transformers with pictures computed by the package's own functions."""
+"""Pages that explain the mechanisms of Transformers with figures computed by the package's own functions."""

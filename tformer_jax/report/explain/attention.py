@@ -36,7 +36,7 @@ def dot_product(example: Example) -> Topic:
     return Topic(
         title="Scaled dot product",
         text="Each query is compared with all keys. The softmax of the scores gives weights that sum to 1, and the "
-        "output is the mean of the values with these weights. The dot product of two vectors of H independent numbers "
+        "output is the mean of the values, weighted by them. The dot product of two vectors of H independent numbers "
         "has the variance H: without the division by its standard deviation, the softmax of large heads has almost "
         "all its weight on one key, where its gradient vanishes.",
         formulas=(
@@ -50,7 +50,7 @@ def dot_product(example: Example) -> Topic:
             Shape.of("out", "B T N H", out, "output"),
         ),
         functions=(attention_weights, exponentials, scores, weighted_sum, BasicAttention),
-        pictures=(
+        figures=(
             _weights("Weights of the sentence", weights[0, 0], example, "q, k and v are the embeddings themselves."),
             _weights(
                 "The same without the scale",
@@ -138,7 +138,7 @@ def heads(example: Example) -> Topic:
             Shape.of("out", "B T D", out, "output"),
         ),
         functions=(Attention, scores),
-        pictures=[
+        figures=[
             _weights(f"Head {n}", weights[0, n], example, f"Reads the keys of head {n // G}.")
             for n in range(CFG.num_heads)
         ],
@@ -195,7 +195,7 @@ def masks(example: Example) -> Topic:
     captions["Hidden suffix"] = (
         f"The last {half} keys are hidden from the first query, and one less from each further one."
     )
-    pictures = [_mask(title, dense[title], example, caption) for title, caption in captions.items()]
+    figures = [_mask(title, dense[title], example, caption) for title, caption in captions.items()]
     hidden = "The first key is hidden, too: the weights of the first query are 0, not NaN and not 1 / S."
     return Topic(
         title="Masks",
@@ -214,7 +214,7 @@ def masks(example: Example) -> Topic:
             Shape.of("w", "B N T S", weights, "weights"),
         ),
         functions=(Mask, hidden_suffix, exponentials),
-        pictures=[*pictures, _weights("A query without keys", weights[0, 0], example, hidden)],
+        figures=[*figures, _weights("A query without keys", weights[0, 0], example, hidden)],
         mistakes=(
             Mistake(
                 "Keeping the upper triangle, or the lower one without its diagonal.",

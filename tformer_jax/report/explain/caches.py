@@ -28,8 +28,8 @@ def kv_cache(example: Example) -> Topic:
     stored, difference = _step_by_step(example)
     return Topic(
         title="KV cache",
-        text="When a decoder writes one token after the other, the keys and values of earlier tokens do not change. "
-        "They are kept, and each step computes those of one token only. Each slot stores the position of its token, so "
+        text="When a decoder generates token by token, the keys and values of earlier tokens do not change. "
+        "They are cached; each step computes those of one token only. Each slot stores the position of its token, so "
         "that masks and positions do not depend on the layout. Layers with a window keep a ring of the newest tokens.",
         formulas=(
             formula("out_t = attention ( q_t , [ k_1 … k_t ] , [ v_1 … v_t ] )"),
@@ -40,7 +40,7 @@ def kv_cache(example: Example) -> Topic:
             Shape.of("k, v", "B K S H", stored.k, "cached keys and values, also of empty slots"),
         ),
         functions=(KeyValues, DenseSlots, RingSlots),
-        pictures=(
+        figures=(
             _slots("Dense slots, step by step", lambda: DenseSlots.empty(1, T), example),
             _slots(f"A ring for a window of {WINDOW}", lambda: RingSlots.empty(1, min(WINDOW, T), 1), example),
             Lines(
@@ -165,7 +165,7 @@ def paged_cache(example: Example) -> Topic:
             Shape("table", "B P", (len(rows), widest), "pages of each row"),
         ),
         functions=(PageTable, PagedSlots),
-        pictures=(
+        figures=(
             Heat(
                 "The pool after three rows",
                 np.where(pool[used] == EMPTY, np.nan, np.array([[len(owners[page])] for page in used])),

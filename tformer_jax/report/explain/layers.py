@@ -59,8 +59,8 @@ def norms(example: Example) -> Topic:
         title="Norms",
         text="A norm gives the features of each token the same scale, whatever their size. LayerNorm subtracts their "
         "mean and divides by their standard deviation; RMSNorm only divides by the root of their mean square. The "
-        "variance is biased (divided by D), eps stands inside of the root, and the statistics are float32. Here the "
-        "embeddings have been given another size and mean for each word.",
+        "variance is biased (divided by D), eps is added inside the square root, and the statistics are float32. Here "
+        "the embeddings have a different scale and mean for each word.",
         formulas=(
             formula("LayerNorm ( x ) = g", fraction("x - mean ( x )", root("var ( x ) + ε")), "+ b"),
             formula("RMSNorm ( x ) = g", fraction("x", root("mean ( x^2 ) + ε"))),
@@ -70,7 +70,7 @@ def norms(example: Example) -> Topic:
             Shape.of("g, b", "D", scale, "learned scale and bias"),
         ),
         functions=(layer_norm, layer_norm.fwd, rms_norm, rms_norm.fwd),
-        pictures=(
+        figures=(
             Lines("Root of the mean square of each word", sizes, "position", "RMS"),
             Lines(
                 "Mean of each word",
@@ -95,7 +95,7 @@ def norms(example: Example) -> Topic:
 
 
 def placement(example: Example) -> Topic:
-    """Explains where the norms of a residual connection stand."""
+    """Explains where the norms of a residual connection are placed."""
     sizes = {name: _depth(name, example) for name in PLACEMENTS}
     depths = np.arange(DEPTH + 1)
     return Topic(
@@ -106,7 +106,7 @@ def placement(example: Example) -> Topic:
         formulas=[formula(f"{name} : {text}") for name, text in PLACEMENTS.items()],
         shapes=(Shape.of("x", "B T D", example.x, "residual stream"),),
         functions=(Residual,),
-        pictures=(
+        figures=(
             Lines(
                 f"Residual stream of a stack of {DEPTH} random sub-layers",
                 [Curve(f"{name}: {PLACEMENTS[name]}", depths, found) for name, found in sizes.items()],
@@ -175,7 +175,7 @@ def ffn(example: Example) -> Topic:
             Shape.of("hidden", "B T F", hidden["ReLU"], "hidden features"),
         ),
         functions=(FFN, GatedFFN, gelu),
-        pictures=(
+        figures=(
             Lines(
                 "Activations",
                 [Curve(name, grid, values) for name, values in activations.items()],
@@ -193,7 +193,7 @@ def ffn(example: Example) -> Topic:
         ),
         mistakes=(
             Mistake(
-                "The second layer the wrong way round, or the activation after it.",
+                "A transposed second kernel, or the activation after the second layer.",
                 "nn/test_ffn.py::test_equals_the_formula",
             ),
         ),
@@ -237,7 +237,7 @@ def experts(example: Example) -> Topic:
             Shape.of("chosen", "B T k", free.experts, "experts of each token, and their weights"),
         ),
         functions=(route, capacity, balance_loss),
-        pictures=(
+        figures=(
             _routing(
                 "Weights of the chosen experts",
                 free,

@@ -54,7 +54,7 @@ def build(example: Example, names: Sequence[str] = (), trained: Trained | None =
     """Computes topics, by group and name; without names, all.
 
     Args:
-        trained: adds pictures of a run.
+        trained: adds figures of a run.
 
     Raises:
         ConfigError: a name is unknown.
@@ -76,12 +76,12 @@ def render(groups: dict[str, dict[str, Topic]], example: Example, command: str, 
 
     Args:
         command: shown as the way to make the page for another text.
-        run: name of the run that computed some of the pictures.
+        run: name of the run that computed some of the figures.
     """
-    pictures = [picture.data() for topics in groups.values() for topic in topics.values() for picture in topic.pictures]
+    figures = [figure.data() for topics in groups.values() for topic in topics.values() for figure in topic.figures]
     return render_page(
         "explain",
-        {"pictures": pictures},
+        {"figures": figures},
         title="How Transformers work",
         groups=groups,
         example=example,

@@ -53,7 +53,7 @@ def sinusoids(example: Example) -> Topic:
             Shape.of("PE", "T D", encodings, "added to the embeddings [B, T, D]"),
         ),
         functions=(sinusoid, sinusoidal, Rotation),
-        pictures=(
+        figures=(
             Heat("Encoding of each word's position", encodings, example.source, _features(D)),
             Lines(
                 f"Pair {SHOWN_PAIR} on its circle",
@@ -141,7 +141,7 @@ def rope(example: Example) -> Topic:
             Shape.of("R q", "B T N H", turned, "rotated queries"),
         ),
         functions=(Rotary, rotary_frequencies, Rotation),
-        pictures=(
+        figures=(
             Lines(
                 "The vector (1, 0) of each pair, rotated",
                 [
@@ -201,7 +201,7 @@ def alibi(example: Example) -> Topic:
             Shape.of("w", "B N T S", weights, "weights"),
         ),
         functions=(alibi_slopes, AlibiBias),
-        pictures=(
+        figures=(
             Lines(
                 "Bias by distance",
                 [Curve(f"head {n}, slope {slopes[n]:.3g}", np.arange(DISTANCES), far[n]) for n in range(N)],
@@ -250,7 +250,7 @@ def buckets(example: Example) -> Topic:
         text="Each head learns one number for each bucket of distances, which is added to the scores. Near distances "
         "have a bucket each; farther ones share buckets that grow logarithmically, and the last one holds all the "
         "rest. In an encoder each direction has half of the buckets; a causal decoder uses all for earlier keys. T5 "
-        "does not divide the scores by √H, but draws W_q with a standard deviation that is smaller by √H.",
+        "does not divide the scores by √H, but draws W_q with a standard deviation smaller by a factor of √H.",
         formulas=(
             formula("score_{n t s} = q_t k_s + table_{b(s-t),n}"),
             formula("decoder : b ( s - t ) = bucket ( max ( t - s , 0 ) ) , e = buckets / 2"),
@@ -263,7 +263,7 @@ def buckets(example: Example) -> Topic:
         ),
         shapes=(Shape.of("b", "T S", table, "bucket of each query and key"),),
         functions=(relative_bucket,),
-        pictures=(
+        figures=(
             Lines(
                 f"Bucket by offset, for {BUCKETS.buckets} buckets up to distance {BUCKETS.distance}",
                 [Curve(name, offsets, found) for name, found in zip(("encoder", "decoder"), both, strict=True)],

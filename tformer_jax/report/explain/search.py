@@ -47,7 +47,7 @@ def beams(example: Example) -> Topic:
     scores = np.array([sums[row] for row in outputs])[:, None] / np.stack(penalties, axis=1)
     return Topic(
         title="Beam search",
-        text=f"The k most probable beginnings are extended together (here k = {BEAMS}, at most {STEPS} tokens): of all "
+        text=f"The k most probable hypotheses are extended together (here k = {BEAMS}, at most {STEPS} tokens): of all "
         "their continuations the best k remain. Those that end are set aside, with the sum of their log-probabilities "
         "divided by a penalty, because longer outputs have smaller sums. The model here counts which word of the "
         "sentence follows which.",
@@ -61,7 +61,7 @@ def beams(example: Example) -> Topic:
             Shape.of("running", "B k T", rows.running, "tokens of each beam"),
         ),
         functions=(Beams, length_penalty),
-        pictures=(
+        figures=(
             Lines(
                 "Sums of log-probabilities of all beams",
                 curves,

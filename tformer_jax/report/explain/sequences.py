@@ -61,7 +61,7 @@ def encoder_decoder(example: Example) -> Topic:
             Shape.of("w", "B N T S", weights, "weights of cross-attention"),
         ),
         functions=(Seq2Seq, Attention),
-        pictures=[
+        figures=[
             Heat(
                 f"Cross-attention of head {n}",
                 np.asarray(weights)[0, n],
@@ -122,7 +122,7 @@ def teacher_forcing(example: Example) -> Topic:
             Shape("logits", "B T V", (1, T, V), "float32, before the softmax"),
         ),
         functions=(Framer, masked_cross_entropy),
-        pictures=(
+        figures=(
             Heat(
                 "What each position reads, and must predict",
                 np.where(np.asarray(mask)[0, 0], 1.0, np.nan),
@@ -145,7 +145,7 @@ def teacher_forcing(example: Example) -> Topic:
                 "models/test_models.py::test_logits_are_not_normalized",
             ),
             Mistake(
-                "Token ids beyond the vocabulary, which JAX would clip without a word.",
+                "Token ids outside the vocabulary, which JAX would silently clamp.",
                 "nn/test_embeddings.py::test_ids_outside_the_vocabulary_give_nan",
             ),
             Mistake("Padding that counts in the loss.", "eval/test_losses.py::test_ignored_labels_have_no_gradient"),

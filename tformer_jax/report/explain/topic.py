@@ -1,4 +1,4 @@
-"""What a page explains: formulas, shapes, functions, pictures and mistakes, as plain values."""
+"""What a page explains: formulas, shapes, functions, figures and mistakes, as plain values."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from tformer_jax.report.explain.mathml import Math
 FEWEST, MOST = 2, 32
 """Numbers of tokens that a text may have."""
 DIGITS = 5
-"""Significant digits of the numbers in a picture."""
+"""Significant digits of the numbers in a figure."""
 WORDS = "words, punctuation, Chinese characters"
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
 _TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
@@ -28,7 +28,7 @@ _TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """The sentence of the pictures and its translation, in tokens: words, punctuation and Chinese characters."""
+    """The sentence of the figures and its translation, in tokens: words, punctuation and Chinese characters."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -71,7 +71,7 @@ class Example:
 CFG = ModelConfig(
     family="seq2seq", dim=16, num_heads=4, num_kv_heads=2, ffn_dim=32, encoder_layers=1, decoder_layers=1, dropout=0.0
 )
-"""The model of the pictures: D = 16, N = 4, K = 2, H = 4, F = 32."""
+"""The model of the figures: D = 16, N = 4, K = 2, H = 4, F = 32."""
 
 
 def vectors(tokens: Sequence[str], size: int) -> np.ndarray:
@@ -95,7 +95,7 @@ class Shape:
     letters: str
     """Its axes in the legend's letters, such as "B T N H"."""
     sizes: tuple[int, ...]
-    """Its axes in the pictures."""
+    """Its axes in the figures."""
     meaning: str
 
     @classmethod
@@ -124,7 +124,7 @@ class Heat:
         return {"kind": self.kind, "z": values, "y": self.rows, "x": self.columns, "texts": self.texts}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the headings and rows of the table below the picture."""
+        """Returns the headings and rows of the table below the figure."""
         texts = self.texts or [[f"{value:.4g}" if value == value else "" for value in row] for row in self.values]
         return ["", *self.columns], [[name, *row] for name, row in zip(self.rows, texts, strict=True)]
 
@@ -164,7 +164,7 @@ class Lines:
         return {"kind": self.kind, "curves": curves, "x": self.x, "y": self.y, "log": self.log, "square": self.square}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the headings and rows of the table below the picture."""
+        """Returns the headings and rows of the table below the figure."""
         rows = [
             [one.name, *(f"{value:.4g}" for value in point), *([one.texts[number]] if one.texts else [""])]
             for one in self.curves
@@ -192,7 +192,7 @@ class Topic:
     shapes: Sequence[Shape]
     functions: Sequence[Any]
     """Functions and classes that compute it."""
-    pictures: Sequence[Heat | Lines]
+    figures: Sequence[Heat | Lines]
     mistakes: Sequence[Mistake]
 
     def sources(self) -> list[tuple[str, str]]:

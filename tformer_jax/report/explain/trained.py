@@ -1,4 +1,4 @@
-"""Pictures that a trained run computes for the topics of attention, the residual stream and beam search."""
+"""Figures that a trained run computes for the topics of attention, the residual stream and beam search."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class Trained:
     """Texts of the tokens of the outputs of beam search, best first, and their log-probabilities."""
 
     def add(self, topics: Mapping[str, Topic]) -> dict[str, Topic]:
-        """Returns topics by name, with the pictures of the run before those of random weights."""
+        """Returns topics by name, with the figures of the run before those of random weights."""
         own = {
             "heads": self._heads,
             "placement": self._residuals,
@@ -36,7 +36,7 @@ class Trained:
             "beams": self._beams,
         }
         return {
-            name: dataclasses.replace(topic, pictures=[*own[name](), *topic.pictures]) if name in own else topic
+            name: dataclasses.replace(topic, figures=[*own[name](), *topic.figures]) if name in own else topic
             for name, topic in topics.items()
         }
 
@@ -57,12 +57,12 @@ class Trained:
         return [self._map(f"Cross-attention of {self.name}", "cross", weights[-1].mean(axis=0), caption)]
 
     def _residuals(self) -> list[Heat | Lines]:
-        pictures: list[Heat | Lines] = []
+        figures: list[Heat | Lines] = []
         for stack, tokens in self.tokens.items():
             stream = norms(stack, self.found, self.tokens)["stream"]
             title = f"Norms of the residual stream of {self.name}, {stack}"
-            pictures.append(Heat(title, np.array(stream["values"]), stream["rows"], tokens))
-        return pictures
+            figures.append(Heat(title, np.array(stream["values"]), stream["rows"], tokens))
+        return figures
 
     def _beams(self) -> list[Heat | Lines]:
         if not self.outputs:

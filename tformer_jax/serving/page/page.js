@@ -113,7 +113,7 @@ function show(event) {
     if (piece.logprobs) showTokens(output, piece.logprobs);
     else output.line.textContent = output.text;
     if (typeof piece.score === "number") output.score.textContent = `score ${piece.score.toFixed(4).replace("-", "−")}`;
-    if (piece.finish_reason === "length") output.cut.textContent = "cut at the maximum length";
+    if (piece.finish_reason === "length") output.cut.textContent = "truncated at the maximum length";
   }
 }
 
@@ -259,7 +259,7 @@ async function work(task) {
 
 function fail(error) {
   at("status").textContent = "";
-  at("error").textContent = error instanceof TypeError ? "The server does not answer." : error.message;
+  at("error").textContent = error instanceof TypeError ? "The server does not respond." : error.message;
 }
 
 at("form").addEventListener("submit", (event) => {

@@ -148,7 +148,7 @@ def _compile(lowered: Any) -> Any:
         if reason is None:
             raise
         raise ConfigError(
-            f"It does not fit: {reason}; split it among more devices, or use a smaller --batch, {LESS_MEMORY}"
+            f"the step does not fit in device memory ({reason}): use more devices, a smaller --batch, {LESS_MEMORY}"
         ) from error
 
 

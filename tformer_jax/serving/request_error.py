@@ -11,8 +11,8 @@ TYPES = {429: "rate_limit_error", 404: "not_found_error"}
 """OpenAI's type of an error by status; other statuses are `invalid_request_error` below 500, else `server_error`."""
 
 
-class Refusal(ConfigError):
-    """A request that is refused, with the reason in one sentence and an HTTP status.
+class RequestError(ConfigError):
+    """A request that is rejected, with the reason in one sentence and an HTTP status.
 
     Args:
         message: reason, in one sentence.
