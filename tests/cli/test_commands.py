@@ -372,7 +372,16 @@ def test_standard_input_that_is_not_utf8(runs, monkeypatch):
 def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
     run, record = runs[family], tmp_path / "record.json"
     evaluate.main(["--run", str(run), "--data", str(run.parent), "--record", str(record)])
-    assert json.loads(record.read_text())["metrics"] == json.loads((run / "result.json").read_text())["test"]
+    found, expected = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert found["metrics"] == expected["test"]
+    assert found["weights"] == expected["weights"]
+
+
+def test_evaluation_on_data_that_changed_since_the_training(runs, tmp_path):
+    pairs = (runs["seq2seq"].parent / "pairs.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "pairs.tsv").write_text("".join([*pairs[:-1], "new\tNEW\n"]))
+    with pytest.raises(ConfigError, match="seq2seq changed .the checksum of the .* examples is .* and was"):
+        evaluate.main(["--run", str(runs["seq2seq"]), "--data", str(tmp_path)])
 
 
 def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):

@@ -86,8 +86,8 @@ WITHOUT_EFFECT = {
     "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'; leave it at its default, 512": {
         "mla": {"latent_dim": 8}
     },
-    "model.gated_delta.num_key_heads=2: is used only by model.attention='gated_delta', not 'multi_head'; write its "
-    "default, None": {"gated_delta": {"num_key_heads": 2}},
+    "model.gated_delta.num_key_heads=2: is used only by model.attention='gated_delta', not 'multi_head'; leave it at "
+    "its default, None": {"gated_delta": {"num_key_heads": 2}},
     "model.num_kv_heads=2: is used only by": {"attention": "mla", "num_kv_heads": 2},
     "model.qk_norm=True: is used only by model.attention='multi_head'": DELTA | {"qk_norm": True},
 }

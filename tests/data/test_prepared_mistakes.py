@@ -88,7 +88,7 @@ def test_ids_outside_the_vocabulary(kind, corpus_folder, tmp_path):
     cfg = prepared(cfg, tmp_path / "p")
     corpus = load_corpus(cfg, None)
     tokenizers = Tokenizers.load(corpus.tokenizers)
-    sentence = f"token id 65535, and the vocabulary has only {tokenizers.target.vocab_size} tokens"
+    sentence = f"token id 65535, but the vocabulary has only {tokenizers.target.vocab_size} tokens"
     with pytest.raises(DataError, match=sentence):
         next(train_batches(cfg, corpus, tokenizers))
     if kind == "decoder_lm":
@@ -131,7 +131,7 @@ def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
     cfg = config("classifier")
     prepare(cfg, corpus_folder, tmp_path / "p")
     run = types.SimpleNamespace(path=tmp_path / "run", labels=("only",))
-    with pytest.raises(ConfigError, match="and those of .*run only; restore the training data"):
+    with pytest.raises(ConfigError, match="but those of .*run are only; restore the training data"):
         evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
 
 

@@ -59,7 +59,7 @@ def test_dropout_is_needed_in_training_only():
         ("classifier", {}, None),
         ("seq2seq", {}, "cross-attention"),
         ("decoder_lm", {"prefix_lm": True}, "prefixes"),
-        ("classifier", {"lookahead": 1}, "arrays"),
+        ("classifier", {"lookahead": 1}, "mask arrays"),
         ("decoder_lm", {"layer_pattern": ("window", "full"), "window": 4, "decoder_layers": 2}, "windows"),
     ],
 )

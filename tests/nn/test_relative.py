@@ -96,7 +96,15 @@ def test_features_outside_of_the_fraction_are_unchanged():
 
 def test_window_layers_have_their_own_unscaled_base():
     rotary = {"window_base": 100.0, **ROTARY["linear"]}
-    cfg = tiny("decoder_lm", position="rotary", head_dim=8, layer_pattern=("window",), window=1, rotary=rotary)
+    cfg = tiny(
+        "decoder_lm",
+        position="rotary",
+        head_dim=8,
+        decoder_layers=2,
+        rotary=rotary,
+        layer_pattern=("window", "full"),
+        window=1,
+    )
     x = normal(1, 6, 2, 8)
     for kind in ("window", "full"):
         out = rotated(cfg, x, np.arange(6)[None], window=kind == "window")

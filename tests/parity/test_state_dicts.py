@@ -348,7 +348,7 @@ def test_tokenizers_that_do_not_fit(tmp_path, text_file, word_files):
         "empty.txt is empty: name the text": ["--tokenizer", "empty.txt"],
         f"other.txt has 3 different characters, but .* on {characters}: name": ["--tokenizer", "other.txt"],
         "2 tokenizers are given, but this model has 1: leave out ": ["--tokenizer", "other.txt", "empty.txt"],
-        "--family is for checkpoints in Hugging Face's format, and": [
+        "--family is for checkpoints in Hugging Face's format, but": [
             "--tokenizer",
             text_file,
             "--family",

@@ -187,7 +187,7 @@ def test_lora_freezes_no_new_parameter(corpus_folder, first, tmp_path):
     """The kernels of a new layer have factors; its norms and biases have not."""
     cfg = with_model(small_config(start_from=str(first), lora_rank=2), decoder_layers=2)
     names = "'decoder/layers_1/cross_attention/key/bias', .* and 12 more"
-    with pytest.raises(ConfigError, match=f"train.lora_whole=.*: must include {names}: .*first has no such"):
+    with pytest.raises(ConfigError, match=f"train.lora_whole=.*: must include {names}: not found in .*first"):
         experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
     assert not (tmp_path / "run").exists()
     train = dataclasses.replace(cfg.train, lora_whole=("decoder/layers_1/*",))

@@ -52,12 +52,13 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     """Returns the metrics on all examples of a split, with everything that determines them.
 
     Raises:
-        ConfigError: the data cannot be loaded, was prepared with other tokenizers than the run's, or has other classes.
+        ConfigError: the data cannot be loaded, was prepared with other tokenizers than the run's, has other classes, or
+            has changed since the training.
     """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.eval.evaluators import evaluators_for
-    from tformer_jax.train import provenance
-    from tformer_jax.train.experiment import find_tokenizers
+    from tformer_jax.train import provenance, run_folder
+    from tformer_jax.train.experiment import corpus_facts, find_tokenizers
 
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
     if corpus.labels != run.labels:
@@ -65,12 +66,14 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
             f"the classes of the data are {', '.join(corpus.labels or ())}, but those of {run.path} are "
             f"{', '.join(run.labels or ())}; restore the training data, which determine the classes"
         )
+    run_folder.check_corpus(run.path, corpus_facts(cfg, corpus))
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
     found = [run_one(run.params) for run_one in evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)]
     return {
         "name": cfg.name,
         **provenance.collect(),
         "seed": cfg.seed,
+        "weights": run_folder.weights_of(run.path),
         "split": split,
         "examples": len(getattr(corpus, split)),
         "decode": to_dict(cfg.decode),

@@ -106,7 +106,7 @@ def build(
         group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
     cfg = resolve(cfg, tokenizers, corpus.labels)
-    facts = _facts(corpus, CHECKED if cfg.data.source in files.KINDS else 2)
+    facts = corpus_facts(cfg, corpus)
     group.check_equal(config.flat(cfg) | facts)
     shards = Shards(data_parallelism(mesh), own_shards(mesh))
     check_predictable(cfg, corpus, tokenizers)
@@ -159,13 +159,13 @@ def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> T
     return found or Tokenizers.from_json(json.loads(described))
 
 
-def _facts(corpus: Corpus, checked: int) -> dict[str, Any]:
+def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     """Returns facts that identify a corpus: the size of each split, and a checksum of evenly spaced examples.
 
-    Args:
-        checked: maximum number of examples per split in the checksum; the first and the last are among them.
+    At most `CHECKED` examples of files, and the first and the last of other sources, are in the checksum.
     """
     facts: dict[str, Any] = {}
+    checked = CHECKED if cfg.data.source in files.KINDS else 2
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
         chosen = np.linspace(0, len(examples) - 1, min(checked, len(examples))).astype(int)

@@ -165,17 +165,32 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
             f"earlier evaluations of {run} used another setting ({mixed[0]}), so that train.keep_best and "
             "train.patience cannot compare their scores with new ones; restore this setting, or choose another --run"
         )
-    if (run / CORPUS).exists():
-        known = json.loads((run / CORPUS).read_text(encoding="utf-8"))
-        for name, value in corpus.items():
-            if name in known and known[name] != value:
-                raise ConfigError(
-                    f"the data of {run} changed ({name} is {value} and was {known[name]}); restore the data, or "
-                    "choose another --run"
-                )
+    check_corpus(run, corpus)
     if differences:
         (run / "result.json").unlink(missing_ok=True)
         config.save(cfg, run / "config.json")
+
+
+def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
+    """Raises `ConfigError` if the facts that identify a corpus differ from those that a run was trained on."""
+    if not (run / CORPUS).exists():
+        return
+    known = json.loads((run / CORPUS).read_text(encoding="utf-8"))
+    for name, value in corpus.items():
+        if name in known and known[name] != value:
+            raise ConfigError(
+                f"the data of {run} changed ({name} is {value} and was {known[name]}); restore the data, or choose "
+                "another --run"
+            )
+
+
+def weights_of(run: Path) -> dict[str, Any]:
+    """Returns the kind of the weights that a run is loaded with, and the steps that they come from."""
+    latest, path = latest_step(run), weights_facts(run)
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"at_step": -1}
+    if facts["at_step"] < (latest or 0):
+        return {"kind": "checkpoint", "steps": [latest]}
+    return {"kind": facts["weights"], "steps": facts["steps"]}
 
 
 def _of_other_scores(run: Path, before: Config, cfg: Config, differences: list[str]) -> list[str]:

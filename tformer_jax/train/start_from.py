@@ -53,9 +53,7 @@ class Report:
         return "; ".join(parts)
 
 
-def load_matching(
-    params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE
-) -> tuple[Any, Report]:
+def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE) -> tuple[Any, Report]:
     """Replaces each parameter of `model` by that of `run`, in the layout of `model`, with the same name and shape.
 
     Args:
