@@ -1,6 +1,8 @@
 """Parameters, FLOPs and bytes of a model, by tracing shapes, without computing anything."""
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -55,23 +57,51 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
         parameters=by_module(shapes, depth),
         embeddings=sum(leaf.size for path, leaf in _leaves(shapes) if "embedding" in path.rpartition("/")[2]),
         tokens=registry.count_tokens(cfg, tokens),
-        forward_flops=forward_flops(cfg, example),
+        forward_flops=forward_flops(cfg, example, all_scores=True),
         parameter_bytes=_bytes(jax.tree.leaves(shapes)),
         cache_bytes=_cache_bytes(cfg, batch, length, cache_dtype),
     )
 
 
-def forward_flops(cfg: ModelConfig, batch: Any) -> int:
+def forward_flops(cfg: ModelConfig, batch: Any, *, all_scores: bool = False) -> int:
     """Counts the FLOPs of all matrix products of a forward pass on a batch of arrays or their shapes, by tracing.
 
-    Training takes three times as many: the backward pass computes two products for each one. On a CPU, the scores that
-    `attention_ops.reference` skips are not counted: those of causal rows of more than `SMALLEST_CHUNK` tokens.
+    Training takes three times as many: the backward pass computes two products for each one.
+
+    Args:
+        all_scores: count all T x S scores of attention, masked ones included. By default, those that
+            `attention_ops.reference` skips on a CPU are not counted: of causal rows of more than `SMALLEST_CHUNK`
+            tokens.
     """
+    return _flops(_traced(cfg, batch, all_scores=all_scores))
+
+
+def recomputed_flops(cfg: ModelConfig, batch: Any) -> int:
+    """Counts the FLOPs of the products that the backward pass computes again because `cfg.remat` does not save them.
+
+    Counts all T x S scores of attention.
+    """
+    if cfg.remat in ("none", "dots_saveable", "everything_saveable"):
+        return 0
+    method = "__call__" if cfg.family == "classifier" else "features"
+    layers = _traced(cfg, batch, all_scores=True, method=method)
+    return _flops(layers, batched_only=cfg.remat == "dots_with_no_batch_dims_saveable")
+
+
+def _traced(cfg: ModelConfig, batch: Any, *, all_scores: bool, method: str = "__call__") -> Any:
+    """Returns the jaxpr of a forward pass."""
     model = registry.build(dataclasses.replace(cfg, attention_backend="reference"))  # others hide products in loops
     example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
     shapes = nn.unbox(registry.shapes(model))
-    jaxpr = jax.make_jaxpr(lambda params, batch: registry.forward(model, params, batch).logits)(shapes, example)
-    return _flops(jaxpr.jaxpr)
+    with _on_tpu() if all_scores else contextlib.nullcontext():
+        forward = functools.partial(registry.forward, model, method=method)
+        return jax.make_jaxpr(lambda params, batch: forward(params, batch).logits)(shapes, example).jaxpr
+
+
+def _on_tpu() -> contextlib.AbstractContextManager[Any]:
+    """Context of programs for a TPU; only those for CPUs skip scores."""
+    device = jax.sharding.AbstractDevice(device_kind="tpu", num_cores=None, platform="tpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device))
 
 
 def by_module(shapes: Any, depth: int = 3) -> dict[str, int]:
@@ -103,14 +133,20 @@ def _cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -
     return total
 
 
-def _flops(jaxpr: Any) -> int:
-    """Counts the FLOPs of matrix products and triangular systems, with inner functions and repeated scan steps."""
+def _flops(jaxpr: Any, *, batched_only: bool = False) -> int:
+    """Counts the FLOPs of matrix products and triangular systems, with inner functions and repeated scan steps.
+
+    Args:
+        batched_only: count only products with batch dimensions, such as those of attention.
+    """
     total = 0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         if name == "dot_general":
-            (contracted, _), _ = params["dimension_numbers"]
+            (contracted, _), (batched, _) = params["dimension_numbers"]
             left = equation.invars[0].aval.shape
+            if batched_only and not batched:
+                continue
             total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
         elif name == "triangular_solve":
             total += equation.outvars[0].aval.size * equation.invars[0].aval.shape[-1]
@@ -118,7 +154,7 @@ def _flops(jaxpr: Any) -> int:
             total += 2 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         else:
             times = params["length"] if name == "scan" else 1
-            total += times * sum(_flops(inner) for inner in _inner_jaxprs(params))
+            total += times * sum(_flops(inner, batched_only=batched_only) for inner in _inner_jaxprs(params))
     return total
 
 

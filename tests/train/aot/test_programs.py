@@ -52,6 +52,18 @@ def test_saved_products_are_computed_once(remat):
     assert executed == useful > 0
 
 
+def test_products_without_batch_dimensions_are_saved():
+    """The policy of that name computes scores and weighted sums again, masked ones included."""
+    length = 256
+    useful, executed = programs._training_flops(
+        config("dp", remat="dots_with_no_batch_dims_saveable", max_length=length), 1, length
+    )
+    D, F, V = 16, 12, 11
+    scores = 2 * 2 * length * length * D
+    assert executed - useful == scores
+    assert useful == 3 * (length * (2 * 4 * D * D + 2 * 2 * D * F + 2 * D * V) + scores)
+
+
 def test_remat_of_a_classifier_without_an_output_head_over_the_vocabulary():
     model = tiny("classifier", num_classes=2, dim=16, remat="nothing_saveable")
     cfg = Config(name="tiny", model=model, data=DataConfig(source="cldr_language", bucket_lengths=(T,)))

@@ -118,7 +118,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
             return model.apply({"params": params}, tokens, cache, method="decode_step")
 
     program = _compile(jax.jit(step, donate_argnums=1).lower(params, cache, tokens))
-    flops = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length)) / length
+    flops = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length), all_scores=True) / length
     return _figures(program, mesh, rows, length, flops, flops), program
 
 
@@ -170,9 +170,7 @@ def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, ex
 
 def _training_flops(cfg: Config, rows: int, length: int) -> tuple[float, float]:
     """Returns the FLOPs of a train step by the model's formula, and those executed, recomputation included."""
-    forward = rows * cost.forward_flops(cfg.model, registry.example_batch(cfg.model, 1, length))
-    vocab_size = 0 if cfg.model.family == "classifier" else cfg.model.known("vocab_size")
-    head = 2 * cfg.model.dim * rows * length * vocab_size
-    layers_again = cfg.model.remat not in ("none", "dots_saveable", "everything_saveable")  # these save all products
-    again = (forward - head if layers_again else 0) + (head if cfg.train.loss_chunk else 0)
-    return TRAINING_FLOPS * forward, TRAINING_FLOPS * forward + again
+    row = registry.example_batch(cfg.model, 1, length)
+    useful = TRAINING_FLOPS * rows * cost.forward_flops(cfg.model, row, all_scores=True)
+    head = 2 * cfg.model.dim * rows * length * cfg.model.known("vocab_size") if cfg.train.loss_chunk else 0
+    return useful, useful + rows * cost.recomputed_flops(cfg.model, row) + head
