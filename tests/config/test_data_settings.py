@@ -4,6 +4,9 @@ import pytest
 
 from tformer_jax.config import Config, ConfigError
 
+LM = {"family": "decoder_lm"}
+BLEU = {"bleu_tokenize": "zh"}
+
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
@@ -30,6 +33,35 @@ from tformer_jax.config import Config, ConfigError
         (
             {"data": {"source": "cldr_language", "languages": []}, "model": {"family": "classifier"}},
             r"data.languages=\(\): must name the CLDR locales to tell apart, such as \('en', 'de'\)",
+        ),
+        (
+            {"data": {"languages": ["en", "de"]}},
+            r"data.languages=\('en', 'de'\): is used only by data.source='cldr_language' or 'prepared', not 'cldr_t",
+        ),
+        ({"data": {"validation_fraction": 0.2}}, "data.validation_fraction=0.2: is used only by data.source="),
+        (
+            {"data": {"source": "tsv", "train": "x", "validation": "y", "validation_fraction": 0.2}},
+            r"data.validation_fraction=0.2: is used only if data.validation is \(\); write 0.1",
+        ),
+        (
+            {"data": {"source": "text", "train": "x", "batching": "windows", "heldout_examples": 9}, "model": LM},
+            "data.heldout_examples=9: is used only by data.source='cldr_translation' or",
+        ),
+        (
+            {"data": {"batching": "packed", "overlong": "cut"}},
+            "data.overlong='cut': is used only by language models, not model.family='seq2seq'; write 'carry'",
+        ),
+        (
+            {"data": {"source": "lines", "train": "x", "batching": "packed", "source_window": 8}, "model": LM},
+            "data.source_window=8: must be None for model.family='decoder_lm': set data.window",
+        ),
+        (
+            {"data": {"source": "lines", "train": "x", "batching": "packed"}, "model": LM, "eval": BLEU},
+            "eval.bleu_tokenize='zh': must be None for model.family='decoder_lm', which has no BLEU",
+        ),
+        (
+            {"data": {"normalize": ["nfkc,lowercase"]}},
+            r"data.normalize=.*: is not a known value; separate values are written \('nfkc', 'lowercase'\)",
         ),
     ],
 )

@@ -247,7 +247,8 @@ def test_the_summary_counts(corpus_folder, tmp_path, capsys):
 def test_skipped_lines_count_for_the_split_that_names_their_file(files, skipped, tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"aaa\tbbbbb\nalone\nc\td\n\xff\tx\n")
     (tmp_path / "b.tsv").write_bytes(b"a\tb\nalone\n")
-    cfg = config("seq2seq", on_bad_line="skip", validation_fraction=0.5, **files)
+    held_out = {} if "validation" in files else {"validation_fraction": 0.5}
+    cfg = config("seq2seq", on_bad_line="skip", **held_out, **files)
     summaries = prepare(cfg, tmp_path, tmp_path / "p")
     assert [sum(summary.skipped.values()) for summary in summaries.values()] == skipped
 

@@ -344,6 +344,7 @@ def test_the_state_is_float32_for_bfloat16_parameters():
     [
         ({"learning_rates": ("*kernel",)}, r"'\*kernel' must be GLOB=FACTOR, such as '\*embedding=0.1'"),
         ({"learning_rates": ("*=-1",)}, "must be GLOB=FACTOR"),
+        ({"learning_rates": ("*=inf",)}, "must be GLOB=FACTOR"),
         ({"optimizer": "schedule_free_adamw", "schedule": "cosine"}, "must be 'constant' for"),
         ({"optimizer": "schedule_free_adamw", "learning_rates": ("*=2",)}, "is not supported by"),
         ({"optimizer": "adam"}, "optim.optimizer='adam': is not a known value; did you mean 'adamw'?"),

@@ -229,6 +229,8 @@ class Section:
         for part in value if isinstance(value, tuple) else (value,):
             if choices is not None and part not in choices:
                 hint = nearest(part, choices) if isinstance(part, str) else f"; known: {choices}"
+                if isinstance(value, tuple) and isinstance(part, str) and "," in part:
+                    hint = f"; separate values are written {tuple(piece.strip() for piece in part.split(','))}"
                 raise self.error(field.name, f"is not a known value{hint}")
             if isinstance(part, float) and not math.isfinite(part):
                 raise self.error(field.name, "must be a finite number")

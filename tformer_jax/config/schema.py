@@ -48,7 +48,9 @@ class DataConfig(Section):
     source_language: str = setting("en", "CLDR locale; also `{lang}` of source files, and their TFDS feature")
     target_language: str = setting("de", "CLDR locale; also `{lang}` of target files, and their TFDS feature")
     languages: tuple[str, ...] = setting(
-        ("en", "de", "fr", "es", "it", "nl", "sv", "pl"), "CLDR locales of cldr_language"
+        ("en", "de", "fr", "es", "it", "nl", "sv", "pl"),
+        "CLDR locales of cldr_language",
+        used_by={"source": ("cldr_language", "prepared")},
     )
     dataset: str | None = setting(
         None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION", used_by={"source": ("tfds", "prepared")}
@@ -72,8 +74,15 @@ class DataConfig(Section):
         "or text and label; (): the default names",
         used_by=OF_FIELDS,
     )
-    validation_fraction: float = setting(0.1, "fraction of train held out if validation is ()", low=0, high=1)
-    heldout_examples: int = setting(2000, "size of each held-out split of a generated corpus", low=1)
+    validation_fraction: float = setting(
+        0.1, "fraction of train held out if validation is ()", low=0, high=1, used_by=OF_FILES
+    )
+    heldout_examples: int = setting(
+        2000,
+        "size of each held-out split of a generated corpus",
+        low=1,
+        used_by={"source": ("cldr_translation", "cldr_language", "prepared")},
+    )
     on_bad_line: str = setting(
         "stop", "malformed lines: stop, or skip, count and report them", choices=("stop", "skip")
     )
@@ -166,6 +175,8 @@ class DataConfig(Section):
         holds_out = not self.validation and self.source not in (*MADE, "prepared")
         if holds_out and self.validation_fraction in (0, 1):
             raise self.error("validation_fraction", "must lie between 0 and 1, unless data.validation names other data")
+        if self.validation and "validation_fraction" in self.changed_settings():
+            raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
         if self.weights and not all(self.weights):
             raise self.error("weights", "must be larger than 0; leave out the entry of data.train instead")
 
@@ -295,10 +306,22 @@ class Config(Section):
             raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
-        for name in ("source_tokenizer", "target_tokenizer") if family != "seq2seq" or objective else ():
-            if getattr(self.data, name) is not None:
-                raise self.data.error(name, f"must be None for {of_data}: set data.tokenizer")
+        self._check_translation(translates=family == "seq2seq" and not objective, of_data=of_data)
         if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
             raise self.data.error(
                 "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"
             )
+
+    def _check_translation(self, *, translates: bool, of_data: str) -> None:
+        """Raises `ConfigError` for a setting that only translation uses, or that it does not use."""
+        if translates:
+            if self.data.batching == "packed" and self.data.overlong != "carry":
+                raise self.data.error("overlong", f"is used only by language models, not {of_data}; write 'carry'")
+            return
+        for name in ("source_tokenizer", "target_tokenizer"):
+            if getattr(self.data, name) is not None:
+                raise self.data.error(name, f"must be None for {of_data}: set data.tokenizer")
+        if self.data.batching == "packed" and self.data.source_window is not None:
+            raise self.data.error("source_window", f"must be None for {of_data}: set data.window")
+        if self.eval.bleu_tokenize is not None:
+            raise self.eval.error("bleu_tokenize", f"must be None for {of_data}, which has no BLEU")

@@ -1,6 +1,7 @@
 """Settings of the optimizer and the training loop."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -91,7 +92,7 @@ class OptimConfig(Section):
     eps: float = setting(1e-9, "added to the root of the second moment", low=0.0, used_by={"optimizer": MOMENTS})
     weight_decay: float = setting(0.0, "decoupled decay, times the learning rate; sgd: L2 penalty", low=0.0)
     decayed: tuple[str, ...] = setting(
-        ("*kernel", "*embedding", "*router", "*shared_gate"),
+        ("*kernel", "*embedding", "*types", "*router", "*shared_gate"),
         "globs of the parameters with weight decay, such as 'encoder/*/kernel'",
     )
     clip_norm: float = setting(1.0, "maximum global gradient norm; 0: no clipping", low=0.0)
@@ -202,6 +203,6 @@ class TrainConfig(Section):
 
 def _is_factor(text: str) -> bool:
     try:
-        return float(text) >= 0
+        return 0 <= float(text) < math.inf
     except ValueError:
         return False
