@@ -1,5 +1,8 @@
 """Backends refuse models and masks that they do not support, in one sentence."""
 
+from unittest import mock
+
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -78,6 +81,18 @@ def test_unsupported_head_sizes_are_refused():
     sentence = r"needs a head size that is a multiple of 8 and at most 256, not 20 \(model.head_dim\)"
     with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
         registry.build(cfg)
+
+
+@pytest.mark.parametrize(("capability", "limit"), [("8.0", 128), ("9.0", 256)])
+def test_large_heads_need_hopper(monkeypatch, capability, limit):
+    monkeypatch.setattr(jax, "local_devices", lambda: [mock.Mock(compute_capability=capability)])
+    cfg = tiny("decoder_lm", attention_backend="cudnn", dtype="bfloat16", dim=512, num_heads=2)
+    with on_platform("gpu"):
+        if limit == 256:
+            registry.build(cfg)
+            return
+        with pytest.raises(ConfigError, match="at most 128, not 256 .model.head_dim.; write one of auto"):
+            registry.build(cfg)
 
 
 def test_an_unknown_backend_lists_the_known_ones():

@@ -25,6 +25,7 @@ def test_bfloat16_is_slow_on_a_cpu_only(monkeypatch, device, dtype, warns):
 
 def test_chips_are_distinguished():
     peaks = {"TPU v5 lite": 197e12, "TPU v5p": 459e12, "TPU v5": 459e12, "NVIDIA H100 80GB HBM3": 989e12}
+    peaks |= {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12}
     for kind, peak in peaks.items():
         device = type("Device", (), {"device_kind": kind})()
         assert hardware.peak_flops([device, device]) == 2 * peak

@@ -116,11 +116,13 @@ def gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, vocab
     }
 
 
-def mixtral(vocab_size: int, dim: int, layers: int, heads: int, ffn_dim: int, length: int) -> Settings:
+def mixtral(
+    vocab_size: int, dim: int, layers: int, heads: int, ffn_dim: int, length: int, balance_loss: float
+) -> Settings:
     """ "Mixtral of Experts" (2024), table 1, and its successor 8x22B: eight experts, two per token."""
     return llama(vocab_size, dim, layers, heads, 8, ffn_dim, length, 1_000_000.0) | {
         "ffn": "moe",
-        "moe": {"num_experts": 8, "experts_per_token": 2, "balance_loss": 0.001},
+        "moe": {"num_experts": 8, "experts_per_token": 2, "balance_loss": balance_loss},
     }
 
 
@@ -160,6 +162,6 @@ PRESETS: dict[str, Settings] = {
     "gemma3_1b": gemma3(1152, 26, 4, 1, 6912, 262_144, 512),
     "gemma3_4b": gemma3(2560, 34, 8, 4, 10_240, 262_208, 1024)
     | {"max_length": 131_072, "rotary": _GEMMA3_ROTARY | {"scaling": "linear", "factor": 8.0}},
-    "mixtral_8x7b": mixtral(32_000, 4096, 32, 32, 14_336, 32_768),
-    "mixtral_8x22b": mixtral(32_768, 6144, 56, 48, 16_384, 65_536),
+    "mixtral_8x7b": mixtral(32_000, 4096, 32, 32, 14_336, 32_768, 0.02),
+    "mixtral_8x22b": mixtral(32_768, 6144, 56, 48, 16_384, 65_536, 0.001),
 }

@@ -25,7 +25,11 @@ class Chip:
 CHIPS = {
     "a100": Chip("NVIDIA A100", 312e12),
     "h100": Chip("NVIDIA H100", 989e12),
+    "h100_nvl": Chip("NVIDIA H100 NVL", 835e12),
+    "h100_pcie": Chip("NVIDIA H100 PCIe", 756e12),
     "h200": Chip("NVIDIA H200", 989e12),
+    "h200_nvl": Chip("NVIDIA H200 NVL", 835e12),
+    "gh200": Chip("NVIDIA GH200", 989e12),
     "b200": Chip("NVIDIA B200", 2250e12),
     "v4": Chip("TPU v4", 275e12, 32 * GIB, ici=300 * GB),
     "v5e": Chip("TPU v5 lite", 197e12, 16 * GIB, ici=200 * GB),

@@ -94,7 +94,7 @@ class Backend:
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     head_multiple: int = 1
     """H must be a multiple of this number."""
-    head_limit: int | None = None
+    head_limit: Callable[[], int] | None = None
     """Maximum H; None: no limit."""
 
 
@@ -206,11 +206,10 @@ def unsupported_reason(name: str, needs: Needs) -> str | None:
         return "cannot drop attention weights (model.attention_dropout)"
     if needs.dtype not in backend.dtypes:
         return f"computes in {' or '.join(backend.dtypes)}, not {needs.dtype} (model.dtype)"
-    if needs.head_size % backend.head_multiple or needs.head_size > (backend.head_limit or needs.head_size):
-        return (
-            f"needs a head size that is a multiple of {backend.head_multiple}"
-            f"{f' and at most {backend.head_limit}' if backend.head_limit else ''}, not {needs.head_size} "
-            "(model.head_dim)"
-        )
+    limit = backend.head_limit() if backend.head_limit else None
+    if needs.head_size % backend.head_multiple or needs.head_size > (limit or needs.head_size):
+        most = f" and at most {limit}" if limit else ""
+        multiple = f"needs a head size that is a multiple of {backend.head_multiple}"
+        return f"{multiple}{most}, not {needs.head_size} (model.head_dim)"
     unknown = sorted(needs.rules - backend.rules) if backend.rules is not None else []
     return f"does not support {', '.join(map(RULES.__getitem__, unknown))}" if unknown else None

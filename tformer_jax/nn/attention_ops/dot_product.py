@@ -39,6 +39,11 @@ def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.
     return zero_hidden_rows(out, mask, S)
 
 
+def _cudnn_head_limit() -> int:
+    """Returns cuDNN's largest head size: 128 on GPUs before Hopper (compute capability 9.0), 256 on later ones."""
+    return 256 if float(getattr(jax.local_devices()[0], "compute_capability", 9.0)) >= 9 else 128
+
+
 XLA = Backend(functools.partial(dot_product, implementation="xla"), softcap=False, dropout=False)
 CUDNN = Backend(
     functools.partial(dot_product, implementation="cudnn"),
@@ -47,5 +52,5 @@ CUDNN = Backend(
     dropout=False,
     dtypes=("bfloat16",),
     head_multiple=8,
-    head_limit=256,  # 128 before Hopper
+    head_limit=_cudnn_head_limit,
 )
