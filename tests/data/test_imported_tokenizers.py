@@ -21,7 +21,7 @@ from tformer_jax.data.tokenizers import (
     load_checkpoint_tokenizers,
     train_tokenizers,
 )
-from tformer_jax.data.tokenizers.imported import load_tokenizer
+from tformer_jax.data.tokenizers.imported import TiktokenTokenizer, load_tokenizer
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
 from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK, SpecialTokens
 
@@ -101,6 +101,15 @@ def test_fallback_bytes_are_known_by_their_names():
     vocab = {"<unk>": 0, "a": 1, "<0x41>": 2, "<0xFF>": 3, "<0xff>": 4}
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     assert CheckpointTokenizer(tokenizer, SpecialTokens()).fallback_bytes == {2, 3}
+
+
+def test_ranks_that_a_file_leaves_out_add_no_text():
+    """Regression test: decoding one of them was a KeyError, which ended the server's engine."""
+    tokenizer = TiktokenTokenizer({**{bytes([i]): i for i in range(256)}, b"ab": 258})
+    ids = tokenizer.encode("ab!")
+    gap = ids[0] - 1
+    assert tokenizer.vocab_size == ids[0] + 1
+    assert tokenizer.decode([gap, *ids, gap]) == "ab!"
 
 
 @given(st.text(max_size=30))

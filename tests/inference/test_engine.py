@@ -301,6 +301,20 @@ def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     assert found[second, 0][1].finish == "length"
 
 
+def test_a_beam_ends_with_the_token_that_completes_a_stop_text():
+    """Regression test: its tokens and their number included those after the stop text."""
+    served = engine(endless()[0])
+    whole = served.submit(Request("abc", BEAM))
+    output = finish(served)[whole, 0][0]
+    stop = output[2]
+    number = served.submit(Request("abc", dataclasses.replace(BEAM, stop=(stop,))))
+    text, event = finish(served)[number, 0]
+    length = output.index(stop) + 1
+    assert (text, event.finish) == (output[: length - 1], "stop")
+    assert list(event.ids) == LETTERS.encode(output[:length])
+    assert event.tokens == length
+
+
 def test_rules_and_limits_apply_per_request():
     trained, output = endless()
     served = engine(trained)

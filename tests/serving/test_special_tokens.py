@@ -6,10 +6,12 @@ import pytest
 
 from tests.serving.fake_engine import FakeEngine, served
 from tests.serving.live import around
+from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
 from tformer_jax.inference.score import Scored
 from tformer_jax.inference.stopping import output_decoder
+from tformer_jax.serving.bodies import Completion
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.request_error import RequestError
 from tformer_jax.special_tokens import SpecialTokens
@@ -62,3 +64,20 @@ def test_the_tokens_of_an_output_continue_the_prompt():
     ids = words.encode("one two three")
     parts = [(words, ids[:1]), (output_decoder(words, "decoder_lm"), ids[1:])]
     assert logprobs(parts, Scored(ids[1:], [-1.0, -1.0]))["tokens"] == ["one", " two", " three"]
+
+
+def test_offsets_are_places_in_an_echoed_text_that_the_tokenizer_changes():
+    """Regression test: the text was that of the request, with two spaces."""
+    words = WordTokenizer(["one", "two"])
+    model = dataclasses.replace(served(FakeEngine(), "decoder_lm"), tokenizers=Tokenizers(words, words))
+    with around(FakeEngine(), model) as one:
+        found = one.post("/v1/completions", prompt="one  two", max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
+    places = found["logprobs"]["text_offset"]
+    assert [found["text"][place:] for place in places] == ["one two", " two"]
+
+
+def test_a_client_may_replace_or_remove_the_stop_texts_of_the_run():
+    saved = DecodeConfig(stop=("x",))
+    for stop, expected in ((None, ("x",)), ((), ()), (("y",), ("y",))):
+        (request,) = Completion(prompt=("a",), stop=stop).requests([(5,)], saved)
+        assert request.decode.stop == expected

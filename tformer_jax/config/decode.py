@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from tformer_jax.config.fields import ConfigError, Section, setting
 from tformer_jax.config.model import DTYPES
 
+MOST = 2**31 - 1
+"""Largest number of tokens, since devices count in int32."""
 OF_SAMPLING = {"strategy": ("sample",)}
 OF_BEAMS = {"strategy": ("beam",)}
 
@@ -26,7 +28,9 @@ class DecodeConfig(Section):
         choices=("average", "gnmt"),
         used_by=OF_BEAMS,
     )
-    length_alpha: float = setting(1.0, "alpha of the length penalty; 0 disables it", low=0.0, used_by=OF_BEAMS)
+    length_alpha: float = setting(
+        1.0, "alpha of the length penalty; 0 disables it", low=0.0, high=5.0, used_by=OF_BEAMS
+    )
     early_stopping: str = setting(
         "heuristic",
         "end when the number of finished outputs equals the beam width (first), when a better output is unlikely "
@@ -38,9 +42,10 @@ class DecodeConfig(Section):
         1.0,
         "divisor of the logits; 0 in a flag or a request selects greedy decoding",
         low=1e-4,
+        high=100.0,
         used_by=OF_SAMPLING,
     )
-    top_k: int | None = setting(None, "keep the k most probable tokens", low=1, used_by=OF_SAMPLING)
+    top_k: int | None = setting(None, "keep the k most probable tokens", low=1, high=MOST, used_by=OF_SAMPLING)
     top_p: float | None = setting(
         None,
         "keep the most probable tokens up to this total probability",
@@ -55,15 +60,22 @@ class DecodeConfig(Section):
         high=1.0,
         used_by=OF_SAMPLING,
     )
-    max_new_tokens: int = setting(128, "maximum length of an output, in tokens; model.max_length limits it too", low=1)
+    max_new_tokens: int = setting(
+        128, "maximum length of an output, in tokens; model.max_length limits it too", low=1, high=MOST
+    )
     cache_dtype: str | None = setting(
         None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
     )
-    min_new_tokens: int = setting(0, "minimum length of an output, in tokens", low=0)
-    repetition_penalty: float = setting(
-        1.0, "divide the logits of tokens that occurred by this (multiply negative ones); 1 disables it", low=0.01
+    min_new_tokens: int = setting(
+        0, "minimum length of an output, in tokens; a stop sequence may end it earlier", low=0, high=MOST
     )
-    no_repeat_ngram: int = setting(0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0)
+    repetition_penalty: float = setting(
+        1.0,
+        "divide the logits of tokens that occurred by this (multiply negative ones); 1 disables it",
+        low=0.01,
+        high=100.0,
+    )
+    no_repeat_ngram: int = setting(0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0, high=MOST)
     forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
     prefix: str = setting("", "text that every output starts with")
     stop: tuple[str, ...] = setting((), "end an output before the first of these texts")

@@ -140,6 +140,7 @@ class Handlers:
         self._require("translate", "seq2seq")
         body = await self._read(request, Translation)
         self._check_count(body, "text")
+        self._check_length("max_new_tokens", body.max_new_tokens)
         rows = self.served.encode("text", body.texts("text"), self.served.longest_prompt)
         scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs)
         requests = body.requests(rows, self.served.decode)
@@ -159,6 +160,7 @@ class Handlers:
         body = await self._read(request, Completion)
         self._check_model(body.model)
         self._check_count(body, "prompt")
+        self._check_length("max_tokens", body.max_tokens)
         rows = body.rows(self.served)
         reply = CompletionReply(self.served, body, rows)
         return self._generate(body.requests(rows, self.served.decode), reply, body.stream)
@@ -192,7 +194,7 @@ class Handlers:
         body = await self._read(request, Tokenization)
         self._check_model(body.model)
         named = [i for i, name in self.served.tokenizer.special.names if name == body.prompt]
-        encoded = named or self.served.tokenizer.encode(body.prompt)
+        encoded = named or self.served.tokenizer.encode(body.prompt or "")
         if body.add_special_tokens:
             encoded = self.served.framed(encoded)
         return JSONResponse({"tokens": encoded, "count": len(encoded), "max_model_len": self.served.max_length})
@@ -201,8 +203,9 @@ class Handlers:
         """Returns the text of token ids, as vLLM does."""
         body = await self._read(request, Detokenization)
         self._check_model(body.model)
-        self.served.check_ids("tokens", body.tokens)
-        return JSONResponse({"prompt": self.served.text_of(body.tokens, named=True)})
+        tokens = body.tokens or ()
+        self.served.check_ids("tokens", tokens)
+        return JSONResponse({"prompt": self.served.text_of(tokens, named=True)})
 
     async def _read(self, request: HttpRequest, kind: type[BodyKind]) -> BodyKind:
         limits = self.limits
@@ -212,6 +215,13 @@ class Handlers:
         """Raises `RequestError` if a request has more texts than the queue holds; before they are tokenized."""
         if len(body.texts(field)) > self.limits.queue:
             raise RequestError(f"{field}: at most {self.limits.queue} texts at once", param=field)
+
+    def _check_length(self, field: str, count: int | None) -> None:
+        """Raises `RequestError` if outputs of `count` tokens have no room for the prefix of the run."""
+        prefix, needed = self.served.decode.prefix, self.served.prefix_tokens
+        if count and count < needed:
+            problem = f"must be at least {needed}, the tokens of {prefix!r}, with which every output starts"
+            raise RequestError(f"{field}: {problem}", param=field)
 
     def _generate(self, requests: Sequence[Request | Empty], reply: Reply, stream: bool) -> Response:
         seconds = self.limits.timeout

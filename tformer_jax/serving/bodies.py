@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.config.decode import MOST
 from tformer_jax.config.fields import Section, nearest, setting
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.served import Served, Text
 from tformer_jax.serving.worker import Empty
 
-MOST = 2**31 - 1
-"""Largest integer, since the device counts in int32."""
 MOST_OUTPUTS = 64
 MOST_BEAMS = 16
 """Maximum beam width: each width has its own cache, whose size grows with it."""
@@ -34,6 +33,7 @@ JSON_WORDS = {
     "dict": "an object",
     "StreamOptions": "an object",
     "None": "null",
+    "NoneType": "null",
 }
 
 
@@ -52,13 +52,14 @@ class Body(Section):
             RequestError: a field is unknown, or its value has the wrong type or is out of range.
         """
         known = [field.name for field in dataclasses.fields(cls)]
-        given = {name: value for name, value in values.items() if value is not None}
+        given = without_null(values)
         for name in [name for name in given if name not in known]:
             if name not in cls.neutral:
                 raise RequestError(f"{reprlib.repr(name)}: unknown field{nearest(name[:100], known)}", param=name[:100])
             if isinstance(given[name], bool) or given.pop(name) != cls.neutral[name]:
                 raise RequestError(f"{name}: is not supported by this server; leave it out", param=name)
-        return cls(**given)
+        nested = {name: without_null(value) for name, value in given.items() if isinstance(value, Mapping)}
+        return cls(**given | nested)
 
     def error(self, name: str, problem: str) -> ConfigError:
         """Returns the error for a field, with JSON's names of types."""
@@ -154,7 +155,7 @@ class Completion(Body):
     min_p: float | None = setting(None, "minimum probability relative to the largest one", low=0.0, high=1.0)
     n: int = setting(1, "outputs of each prompt", low=1, high=MOST_OUTPUTS)
     best_of: int | None = setting(None, "number of candidates, which must be n")
-    stop: tuple[Any, ...] = setting((), "texts that end an output")
+    stop: tuple[Any, ...] | None = setting(None, "texts that end an output (default: those of the run)")
     seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=MOST)
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MOST_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
@@ -164,8 +165,9 @@ class Completion(Body):
 
     def check(self) -> None:
         self.texts("prompt")
-        fits = all(isinstance(text, str) and 0 < len(text) <= STOP_LENGTH for text in self.stop)
-        if not fits or len(self.stop) > STOPS:
+        stop = self.stop or ()
+        fits = all(isinstance(text, str) and 0 < len(text) <= STOP_LENGTH for text in stop)
+        if not fits or len(stop) > STOPS:
             limits = f"at most {STOPS} texts of 1 to {STOP_LENGTH} characters"
             raise self.error("stop", f"must be a text, or a list of {limits}")
         if self.temperature is not None and 0 < self.temperature < 1e-4:
@@ -205,8 +207,11 @@ class Completion(Body):
             changes = {"strategy": "greedy"}
         if self.max_tokens:
             changes |= at_most(self.max_tokens, saved)
-        if self.stop:
+        if self.stop is not None:
             changes["stop"] = self.stop
+        for text in self.stop or ():
+            if text in saved.prefix:
+                raise self.error("stop", f"{text!r} occurs in {saved.prefix!r}, with which every output starts")
         decode = dataclasses.replace(saved, **changes)
         seed = secrets.randbelow(MOST) if self.seed is None else self.seed
 
@@ -253,8 +258,12 @@ class Tokenization(Body):
     """Fields of `POST /tokenize`, those of vLLM's API."""
 
     model: str | None = setting(None, "name of the model")
-    prompt: str = setting("", "a text")
+    prompt: str | None = setting(None, "a text")
     add_special_tokens: bool = setting(True, "with the special tokens around a text")
+
+    def check(self) -> None:
+        if self.prompt is None:
+            raise self.error("prompt", "must be a text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,11 +271,20 @@ class Detokenization(Body):
     """Fields of `POST /detokenize`, those of vLLM's API."""
 
     model: str | None = setting(None, "name of the model")
-    tokens: tuple[Any, ...] = setting((), "token ids")
+    tokens: tuple[Any, ...] | None = setting(None, "token ids")
 
     def check(self) -> None:
-        if self.tokens and not is_ids(self.tokens):
+        if self.tokens is None or (self.tokens and not is_ids(self.tokens)):
             raise self.error("tokens", "must be a list of token ids")
+
+    def error(self, name: str, problem: str) -> ConfigError:
+        """Returns the error for a field; a text is not a list of token ids."""
+        return super().error(name, "must be a list of token ids" if name == "tokens" else problem)
+
+
+def without_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that are not null."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def at_most(count: int, saved: DecodeConfig) -> dict[str, int]:

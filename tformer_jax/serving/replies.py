@@ -68,6 +68,10 @@ class Reply:
         yield from ()
 
 
+Named = list[list[dict[str, Any]]]
+"""Log-probabilities of the tokens of each output in OpenAI's format, by request, then by sample."""
+
+
 class TokenScores:
     """Log-probabilities of the tokens of outputs, in one pass after the last token.
 
@@ -82,13 +86,12 @@ class TokenScores:
         self.served, self.rows, self.top, self.echo = served, rows, top, echo
         self._decoder = output_decoder(served.tokenizers.target, served.family)
 
-    def work(self, outputs: Outputs) -> Callable[[], list[Scored]]:
+    def work(self, outputs: Outputs) -> Callable[[], Named]:
         """Returns the function that scores all outputs."""
         rows = [self._row(ids, output) for ids, row in zip(self.rows, outputs, strict=True) for output in row]
-        return functools.partial(self.served.score, rows, self.top)
+        return lambda: self._named(outputs, self.served.score(rows, self.top))
 
-    def named(self, outputs: Outputs, scored: Sequence[Scored]) -> list[list[dict[str, Any]]]:
-        """Returns the log-probabilities of each output, by request, in OpenAI's format."""
+    def _named(self, outputs: Outputs, scored: Sequence[Scored]) -> Named:
         found = iter(scored)
         prompts = [[(self.served.tokenizer, ids)] if self.echo else [] for ids in self.rows]
         return [
@@ -120,7 +123,7 @@ class TranslationReply(Reply):
     def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
         """Returns `{"translations": [[{"text", "score"}, ...], ...]}`, with "logprobs" if they are requested."""
         rows: list[list[dict[str, Any]]] = [[{"text": one.text, "score": one.score} for one in row] for row in outputs]
-        for row, named in zip(rows, self._named(outputs, found), strict=False):
+        for row, named in zip(rows, found or (), strict=False):
             for one, of in zip(row, named, strict=True):
                 one["logprobs"] = of
         return {"translations": rows}
@@ -135,12 +138,9 @@ class TranslationReply(Reply):
 
     def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
         """Yields the end of each translation with its "logprobs", if they are requested."""
-        for index, named in enumerate(self._named(outputs, found)):
+        for index, named in enumerate(found or ()):
             for rank, (one, of) in enumerate(zip(outputs[index], named, strict=True)):
                 yield {**piece(index, rank, "", one.finish, one.score), "logprobs": of}
-
-    def _named(self, outputs: Outputs, found: Any) -> list[list[dict[str, Any]]]:
-        return [] if self._scores is None else self._scores.named(outputs, found)
 
 
 class CompletionReply(Reply):
@@ -154,7 +154,11 @@ class CompletionReply(Reply):
 
     def __init__(self, served: Served, body: Completion, rows: Sequence[tuple[int, ...]]) -> None:
         self.body, self.rows = body, rows
-        self._prompts = [text if isinstance(text, str) else served.text_of(text) for text in body.texts("prompt")]
+        decoded = body.logprobs is not None  # so that offsets of tokens are places in the text
+        self._prompts = [
+            text if isinstance(text, str) and not decoded else served.text_of(ids)
+            for text, ids in zip(body.texts("prompt"), rows, strict=True)
+        ]
         self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, echo=body.echo)
         self._started: set[int] = set()
         """Choices of a stream of which a chunk was sent."""
@@ -195,7 +199,7 @@ class CompletionReply(Reply):
         flat = [output for row in outputs for output in row]
         choices = [choice(index, text, flat[index].finish) for index, text in enumerate(texts)]
         if self._scores is not None:
-            named = (one for row in self._scores.named(outputs, found) for one in row)
+            named = (one for row in found for one in row)
             choices = [{**one, "logprobs": of} for one, of in zip(choices, named, strict=True)]
         return choices
 

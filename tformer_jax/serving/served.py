@@ -1,6 +1,7 @@
 """The model that a server serves, and what it computes for one request besides generation."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.embed import embed_rows
 from tformer_jax.inference.encoding import too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
@@ -78,6 +80,11 @@ class Served:
     def gives_logprobs(self) -> bool:
         """Whether the tokens of outputs have log-probabilities that one pass over the output computes."""
         return self.translates or (self.family == "decoder_lm" and not self.prefix_lm)
+
+    @functools.cached_property
+    def prefix_tokens(self) -> int:
+        """Number of tokens of the prefix of every output; 0 without one."""
+        return len(Rules.of(self.decode, self.tokenizers.target).forced) if self.decode.prefix else 0
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -62,6 +62,7 @@ class TiktokenTokenizer:
         self._ranks = ranks
         self._encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
         self.vocab_size = FIRST + max(ranks.values()) + 1
+        self._known = frozenset(FIRST + rank for rank in ranks.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TiktokenTokenizer, (self._ranks,)
@@ -75,8 +76,8 @@ class TiktokenTokenizer:
         return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes ids; invalid UTF-8 becomes U+FFFD."""
-        return self._encoding.decode([i - FIRST for i in ordinary(ids) if i < self.vocab_size])
+        """Decodes ids; invalid UTF-8 becomes U+FFFD, and ranks that the file leaves out add no text."""
+        return self._encoding.decode([i - FIRST for i in ordinary(ids) if i in self._known])
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TiktokenTokenizer":

@@ -352,6 +352,8 @@ class Engine:
             decoded = self._outputs.decode(ids)
             text = cut(decoded, running.decode.stop)
             finish = "stop" if set(ids) & set(self._outputs.special.ends) or text != decoded else "length"
+            if text != decoded:
+                ids = _until_stop(TextStream(self._outputs, running.decode.stop), ids)
             known = float(score) if score > WORST else None
             events.append(Event(running.request, sample, text, finish, known, len(ids), tuple(ids)))
         return events
@@ -360,6 +362,15 @@ class Engine:
 def _max_pages(rows: list[RequestRow]) -> int:
     """Returns the number of pages that the rows of a request need if they share none."""
     return sum(-(-row.slots // PAGE_SIZE) for row in rows)
+
+
+def _until_stop(stream: TextStream, ids: list[int]) -> list[int]:
+    """Returns the tokens up to the one that completes a stop sequence."""
+    for count, token in enumerate(ids, start=1):
+        stream.feed(token)
+        if stream.done:
+            return ids[:count]
+    return ids
 
 
 def _token_event(running: RequestRow, new: NewTokens) -> Event:

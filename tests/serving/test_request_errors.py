@@ -49,6 +49,11 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({"prompt": "a", "stream_options": True}, "must be an object, not true or false", "stream_options"),
         ({"prompt": "a", "stream_options": {"include_usage": 1}}, "must be true or false", "include_usage"),
         (
+            {"prompt": "a", "stream_options": {"include_usage": []}},
+            "must be true or false, not a list",
+            "include_usage",
+        ),
+        (
             {"prompt": "a", "stream_options": {"usage": True}},
             "unknown setting 'stream_options.usage'",
             None,
@@ -79,6 +84,28 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
 @pytest.mark.parametrize("stream", [False, True])
 def test_wrong_fields(lm, body, sentence, param, stream):
     refused(lm.post(COMPLETE, **({"stream": True} if stream else {}) | body), 400, sentence, param)
+
+
+@pytest.mark.parametrize("body", [{}, {"tokens": {"a": 1}}, {"tokens": "a"}, {"tokens": [1.5]}])
+def test_tokens_that_are_no_list_of_ids(lm, body):
+    refused(lm.post("/detokenize", **body), 400, "tokens: must be a list of token ids", "tokens")
+
+
+def test_a_text_to_tokenize_is_needed(lm):
+    refused(lm.post("/tokenize"), 400, "prompt: must be a text", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"max_tokens": 1}, "max_tokens: must be at least 2, the tokens of 'ab', with which every output starts"),
+        ({"stop": ["x", "b"]}, "stop: 'b' occurs in 'ab', with which every output starts"),
+    ],
+)
+def test_outputs_that_end_within_the_prefix_of_the_run(lm, body, sentence):
+    decode = dataclasses.replace(lm.model.decode, prefix="ab")
+    with around(lm.engine, dataclasses.replace(lm.model, decode=decode)) as one:
+        refused(one.post(COMPLETE, prompt="a", **body), 400, sentence, next(iter(body)))
 
 
 @pytest.mark.parametrize(
