@@ -166,8 +166,9 @@ def _kinds(hf: Settings, default: list[str]) -> list[str]:
 
 
 def mistral_settings(hf: Settings) -> Settings:
-    """Returns our settings of Mistral; either all layers use sliding windows, or none: `layer_types` is not read."""
-    return llama_settings(hf) | _windows(hf, ["sliding_attention"] * hf["num_hidden_layers"])
+    """Returns our settings of Mistral: no biases, and windows in all layers or none; `layer_types` is not read."""
+    windows = _windows(hf, ["sliding_attention"] * hf["num_hidden_layers"])
+    return llama_settings(hf) | windows | {"attention_bias": (), "ffn_bias": False}
 
 
 def _qwen_settings(hf: Settings) -> Settings:
@@ -175,7 +176,7 @@ def _qwen_settings(hf: Settings) -> Settings:
     first = hf["max_window_layers"]
     layers = [("full" if i < first else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
     windows = _windows(hf, _kinds(hf, layers)) if hf["use_sliding_window"] else {}
-    return llama_settings(hf) | windows
+    return llama_settings(hf) | windows | {"ffn_bias": False}
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
@@ -207,12 +208,17 @@ def _stablelm_settings(hf: Settings) -> Settings:
 
 
 def _gemma2_settings(hf: Settings) -> Settings:
-    """Returns our settings; `layer_types`, or else every `sliding_window_pattern`-th layer, has full attention."""
+    """Returns our settings; layers have full attention by `layer_types`, or else every second one."""
+    return _gemma_settings(hf, period=2)
+
+
+def _gemma_settings(hf: Settings, period: int) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else every `period`-th one."""
     require(hf, use_bidirectional_attention=False)
-    period = hf["sliding_window_pattern"]
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
     return llama_settings(hf) | {
         **_windows(hf, _kinds(hf, layers)),
+        "ffn_bias": False,
         "norm_placement": "both",
         "norm_unit_offset": True,
         "scale_embeddings": True,
@@ -223,13 +229,17 @@ def _gemma2_settings(hf: Settings) -> Settings:
 
 
 def _gemma3_settings(hf: Settings) -> Settings:
-    settings = _gemma2_settings(hf)
+    """Returns our settings; attention scores are not capped, although config.json has a field for it."""
+    settings = _gemma_settings(hf, period=hf["sliding_window_pattern"]) | {"attention_softcap": None, "qk_norm": True}
+    kinds = hf.get("rope_parameters")
+    by_kind = not kinds or bool({"full_attention", "sliding_attention"} & {*kinds})
+    check(by_kind, "rope_parameters must be given for full_attention and sliding_attention")
     rotary = settings["rotary"]
     if "window" not in settings:
         rotary.pop("window_base", None)
     elif "window_base" in rotary and "full" not in settings["layer_pattern"]:
         settings["rotary"] = {"base": rotary["window_base"], "fraction": rotary["fraction"]}
-    return settings | {"qk_norm": True}
+    return settings
 
 
 def llama_config(cfg: ModelConfig) -> Settings:

@@ -170,7 +170,7 @@ def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"config.json has a field of the wrong type or value: {error}") from error
     fields.check_all_read()
-    untied = read["family"] != "classifier" and hf.get("tie_word_embeddings") is False
+    untied = read["family"] != "classifier" and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays:
         raise ConfigError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
     read["tie_embeddings"] = _tied(read["family"], arrays, architecture)

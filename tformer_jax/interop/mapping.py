@@ -154,9 +154,7 @@ def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
 def _reshaped(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise ConfigError(f"{name} of the checkpoint has dtype {array.dtype}, not a floating-point dtype")
-    if array.size != int(np.prod(shape)):
-        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}; expected: {shape}")
-    result = rule.layout.ours(array, shape)
-    if result.shape != shape:
-        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}; expected: {shape}")
-    return result
+    expected = rule.layout.theirs(np.broadcast_to(np.float32(0), shape)).shape
+    if array.shape != expected:
+        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}; expected: {expected}")
+    return rule.layout.ours(array, shape)

@@ -9,8 +9,10 @@ _LLAMA = {
     "attention_dropout": 0.0,
     "initializer_range": 0.02,
 }
-_MISTRAL = _LLAMA | {"max_position_embeddings": 131_072, "num_key_value_heads": 8}
+_UNTIED = {"tie_word_embeddings": False}
+_MISTRAL = _LLAMA | _UNTIED | {"max_position_embeddings": 131_072, "num_key_value_heads": 8}
 _QWEN = _LLAMA | {
+    **_UNTIED,
     "max_position_embeddings": 32_768,
     "num_key_value_heads": 32,
     "use_sliding_window": False,
@@ -45,7 +47,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "initializer_range": 0.02,
         "scale_attn_weights": True,
     },
-    "llama": _LLAMA | {"max_position_embeddings": 2048},
+    "llama": _LLAMA | _UNTIED | {"max_position_embeddings": 2048},
     "mistral": _MISTRAL | {"sliding_window": 4096},
     "mixtral": _MISTRAL
     | {
@@ -78,6 +80,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 4,
     },
     "stablelm": _LLAMA
+    | _UNTIED
     | {
         "max_position_embeddings": 4096,
         "num_key_value_heads": 32,
@@ -88,7 +91,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA
     | {
         "max_position_embeddings": 8192,
-        "sliding_window_pattern": 2,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },

@@ -20,6 +20,8 @@ from tformer_jax.special_tokens import SpecialTokens
 Settings = dict[str, Any]
 
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+CLASSES = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer"}
+"""Default tokenizer classes of transformers that replace parts of a `tokenizer.json`, by model type."""
 BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -74,7 +76,24 @@ def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings:
 
 def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
     tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return of_library(tokenizer, settings, read_json(folder / "tokenizer_config.json", {}))
+    options = read_json(folder / "tokenizer_config.json", {})
+    kind = options.get("tokenizer_class") or CLASSES.get(settings.get("model_type", ""), "")
+    if kind.removesuffix("Fast") == "BertTokenizer" and isinstance(tokenizer.normalizer, hf.normalizers.BertNormalizer):
+        tokenizer.normalizer = _bert_normalizer(options)
+    if kind.removesuffix("Fast") == "GPT2Tokenizer" and isinstance(
+        tokenizer.pre_tokenizer, hf.pre_tokenizers.ByteLevel
+    ):
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=options.get("add_prefix_space", False))
+    return of_library(tokenizer, settings, options)
+
+
+def _bert_normalizer(options: Settings) -> hf.normalizers.BertNormalizer:
+    return hf.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
+        strip_accents=options.get("strip_accents"),
+        lowercase=options.get("do_lower_case", True),
+    )
 
 
 def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
@@ -88,12 +107,7 @@ def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
     if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
         raise ConfigError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
     tokenizer = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
-    tokenizer.normalizer = hf.normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
-        strip_accents=options.get("strip_accents"),
-        lowercase=options.get("do_lower_case", True),
-    )
+    tokenizer.normalizer = _bert_normalizer(options)
     tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = hf.decoders.WordPiece(prefix="##")
     ends = names["cls"], names["sep"]
@@ -104,7 +118,7 @@ def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
 
 
 def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> Tokenizers:
-    """Wraps a tokenizer as transformers does.
+    """Wraps a tokenizer as transformers 5 does, which ignores `add_bos_token` and `add_eos_token` here.
 
     Args:
         settings: ids of special tokens, as in config.json.
@@ -115,11 +129,6 @@ def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -
     roles = _named(options)
     known = [name for name in _special_names(options) if tokenizer.token_to_id(name) is not None]
     tokenizer.add_special_tokens(known)
-    if options.keys() & {"add_bos_token", "add_eos_token"}:
-        sides = [roles.get(role) if options.get(f"add_{role}_token") else None for role in ("bos", "eos")]
-        single = " ".join(side for side in (sides[0], "$A", sides[1]) if side)
-        pairs = [(side, tokenizer.token_to_id(side)) for side in dict.fromkeys(filter(None, sides))]
-        tokenizer.post_processor = hf.processors.TemplateProcessing(single=single, special_tokens=pairs)
     added = tokenizer.get_added_tokens_decoder()
     names = {i: token.content for i, token in added.items() if token.special}
     unknown = roles.get("unk") or getattr(tokenizer.model, "unk_token", None)
