@@ -1,0 +1,56 @@
+"""Options of tokenizer_config.json beside a tokenizer.json: texts are tokenized as transformers does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers as hf
+import transformers
+
+from tests.parity import checkpoints
+from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+
+TEXTS = ("the cat sat", "The CAT on a Mät", "中文 cat", " cat", "")
+WORDS = ("the", "The", "cat", "CAT", "sat", "on", "a", "mat", "mät", "Mat", "Mät", "中", "文", "中文")
+NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+
+
+def bert(folder: Path) -> None:
+    """Writes BERT's tokenizer as tokenizer.json."""
+    vocab = {word: number for number, word in enumerate((*NAMES.values(), *WORDS))}
+    tokenizer = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([*NAMES.values()])
+    tokenizer.normalizer = hf.normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = hf.decoders.WordPiece()
+    ends = [(name, vocab[name]) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = hf.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "pad_token_id": 0}))
+    options = {"tokenizer_class": "BertTokenizer", **{f"{role}_token": name for role, name in NAMES.items()}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+
+
+@pytest.mark.parametrize(
+    ("write", "changes"),
+    [
+        (bert, {}),
+        (bert, {"do_lower_case": False}),
+        (bert, {"strip_accents": False}),
+        (bert, {"tokenize_chinese_chars": False}),
+        (bert, {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}),
+        (checkpoints.gpt2, {"tokenizer_class": "GPT2Tokenizer"}),
+        (checkpoints.gpt2, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}),
+        (checkpoints.gpt2, {"add_bos_token": True}),
+        (checkpoints.gpt2, {"add_eos_token": True}),
+        (checkpoints.llama, {"add_bos_token": False}),
+        (checkpoints.llama, {"add_eos_token": True}),
+    ],
+)
+def test_token_ids_of_texts(write, changes, tmp_path):
+    write(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_checkpoint_tokenizers(tmp_path).target
+    for text in TEXTS:
+        assert [*ours.special.before, *ours.encode(text), *ours.special.after] == theirs(text)["input_ids"], text
