@@ -1,5 +1,8 @@
 """Tokenizers: round trips, special tokens, and training on the training split only."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,6 +129,21 @@ def test_a_vocabulary_without_room_for_characters():
     with pytest.raises(ConfigError, match="data.vocab_size=9: a WordPiece vocabulary of these texts needs at least 10"):
         train_tokenizers(DataConfig(tokenizer="wordpiece", vocab_size=9), texts)
     assert train_tokenizers(DataConfig(tokenizer="wordpiece", vocab_size=10), texts).target.vocab_size == 10
+
+
+TRAIN = """
+import json
+from tests.data.test_tokenizers import trained
+print(json.dumps(trained("{kind}").to_json(), sort_keys=True))
+"""
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_every_process_trains_the_same_vocabulary(kind):
+    """Regression test: WordPiece numbered its characters in the order of a hash table, another one in each process."""
+    command = [sys.executable, "-c", TRAIN.format(kind=kind)]
+    found = {subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(3)}
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(("content", "sentence"), [(None, "has lost its tokenizer"), ("{}", "is damaged")])

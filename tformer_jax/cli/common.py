@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tformer_jax.api import Run
 
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
-FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EROFS)
 """Errors of the names or permissions of files that a user gives."""
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 DATA_VARIABLE = "TFORMER_DATA"

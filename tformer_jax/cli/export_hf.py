@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.cli.common import run_parser
+from tformer_jax.cli.train import check_writable_folder
 from tformer_jax.config import ConfigError
 from tformer_jax.interop.published import DEFAULTS
 
@@ -14,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
         raise ConfigError(f"{options.folder} already exists: name a new folder")
+    check_writable_folder(options.folder, "FOLDER")
     from tformer_jax.cli import checkpoints
 
     checkpoints.save_run(options)

@@ -11,7 +11,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tformer_jax.cli.common import add_data
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.train import check_writable_folder, read_config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
 from tformer_jax.data.tokenizers import Tokenizers
@@ -81,8 +81,9 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
     """Checks that prepared data may be written to a folder.
 
     Raises:
-        ConfigError: the folder contains other files, or prepared data and `overwrite` is False.
+        ConfigError: the folder contains other files, or prepared data and `overwrite` is False, or cannot be created.
     """
+    check_writable_folder(folder, "--output")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not is_prepared(folder):
             raise ConfigError(f"{folder} contains files other than prepared data; choose another --output")

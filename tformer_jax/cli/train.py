@@ -150,6 +150,20 @@ def check_writable(path: Path, flag: str = "--record") -> None:
         raise ConfigError(f"{flag} {path}: {problem}") from error
 
 
+def check_writable_folder(path: Path, flag: str) -> None:
+    """Checks, before anything is computed, that the folder `path`, which `flag` names, can be created.
+
+    Raises:
+        ConfigError: its parent cannot be created or written to.
+    """
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.").cleanup()
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror}); name a folder in a writable folder"
+        raise ConfigError(f"{flag} {path}: {problem}") from error
+
+
 def _available_configs(path: Path) -> str:
     files = sorted(str(file) for file in path.parent.glob("*.py"))
     return f"; in {path.parent} are {', '.join(files)}" if files else ""

@@ -100,7 +100,11 @@ class DataConfig(Section):
         "scripts, by language), simplified (Chinese characters); models then write normalized text",
         choices=NORMALIZATIONS,
     )
-    tokenizer: str = setting("bpe", "kind of tokenizer; file: load tokenizer_file", choices=TOKENIZERS)
+    tokenizer: str = setting(
+        "bpe",
+        "kind of tokenizer; file: load tokenizer_file; training unigram again gives slightly different scores",
+        choices=TOKENIZERS,
+    )
     source_tokenizer: str | None = setting(None, "kind of the source's tokenizer; None: tokenizer", choices=TOKENIZERS)
     target_tokenizer: str | None = setting(None, "kind of the target's tokenizer; None: tokenizer", choices=TOKENIZERS)
     tokenizer_file: str | None = setting(

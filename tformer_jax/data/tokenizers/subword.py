@@ -46,16 +46,7 @@ class SubwordTokenizer:
             "show_progress": False,
         }
         if kind == "wordpiece":
-            tokenizer = hf.Tokenizer(hf.models.WordPiece(unk_token=SPECIAL_TOKENS[UNK]))
-            tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
-            tokenizer.decoder = hf.decoders.WordPiece(cleanup=False)
-            tokenizer.train_from_iterator(texts, hf.trainers.WordPieceTrainer(**options))
-            if (least := tokenizer.get_vocab_size()) > vocab_size:
-                raise ConfigError(
-                    f"data.vocab_size={vocab_size}: a WordPiece vocabulary of these texts needs at least {least}, for "
-                    "each character at the start of words and within them"
-                )
-            return cls(kind, tokenizer)
+            return cls(kind, _word_piece(list(texts), vocab_size, options))
         alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
         if vocab_size < len(alphabet) + FIRST:
             raise ConfigError(
@@ -98,3 +89,27 @@ class SubwordTokenizer:
     def to_json(self) -> dict[str, Any]:
         """Returns the kind, and the library's JSON under `model`."""
         return {"kind": self.kind, "model": json.loads(self._tokenizer.to_str())}
+
+
+def _word_piece(texts: Sequence[str], vocab_size: int, options: dict[str, Any]) -> hf.Tokenizer:
+    """Trains a WordPiece vocabulary.
+
+    The library numbers characters within words in the random order of a hash table, which also decides between pairs of
+    equal frequency; here they come first, in order.
+    """
+    words = hf.pre_tokenizers.BertPreTokenizer()
+    within = {letter for text in texts for word, _ in words.pre_tokenize_str(text) for letter in word[1:]}
+    first = [*options["special_tokens"], *(f"##{letter}" for letter in sorted(within))]
+    trained = hf.Tokenizer(hf.models.WordPiece(unk_token=SPECIAL_TOKENS[UNK]))
+    trained.pre_tokenizer = words
+    trained.train_from_iterator(texts, hf.trainers.WordPieceTrainer(**options | {"special_tokens": first}))
+    if (least := trained.get_vocab_size()) > vocab_size:
+        raise ConfigError(
+            f"data.vocab_size={vocab_size}: a WordPiece vocabulary of these texts needs at least {least}, for each "
+            "character at the start of words and within them"
+        )
+    tokenizer = hf.Tokenizer(hf.models.WordPiece(trained.get_vocab(), unk_token=SPECIAL_TOKENS[UNK]))
+    tokenizer.pre_tokenizer = words
+    tokenizer.decoder = hf.decoders.WordPiece(cleanup=False)
+    tokenizer.add_special_tokens(options["special_tokens"])
+    return tokenizer
