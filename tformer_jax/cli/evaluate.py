@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import tformer_jax as tj
@@ -85,7 +86,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
 
 def table(result: dict[str, Any]) -> Table:
     """Returns a table of the metrics, with their signatures."""
-    view = Table(title=f"{result['name']}, {result['split']}: {result['examples']:,} examples")
+    view = Table(title=f"{escape(result['name'])}, {result['split']}: {result['examples']:,} examples")
     for heading in ("metric", "value", "signature"):
         view.add_column(heading)
     for name, value in result["metrics"].items():

@@ -74,7 +74,7 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
     model = registry.build(cfg.model)
     boxed = registry.shapes(model)
     placed = state.abstract(model, optimizers.build(cfg, boxed), cfg, mesh)
-    parameters, parts = _device_bytes(placed.params), cfg.train.accumulate
+    parameters, micro_batches = _device_bytes(placed.params), cfg.train.accumulate
     rows, length = rows // data_parallelism(mesh), length // sizes["sequence"]
     trained = jax.tree.leaves(lora.trained(placed.params))
     numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in trained)
@@ -83,8 +83,8 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
         parameters=parameters,
         optimizer=_device_bytes(placed.opt_state),
         mean=_device_bytes(placed.ema),
-        gradients=parameters + (FLOAT32 * numbers if parts > 1 else 0),
-        activations=rows // parts * length * _activation_bytes(cfg, sizes["tensor"]),
+        gradients=parameters + (FLOAT32 * numbers if micro_batches > 1 else 0),
+        activations=rows // micro_batches * length * _activation_bytes(cfg, sizes["tensor"]),
         checkpoint=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(placed)),
         rows=rows,
         length=length,

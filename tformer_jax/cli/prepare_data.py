@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -106,7 +107,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
 
 def table(folder: Path, summaries: dict[str, Summary]) -> Table:
     """Returns a table of the examples, tokens, lengths and skipped lines of each split."""
-    result = Table(title=str(folder))
+    result = Table(title=escape(str(folder)))
     for heading in ("split", "examples", "tokens", "examples by length of the longer side", "skipped lines"):
         result.add_column(heading)
     for split, summary in summaries.items():
@@ -114,5 +115,5 @@ def table(folder: Path, summaries: dict[str, Summary]) -> Table:
         tokens = "\n".join(f"{key} {count:,}" for key, count in facts["tokens"].items())
         lengths = "\n".join(f"up to {length}: {count:,}" for length, count in sorted(facts["lengths"].items()))
         skipped = "\n".join(f"{count:,}: {problem}" for problem, count in facts["skipped"].items())
-        result.add_row(split, f"{summary.examples:,}", tokens, lengths, skipped or "none")
+        result.add_row(split, f"{summary.examples:,}", tokens, lengths, escape(skipped) or "none")
     return result

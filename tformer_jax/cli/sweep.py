@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -338,7 +339,7 @@ def table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
         facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
         cells = [sweeps.formatted(group["mean"][name], group["interval"][name]) for name in names]
         cells += [sweeps.formatted(*group["at_equal_seconds"].values())] if seconds else []
-        view.add_row("  ".join(group["settings"]), *facts, *cells, style="bold" if group is best else None)
+        view.add_row(escape("  ".join(group["settings"])), *facts, *cells, style="bold" if group is best else None)
     return view
 
 

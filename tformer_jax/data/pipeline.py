@@ -137,7 +137,7 @@ def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
 
 
 def check_divisible(cfg: Config, shards: int) -> None:
-    """Raises `ConfigError` unless every batch divides evenly into `shards` times `cfg.train.accumulate` parts."""
+    """Raises `ConfigError` unless `shards` times `cfg.train.accumulate` micro-batches split every batch evenly."""
     name = "batch_multiple" if cfg.data.batching == "buckets" else "batch_size"
     if getattr(cfg.data, name) % shards:
         raise cfg.data.error(name, f"must be a multiple of the {shards} shards of a batch")

@@ -118,36 +118,36 @@ def accumulated_gradients(
     Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
     that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """
-    train, parts = cfg.train, cfg.train.accumulate
+    train, count = cfg.train, cfg.train.accumulate
     labels = batch[registry.FAMILIES[cfg.model.family].labels]
     total = jnp.maximum((labels >= 0).sum(), 1)
 
     given, params = params, lora.trained(params)
     trained = optimizers.trained(cfg.optim, params)
 
-    def objective(params: Any, part: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
+    def objective(params: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
         params = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), trained, params)
         full = lora.merged(lora.with_trained(given, params))
         sums, auxiliary = batch_loss(
-            model, full, part, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
+            model, full, micro_batch, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
         )
-        return (sums.loss + train.z_loss * sums.z) / total + auxiliary / parts, sums
+        return (sums.loss + train.z_loss * sums.z) / total + auxiliary / count, sums
 
     gradient = jax.grad(objective, has_aux=True)
-    if parts == 1:
+    if count == 1:
         grads, sums = gradient(params, batch, key)
         return sums, grads, optax.tree.norm(grads)[None]
 
     def add(carry: tuple[Sums, Any], inputs: tuple[Batch, jax.Array]) -> tuple[tuple[Sums, Any], jax.Array]:
-        part, number = inputs
-        grads, sums = gradient(params, part, jax.random.fold_in(key, number))
+        micro_batch, number = inputs
+        grads, sums = gradient(params, micro_batch, jax.random.fold_in(key, number))
         grads = optax.tree.cast(grads, jnp.float32)
         norm = optax.tree.norm(grads) * total / jnp.maximum(sums.labels, 1)
         return jax.tree.map(jnp.add, carry, (sums, grads)), norm
 
-    split = jax.tree.map(lambda rows: rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
+    split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-    (sums, grads), norms = jax.lax.scan(add, (zero_sums(), zeros), (split, jnp.arange(parts)))
+    (sums, grads), norms = jax.lax.scan(add, (zero_sums(), zeros), (split, jnp.arange(count)))
     return sums, grads, norms
 
 

@@ -73,7 +73,7 @@ def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, le
     """Compiles the train step of `cfg` for its mesh over `devices`.
 
     Args:
-        batch: rows of the global batch; None: one for each batch shard and each of `cfg.train.accumulate` parts.
+        batch: rows of the global batch; None: one for each batch shard and each micro-batch of `cfg.train.accumulate`.
         length: tokens per row.
 
     Returns:
@@ -83,7 +83,7 @@ def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, le
         ConfigError: the mesh does not fit the devices, the model or the batch, or the program does not fit in HBM.
     """
     mesh = make_mesh(cfg.parallel, devices)
-    rows = checked_rows(cfg, mesh, batch, length, parts=cfg.train.accumulate)
+    rows = checked_rows(cfg, mesh, batch, length, micro_batches=cfg.train.accumulate)
     with rules.on(mesh):
         model = registry.build(cfg.model, train=True)
     optimizer = optimizers.build(cfg, registry.shapes(model))
@@ -105,7 +105,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
     if cfg.model.family != "decoder_lm":
         raise ConfigError(f"--decode is for models of the family 'decoder_lm', and this is a {cfg.model.family!r}")
     mesh = make_mesh(cfg.parallel, devices)
-    rows = checked_rows(cfg, mesh, batch, length, parts=1)
+    rows = checked_rows(cfg, mesh, batch, length, micro_batches=1)
     with rules.on(mesh):
         model = registry.build(cfg.model)
     params = registry.sharded_shapes(model, mesh)
@@ -122,14 +122,14 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
     return _figures(program, mesh, rows, length, flops, flops), program
 
 
-def checked_rows(cfg: Config, mesh: Mesh, batch: int | None, length: int, *, parts: int) -> int:
-    """Returns the rows of the global batch (default: the fewest possible), which is computed in `parts` parts.
+def checked_rows(cfg: Config, mesh: Mesh, batch: int | None, length: int, *, micro_batches: int) -> int:
+    """Returns the rows of the global batch (default: the fewest possible), which is computed in `micro_batches`.
 
     Raises:
         ConfigError: the mesh does not divide the model, the batch or the length.
     """
     rules.check(cfg, mesh.shape | {"sequence": 1})
-    ways = {name: mesh.shape[name] for name in BATCH_AXES} | {"train.accumulate": parts}
+    ways = {name: mesh.shape[name] for name in BATCH_AXES} | {"train.accumulate": micro_batches}
     least = math.prod(ways.values())
     if batch is not None and batch % least:
         product = " * ".join(f"{name}={size}" for name, size in ways.items() if size > 1)
