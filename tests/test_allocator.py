@@ -1,7 +1,10 @@
 """Freed memory stays with the process and is not mapped again."""
 
+import resource
 import subprocess
 import sys
+import types
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +49,12 @@ def test_it_applies_beside_an_accelerator_only_if_jax_is_restricted_to_the_cpu(
     monkeypatch.setattr(allocator, "ACCELERATORS", (str(tmp_path),))
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     assert allocator.applies() is applies
+
+
+def test_the_peak_memory_where_there_is_no_proc(monkeypatch):
+    used = types.SimpleNamespace(ru_maxrss=3)
+    monkeypatch.setattr(resource, "getrusage", lambda who: {resource.RUSAGE_SELF: used}[who])
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    for system, peak in (("linux", 3 * 1024), ("darwin", 3)):  # kilobytes, bytes
+        monkeypatch.setattr(sys, "platform", system)
+        assert allocator.peak_bytes() == peak

@@ -1,8 +1,10 @@
-"""Tunes glibc's allocator for large arrays that are allocated and freed in every step."""
+"""Tunes glibc's allocator for large arrays that are allocated and freed in every step, and measures peak memory."""
 
 import ctypes
 import os
+import resource
 import sys
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`."""
@@ -64,3 +66,16 @@ def applies() -> bool:
     if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"):
         return False
     return os.environ.get("JAX_PLATFORMS", "").lower() == "cpu" or not any(map(os.path.exists, ACCELERATORS))
+
+
+def peak_bytes() -> int:
+    """Returns the peak memory of this process, in bytes.
+
+    On Linux, `ru_maxrss` includes the peak of the parent process; `VmHWM` does not.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return 1024 * int(line.split()[1])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

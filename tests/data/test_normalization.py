@@ -92,5 +92,5 @@ def test_refused_settings():
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(ConfigError, match=r'needs the package sacremoses: pip install -e "\.\[tokenizers\]"'):
+    with pytest.raises(ConfigError, match=r'needs sacremoses: pip install -e "\.\[tokenizers\]"'):
         normalizer(("moses",), "en")

@@ -138,7 +138,7 @@ def assert_restored_exactly(arguments, batches: int, points: int) -> None:
 def first_epochs(seed: int, sources: int = 2, size: int = 50, epochs: int = 3) -> list[tuple[int, ...]]:
     """Returns the order of each source in its first epochs, as indices within the source."""
     data = DataConfig(source="tsv", train=("-",) * sources, validation="-", weights=(1.0,) * sources)
-    mixed = pipeline._shuffled([size] * sources, Config(seed=seed, data=data), 1)
+    mixed = pipeline._index_blocks([size] * sources, Config(seed=seed, data=data), 1)
     places = [int(mixed[number][0]) for number in range(sources * size * epochs)]
     by_source = [[place % size for place in places if place // size == source] for source in range(sources)]
     return [tuple(found[size * epoch :][:size]) for found in by_source for epoch in range(epochs)]
@@ -182,7 +182,7 @@ def test_each_epoch_has_every_example_once_and_another_order():
     counts = collections.Counter(seen)
     assert set(counts) == set(WORDS)
     assert max(counts.values()) - min(counts.values()) <= 2
-    places = pipeline._shuffled([len(WORDS)], cfg, len(WORDS))
+    places = pipeline._index_blocks([len(WORDS)], cfg, len(WORDS))
     epochs = [tuple(places[number].tolist()) for number in range(3)]
     assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(range(len(WORDS)))}
     assert len(set(epochs)) == 3

@@ -105,7 +105,7 @@ def test_a_row_without_allowed_tokens_ends():
     found = constrained(Rules(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
     settings = RowSettings.of(DecodeConfig(), 3)
     keys = jax.random.split(jax.random.key(0), 3)
-    assert jax.jit(sampling.choose)(found, settings, keys).tolist() == [EOS] * 3
+    assert jax.jit(sampling.choose)(sampling.forbid(found), settings, keys).tolist() == [EOS] * 3
 
 
 def test_rows_have_separate_histories():

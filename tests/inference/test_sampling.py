@@ -38,7 +38,13 @@ def rows(count: int, **changes) -> RowSettings:
     )
 
 
-choose, restrict = jax.jit(sampling.choose), jax.jit(sampling.restrict)
+@jax.jit
+def choose(logits, settings, keys) -> jax.Array:
+    """Chooses among the tokens that may be generated, as `Chains.advance` does."""
+    return sampling.choose(sampling.forbid(logits), settings, keys)
+
+
+restrict = jax.jit(sampling.restrict)
 keep_top_k, keep_top_p = jax.jit(sampling.keep_top_k), jax.jit(sampling.keep_top_p)
 
 

@@ -16,7 +16,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import optimizers
 from tformer_jax.train.state import abstract
-from tformer_jax.train.step import compiled, make_train_step
+from tformer_jax.train.step import jitted, make_train_step
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
 SOURCE = np.array([[9, 8, 7, 4], [6, 5, PAD, PAD], [PAD] * 4], np.int32)
@@ -201,7 +201,7 @@ def test_the_train_step_is_the_same_program_as_without_hooks(case, monkeypatch):
     state = abstract(model, optimizer, cfg, mesh)
 
     def program() -> str:
-        return compiled(make_train_step(model, optimizer, cfg), state, mesh).lower(state, BATCHES[family]).as_text()
+        return jitted(make_train_step(model, optimizer, cfg), state, mesh).lower(state, BATCHES[family]).as_text()
 
     assert "watch" not in jax.eval_shape(lambda: model.init(jax.random.key(0), **example(model)))
     calls, with_hooks = [], program()

@@ -102,7 +102,7 @@ def test_only_pages_in_use_are_read(monkeypatch):
     lengths, reads = [16, 5, 9, 9], [True, True, False, True]
     slots = call(lengths, 1, reads)
     mask = Mask(positions=(jnp.zeros((4, 1), jnp.int32), slots.tokens.positions))
-    x = paged.Operands(normal(4, 1, 1, 1), None, slots, mask, None, None)
+    x = paged.PagedOperands(normal(4, 1, 1, 1), None, slots, mask, None, None)
     assert int(jax.jit(lambda x: paged._blocks(x).groups)(x)) == math.ceil((8 + 3 + 5) / 2)
 
 

@@ -18,7 +18,7 @@ from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.step import compiled, make_train_step
+from tformer_jax.train.step import jitted, make_train_step
 
 D, V, ROWS, T = 16, 24, 8, 8
 
@@ -29,7 +29,7 @@ def lowered(cfg: Config):
     start = state.abstract(model, optimizer, cfg, mesh)
     where = rules.batch_sharding(mesh)
     rows = {key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for key, x in batch(cfg, 0).items()}
-    return compiled(make_train_step(model, optimizer, cfg), start, mesh).lower(start, rows)
+    return jitted(make_train_step(model, optimizer, cfg), start, mesh).lower(start, rows)
 
 
 def plain(cfg: Config) -> Config:

@@ -83,7 +83,7 @@ compiled_dense = functools.cache(functools.partial(differentiated, dense))
 def placed(params, mesh, module, x):
     """Shards the parameters by the rules."""
     where = rules.partitions(shapes_of(module, x), mesh.shape)
-    return jax.device_put(params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), where, is_leaf=rules.is_spec))
+    return jax.device_put(params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), where))
 
 
 def assert_same_on(mesh, module, params, x, real=REAL, tolerance=1e-5):

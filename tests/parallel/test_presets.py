@@ -13,7 +13,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import IGNORED
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.step import compiled, make_train_step
+from tformer_jax.train.step import jitted, make_train_step
 
 STEPS = 20
 PRESETS = ["fsdp+tp", "zero1", "dp", "fsdp", "tp"]
@@ -76,7 +76,7 @@ def set_up(cfg: Config, devices: int = 8):
     model = registry.build(cfg.model)
     optimizer = optimizers.build(cfg, registry.shapes(model))
     start = state.create(model, optimizer, cfg, mesh)
-    return mesh, start, compiled(make_train_step(model, optimizer, cfg), start, mesh)
+    return mesh, start, jitted(make_train_step(model, optimizer, cfg), start, mesh)
 
 
 def trained(cfg: Config, devices: int = 8):

@@ -18,7 +18,7 @@ from tformer_jax.config import Config, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.step import compiled, make_train_step
+from tformer_jax.train.step import jitted, make_train_step
 
 STEPS = 50
 
@@ -117,7 +117,7 @@ def test_the_loss_curve_of_nanogpt(cfg, text):
     theirs = GPT(cfg.model.vocab_size, cfg.model.dim, cfg.model.num_heads, cfg.model.decoder_layers, context)
     read_weights(theirs, jax.device_get(current.params))
 
-    step, ours = compiled(make_train_step(model, optimizer, cfg), current, mesh), []
+    step, ours = jitted(make_train_step(model, optimizer, cfg), current, mesh), []
     for window in windows:
         current, metrics = step(current, {"tokens": window[:, :-1], "targets": window[:, 1:]})
         ours.append(float(metrics["loss"]))

@@ -137,7 +137,7 @@ def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(mon
         "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 4"
     )
     with pytest.raises(RunError, match=sentence):
-        Trainer._check_losses(trainer, [{"loss": math.nan, "skipped": count} for count in (1, 2, 3)])
+        Trainer._record_finished(trainer, [{"loss": math.nan, "skipped": count} for count in (1, 2, 3)])
     (_, _, batch, key, _), _ = looked_at.call_args
     assert batch == {"step": 6}
     assert key == jax.random.fold_in(jax.random.key(3), 5)  # of the state before the step

@@ -238,10 +238,10 @@ def test_a_sharded_step_equals_that_of_one_device():
         optimizer = optimizers.build(cfg, registry.shapes(model))
         mesh = make_mesh(parallel)
         start = state.create(model, optimizer, cfg, mesh)
-        step = loop.compiled(make_train_step(model, optimizer, cfg), start, mesh)
+        step = loop.jitted(make_train_step(model, optimizer, cfg), start, mesh)
         for seed in range(2):
             start, _ = step(start, loop.placement.shard_batch(mesh, batch(seed=seed)))
-        found.append(flat(weights.evaluated(cfg, start)))
+        found.append(flat(weights.to_evaluate(cfg, start)))
     for path, leaf in found[0].items():
         assert_close(found[1][path], leaf, 1e-4)
 

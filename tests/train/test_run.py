@@ -47,10 +47,10 @@ KEPT: list[int] = []
 @pytest.fixture(scope="module", autouse=True)
 def traced_once():
     """Trainers with the same settings share one step, so that a resumed run traces nothing again."""
-    make, jitted, made = loop.make_train_step, loop.compiled, {}
+    make, jitted, made = loop.make_train_step, loop.jitted, {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "make_train_step", lambda *parts: made.setdefault(parts[-1], make(*parts)))
-        patch.setattr(loop, "compiled", lambda step, *place: made.setdefault(step, jitted(step, *place)))
+        patch.setattr(loop, "jitted", lambda step, *place: made.setdefault(step, jitted(step, *place)))
         yield made
 
 

@@ -19,7 +19,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.step import accumulated_gradients, compiled, compiling, make_train_step
+from tformer_jax.train.step import accumulated_gradients, compiling, jitted, make_train_step
 from tformer_jax.train.step_metrics import fetch
 
 
@@ -305,7 +305,7 @@ def test_one_compilation_per_shape_and_no_transfers(devices):
     model, optimizer, _ = experiment()
     mesh = make_mesh(ParallelConfig(data=devices))
     current = state.create(model, optimizer, settings(), mesh)
-    step = compiled(make_train_step(model, optimizer, settings()), current, mesh)
+    step = jitted(make_train_step(model, optimizer, settings()), current, mesh)
     for number in range(6):
         data = jax.device_put(batch(length=4 + number % 2, seed=number), rules.batch_sharding(mesh))
         if number > 1:
@@ -391,7 +391,7 @@ def test_compiled_metrics_are_one_array():
     mesh = make_mesh(ParallelConfig(data=1))
     current = state.create(model, optimizer, cfg, mesh)
     expected = jax.device_get(step(current, batch())[1])
-    _, found = compiled(make_train_step(model, optimizer, cfg), current, mesh)(current, batch())
+    _, found = jitted(make_train_step(model, optimizer, cfg), current, mesh)(current, batch())
     assert found.array.shape == (len(expected),)
     assert set(found) == set(expected)
     for name in expected:

@@ -126,7 +126,7 @@ def test_only_evaluated_parameters_are_read(tmp_path, kind, optimizer, factor):
         before = bytes_read()
         found = weights.restored(cfg, keeper, abstract)
         read = (bytes_read() - before) / params["kernel"].nbytes
-    jax.tree.map(np.testing.assert_array_equal, found, weights.evaluated(cfg, saved))
+    jax.tree.map(np.testing.assert_array_equal, found, weights.to_evaluate(cfg, saved))
     assert factor * 0.8 < read < factor + 0.5
 
 

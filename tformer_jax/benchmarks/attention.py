@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.benchmarks.processes import peak_bytes
+from tformer_jax.allocator import peak_bytes
 from tformer_jax.config import ConfigError, kinds
+from tformer_jax.config.fields import first_line
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask
 
@@ -82,7 +83,7 @@ def measure_attention(pipe: Any, backend: str, shapes: Sequence[Shape], dtype: s
             peak = _peak_bytes() - unrelated - 4 * q.nbytes
             pipe.send((number, {"peak_bytes_beyond_inputs": peak, "failure": None}))
         except Exception as error:
-            pipe.send((number, {"failure": next(iter(str(error).splitlines()), type(error).__name__)}))
+            pipe.send((number, {"failure": first_line(error)}))
 
 
 def _measure(

@@ -15,12 +15,12 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams, Hypotheses
 from tformer_jax.inference.chains import Chains
 from tformer_jax.inference.constraints import NO_RULES, Rules
+from tformer_jax.inference.layout import unrolled
 from tformer_jax.inference.model_step import Step, prefill, step_fn
 from tformer_jax.inference.rows import Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn import conversions
 from tformer_jax.nn.kv_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, PAD
 
@@ -107,7 +107,7 @@ class _Start(NamedTuple):
 
 
 def _start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Start:
-    model, params = _unrolled(model, params)
+    model, params = unrolled(model, params)
     variables, padding_mask = {"params": params}, source != PAD
     memory = model.apply(variables, source, padding_mask, method="encode")
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
@@ -117,7 +117,7 @@ def _start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: i
 
 
 def _start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> _Start:
-    model, params = _unrolled(model, params)
+    model, params = unrolled(model, params)
     B, T = prompt.shape
     lengths = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
@@ -125,12 +125,6 @@ def _start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length
     max_new_tokens = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
     cache = prefill(model, params, prompt if model.cfg.prefix_lm else prompt[:, :-1], cache)
     return _Start(step_fn(model, params), prompt, cache, max_new_tokens)
-
-
-def _unrolled(model: Any, params: Any) -> tuple[Any, Any]:
-    """Returns the model and its parameters with unscanned layers."""
-    cfg, params = conversions.unrolled(model.cfg, params)
-    return type(model)(cfg), params
 
 
 def _decode(start: _Start, keys: jax.Array, length: int, cfg: DecodeConfig, rules: Rules) -> jax.Array:

@@ -3,11 +3,8 @@
 import contextlib
 import multiprocessing
 import pkgutil
-import resource
-import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from tformer_jax.config import ConfigError
@@ -81,16 +78,3 @@ def _serve(pipe: Any, target: str, arguments: tuple[Any, ...]) -> None:
                 pipe.send((type(error).__name__, next(iter(str(error).splitlines()), "")))
             else:
                 pipe.send((None, value))
-
-
-def peak_bytes() -> int:
-    """Returns the peak memory of this process, in bytes.
-
-    On Linux, `ru_maxrss` includes the peak of the parent process; `VmHWM` does not.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return 1024 * int(line.split()[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

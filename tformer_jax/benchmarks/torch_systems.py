@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tformer_jax.allocator import peak_bytes
 from tformer_jax.benchmarks import torch_models
-from tformer_jax.benchmarks.processes import peak_bytes
 from tformer_jax.config import Config, ConfigError, OptimConfig
 
 

@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tformer_jax.allocator import keep_memory, run_in_calling_thread
-from tformer_jax.benchmarks.processes import peak_bytes
+from tformer_jax.allocator import keep_memory, peak_bytes, run_in_calling_thread
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.models import cost, registry
 from tformer_jax.nn import conversions
+from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import optimizers, provenance, state
 from tformer_jax.train.meter import Meter
-from tformer_jax.train.step import compiled, make_train_step
+from tformer_jax.train.step import jitted, make_train_step
 
 BATCHES = 4
 """Number of distinct batches; steps cycle through them."""
@@ -43,7 +43,7 @@ class Ours:
         model = registry.build(cfg.model)
         optimizer = optimizers.build(cfg, registry.shapes(model))
         self.state = state.create(model, optimizer, cfg, self.mesh)
-        self.step = compiled(make_train_step(model, optimizer, cfg), self.state, self.mesh)
+        self.step = jitted(make_train_step(model, optimizer, cfg), self.state, self.mesh)
         self._done = 0
 
     def batch(self) -> Any:
@@ -53,8 +53,7 @@ class Ours:
     def save(self, path: Path) -> None:
         """Saves the parameters, with separate projections, and the batches to an `.npz` file."""
         params = conversions.convert_projections(self.state.params, self._case.cfg.model, "separate")
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        arrays = {"params/" + "/".join(str(key.key) for key in path): np.asarray(leaf) for path, leaf in leaves}
+        arrays = {f"params/{name}": np.asarray(leaf) for name, leaf in named_leaves(params)}
         for number, batch in enumerate(self._batches):
             arrays |= {f"batches/{number}/{key}": array for key, array in batch.items()}
         np.savez(path, **arrays)  # type: ignore[arg-type]

@@ -44,8 +44,7 @@ def languages(cfg: Config) -> tuple[str, str] | None:
 def facts(cfg: Config, found: Run) -> list[str]:
     """Returns the size of the model and of its training, each as a few words."""
     known, model = sections.facts(found), cfg.model
-    depths = {"seq2seq": (model.encoder_layers, model.decoder_layers), "decoder_lm": (model.decoder_layers,)}
-    layers = " + ".join(map(str, depths.get(model.family, (model.encoder_layers,))))
+    layers = " + ".join(map(str, model.depths))
     found_facts = [
         f"{known['parameters']} parameters",
         f"{layers} layer{'' if layers == '1' else 's'}",

@@ -20,6 +20,7 @@ from tformer_jax.config.paths import is_remote
 from tformer_jax.data.corpora import files, prepared
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
+from tformer_jax.train.provenance import version
 
 PACKAGE = "tformer_jax"
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -64,8 +65,8 @@ def cards() -> list[Card]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (subprocess.SubprocessError, OSError) as error:
-        said = getattr(error, "stdout", None) or str(error)
-        raise ConfigError(f"nvidia-smi fails ({said.strip().splitlines()[0]}): reinstall its driver") from error
+        said = (str(getattr(error, "stdout", None) or error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"nvidia-smi fails ({said}): reinstall its driver") from error
     return [Card(*map(str.strip, line.split(","))) for line in done.stdout.splitlines() if line.count(",") == 2]
 
 
@@ -114,14 +115,6 @@ def packages() -> Iterator[str]:
         if (found := version(plugin)) and found != version("jaxlib"):
             extra = plugin.split("-")[1]
             yield f'{plugin} {found} does not match jaxlib {version("jaxlib")}: pip install -U -e ".[{extra}]"'
-
-
-def version(package: str) -> str | None:
-    """Returns the version of an installed package; None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def unknown_xla_flags() -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax import presets
@@ -99,7 +100,7 @@ def of_preset(name: str) -> Config:
 def show(name: str, found: "Cost", batch: int, length: int) -> None:
     """Prints a table of the parameters by module, and a table of everything else."""
     console = Console()
-    modules = Table("module", "parameters", "share", title=f"{name}: {found.total:,} parameters")
+    modules = Table("module", "parameters", "share", title=escape(f"{name}: {found.total:,} parameters"))
     for column in modules.columns[1:]:
         column.justify = "right"
     for module, size in found.parameters.items():

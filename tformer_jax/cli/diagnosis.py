@@ -101,7 +101,7 @@ def machine(cards: list[checks.Card], run: Path) -> Table:
         "NVIDIA": "; ".join(dict.fromkeys(f"{card.name}, {card.memory}, driver {card.driver}" for card in cards)),
         "python": ".".join(map(str, sys.version_info[:3])),
         checks.PACKAGE: __version__,
-        **{name: checks.version(name) for name in SHOWN},
+        **{name: provenance.version(name) for name in SHOWN},
         **{name: os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")},
     }
     table = Table("", "value", title="this machine")

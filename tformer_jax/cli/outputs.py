@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import write_text
 from tformer_jax.train.errors import RunError
 
 Facts = dict[str, dict[str, Any]]
@@ -294,10 +295,8 @@ def write_facts(path: Path, facts: Facts) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    partial = path.with_name(f"{path.name}.new")
     try:
-        partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_text(path, json.dumps(facts, indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 

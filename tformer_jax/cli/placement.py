@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
+from flax.core.meta import is_axis_metadata
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import bucket_sizes
 from tformer_jax.models import registry
+from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel.mesh import data_parallelism
 from tformer_jax.train import lora, optimizers, state
 
@@ -92,10 +93,10 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
 
 
 def _groups(boxed: Any, params: Any) -> Iterator[Group]:
-    boxes = jax.tree.leaves(boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    boxes = jax.tree.leaves(boxed, is_leaf=is_axis_metadata)
     found: dict[tuple[Any, ...], list[Any]] = {}
-    for box, (path, leaf) in zip(boxes, jax.tree_util.tree_leaves_with_path(params), strict=True):
-        name = re.sub(r"layers_\d+", "layers_*", "/".join(str(key.key) for key in path))
+    for box, (name, leaf) in zip(boxes, named_leaves(params), strict=True):
+        name = re.sub(r"layers_\d+", "layers_*", name)
         found.setdefault((name, leaf.shape, getattr(box, "names", ())), []).append(leaf)
     for (name, shape, axes), leaves in found.items():
         yield Group(name, len(leaves), shape, axes, leaves[0].sharding.spec, _device_bytes(leaves))
@@ -108,10 +109,8 @@ def _device_bytes(tree: Any) -> int:
 def _activation_bytes(cfg: Config, tensor: int) -> int:
     """Estimates the activations per token that any `model.remat` keeps; `tensor` devices share the logits."""
     model = cfg.model
-    depths = {"seq2seq": model.encoder_layers + model.decoder_layers, "decoder_lm": model.decoder_layers}
-    layers = depths.get(model.family, model.encoder_layers)
     logits = 0 if model.family == "classifier" or cfg.train.loss_chunk else (model.vocab_size or 0) // tensor
-    return (layers * model.dim + logits) * jnp.dtype(model.dtype).itemsize
+    return (sum(model.depths) * model.dim + logits) * jnp.dtype(model.dtype).itemsize
 
 
 def _batch(cfg: Config) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tformer_jax.cli.common import add_data
+from tformer_jax.cli.common import add_data, integer
 from tformer_jax.cli.train import check_writable_folder, read_config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     result.add_argument("--overwrite", action="store_true", help="replace the prepared data in --output")
-    result.add_argument("--shards", type=shards, default=1, metavar="N", help="files per split (default: 1)")
+    result.add_argument("--shards", type=integer(1), default=1, metavar="N", help="files per split (default: 1)")
     result.add_argument(
         "--tokenizers",
         type=Path,
@@ -69,13 +69,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--manual", type=Path, metavar="DIR", help="folder of manually downloaded files")
     add_data(result, "data folder, or folder of TFDS's datasets")
     return result
-
-
-def shards(text: str) -> int:
-    """An argparse type: a number of files, at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of files; write 1 or more")
-    return int(text)
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:

@@ -13,6 +13,7 @@ import tformer_jax as tj
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import replacing
 from tformer_jax.data.tokenizers import token_texts
 from tformer_jax.inference.watch import ATTENTIONS, Watched
 from tformer_jax.report import attention
@@ -105,14 +106,11 @@ def write(path: Path, content: Any) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        content(partial)
-        partial.replace(path)
+        with replacing(path) as partial:
+            content(partial)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file") from error
-    finally:
-        partial.unlink(missing_ok=True)
     print(path)
 
 

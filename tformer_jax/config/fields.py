@@ -16,6 +16,11 @@ class ConfigError(ValueError):
     """A setting is invalid; the message says which one, why, and what to write instead."""
 
 
+def first_line(error: BaseException, longest: int = 300) -> str:
+    """Returns the first line of an error's message, cut to `longest` characters; without one, the error's type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
+
+
 def setting(
     default: Any,
     meaning: str,

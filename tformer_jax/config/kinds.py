@@ -4,7 +4,7 @@ An entry is `module:attribute`, imported when a model uses it, or the object its
 kind by assigning to the dictionary before the config is built.
 """
 
-import importlib
+import pkgutil
 from typing import Any, NamedTuple
 
 Kinds = dict[str, Any]
@@ -87,7 +87,4 @@ POOLINGS = ("mean", "first", "last")
 def load(kinds: Kinds, name: str) -> Any:
     """Returns the object that `name` stands for in `kinds`."""
     entry = kinds[name]
-    if not isinstance(entry, str):
-        return entry
-    module, _, attribute = entry.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry

@@ -3,7 +3,9 @@
 A bucket has no locks, no append and no atomic rename of folders; each object is written atomically.
 """
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -41,14 +43,24 @@ def resolved(path: Path) -> Path:
     return path if is_remote(path) else path.resolve()
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path beside `path`, whose file replaces that of `path`, or is removed if the block fails."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file atomically; locally, by renaming."""
     if is_remote(path):
         path.write_bytes(text.encode())
         return
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def append_text(path: Path, text: str) -> None:

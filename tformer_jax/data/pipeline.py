@@ -159,7 +159,7 @@ class _Read:
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     reader, frame = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout), framer(cfg, tokenizers)
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
-    blocks = _shuffled(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
+    blocks = _index_blocks(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     if isinstance(reader, Tokenized):
         read = _Read(reader, frame)
         blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
@@ -186,11 +186,11 @@ def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards:
     streams = [token_stream(_reader(part, tokenizers), end) for part in parts]
     if cfg.data.objective:
         corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)
-        draws = _draws(corrupted.sizes, cfg, cfg.data.batch_size).map(shards.select)
-        return _loaded(draws.map(corrupted.batch), cfg.data.workers)
+        blocks = _numbered_blocks(corrupted.sizes, cfg, cfg.data.batch_size).map(shards.select)
+        return _loaded(blocks.map(corrupted.batch), cfg.data.workers)
     windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
     joined = Joined(windows)
-    batches = _shuffled(joined.sizes, cfg, cfg.data.batch_size).map(shards.select)
+    batches = _index_blocks(joined.sizes, cfg, cfg.data.batch_size).map(shards.select)
     if len(windows) == 1:
         batches = batches.map(windows[0].batch)
     else:
@@ -262,17 +262,17 @@ class _Shuffled:
         return np.fromiter(map(self, range(number * count, (number + 1) * count)), np.int64, count)
 
 
-def _shuffled(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
+def _index_blocks(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
     """Returns endless blocks of `together` example indices, reshuffled each epoch and mixed by `cfg.data.weights`."""
-    return _draws(sizes, cfg, together).map(functools.partial(_indices, sum(sizes)))
+    return _numbered_blocks(sizes, cfg, together).map(functools.partial(_indices, sum(sizes)))
 
 
-def _indices(total: int, draws: np.ndarray) -> np.ndarray:
-    return draws % total
+def _indices(total: int, numbers: np.ndarray) -> np.ndarray:
+    return numbers % total
 
 
-def _draws(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
-    """Returns the blocks of `_shuffled` with numbers `epoch * sum(sizes) + index` instead of indices."""
+def _numbered_blocks(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
+    """Returns `_index_blocks` with numbers `epoch * sum(sizes) + index` in place of the indices."""
     ends = list(itertools.accumulate(sizes))
     endless = grain.MapDataset.range(2**48)
     if not cfg.data.weights:

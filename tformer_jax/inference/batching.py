@@ -33,7 +33,6 @@ def in_batches(
     *,
     size: int,
     max_length: int,
-    pad_left: bool = False,
 ) -> Iterator[Result]:
     """Calls `run` on batches of rows of similar length, and yields its results in the order of `rows`.
 
@@ -44,7 +43,6 @@ def in_batches(
         run: maps padded tokens, int32 [B, T], and indices into `rows`, int32 [B], to one result per row; those of
             padding rows are dropped. T is a power of two, or `max_length`.
         size: maximum B; all calls have the same B.
-        pad_left: whether to pad on the left.
     """
     results: dict[int, Result] = {}
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
@@ -53,7 +51,7 @@ def in_batches(
     for start in range(0, len(order), size):
         indices = order[start : start + size]
         longest = max(len(rows[indices[-1]]), MIN_LENGTH)
-        tokens = pad_rows([rows[index] for index in indices], size, min(power_of_two(longest), max_length), pad_left)
+        tokens = pad_rows([rows[index] for index in indices], size, min(power_of_two(longest), max_length))
         found = run(tokens, np.resize(np.array(indices, np.int32), size))
         results.update(zip(indices, found, strict=False))
         while done in results:

@@ -83,7 +83,7 @@ class Chains:
         allowed = forbid(logits, self.rules.never)
         allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.rules)
         keys = jax.vmap(jax.random.fold_in)(self.keys, self.generated)
-        tokens = choose(allowed, self.settings, keys, never=())  # only a forced token may be one of `rules.never` here
+        tokens = choose(allowed, self.settings, keys)
         active = ~self.done
         generated = self.generated + active
         columns = jnp.where(active, self.counts, self.history.shape[1])

@@ -18,7 +18,7 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
     On CPUs, which have much memory, calls with the same arrays return the same result without another copy.
     """
     if jax.default_backend() != "cpu":
-        return _unrolled(model, params)
+        return unrolled(model, params)
     leaves = jax.tree.leaves(params)
     key = model, tuple(map(id, leaves))
     if key not in _converted:
@@ -34,11 +34,12 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
 
 
 def _convert(model: Any, params: Any) -> tuple[Any, Any]:
-    model, params = _unrolled(model, params)
+    model, params = unrolled(model, params)
     cfg, params = conversions.fused(*conversions.untied(model.cfg, params))
     return type(model)(cfg), params
 
 
-def _unrolled(model: Any, params: Any) -> tuple[Any, Any]:
+def unrolled(model: Any, params: Any) -> tuple[Any, Any]:
+    """Returns the model and its parameters with looped layers."""
     cfg, params = conversions.unrolled(model.cfg, params)
     return type(model)(cfg), params

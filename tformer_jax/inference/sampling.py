@@ -72,19 +72,17 @@ def row_keys(seed: int, indices: np.ndarray) -> jax.Array:
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), indices)
 
 
-def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array, never: tuple[int, ...] = OWN.never) -> jax.Array:
+def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
     """Chooses the next token of each row.
 
     Args:
         logits: float32 [B, V].
         keys: [B] PRNG keys, one per row, so that a row's token does not depend on other rows; ignored by rows that
             are not sampled.
-        never: tokens that are never chosen.
 
     Returns:
         int32 [B].
     """
-    logits = forbid(logits, never)
     best = most_probable(logits)
 
     def draw() -> jax.Array:

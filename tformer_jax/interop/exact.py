@@ -59,8 +59,7 @@ def _facts(cfg: ModelConfig) -> dict[str, Any]:
     facts = {name: attrgetter(name)(cfg) for name in names}
     facts["attention_bias"] = tuple(sorted(cfg.attention_bias))
     facts["attention_scale"] = cfg.attention_scale or 1 / math.sqrt(cfg.head_size)
-    depths = dict.fromkeys(("classifier", "masked_lm"), cfg.encoder_layers) | {"decoder_lm": cfg.decoder_layers}
-    depth = depths.get(cfg.family, max(cfg.encoder_layers, cfg.decoder_layers))
+    depth = max(cfg.depths)
     facts["layer_pattern"] = tuple(cfg.layer_pattern[layer % len(cfg.layer_pattern)] for layer in range(depth))
     if cfg.ffn == "moe":
         experts = facts["layers with experts"] = tuple(map(cfg.has_experts, range(depth)))

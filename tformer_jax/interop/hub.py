@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import first_line
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 FILES = ("*.safetensors", "*.json", "*.txt", "*.spm", "*.model")
@@ -30,7 +31,7 @@ def download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)))
     except Exception as error:  # the library's own types, those of its HTTP client, and OSError
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        reason = first_line(error, 200)
         raise ConfigError(
             f"{name} does not exist here, and downloading it from the Hugging Face hub failed: {reason}"
         ) from error

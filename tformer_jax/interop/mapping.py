@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import ConfigError
+from tformer_jax.nn.module import named_leaves, parameter_name
 
 Arrays = Mapping[str, Any]
 
@@ -103,11 +104,11 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
     rules, used = list(rules), set()
 
     def find(path: Any, leaf: Any) -> jax.Array:
-        rule, place = _rule_for(_name(path), rules)
+        rule, place = _rule_for(parameter_name(path), rules)
         names = _names(rule, place, leaf.shape)
         for name in names:
             if name not in arrays:
-                raise ConfigError(f"the checkpoint has no array {name!r} for the parameter {_name(path)}")
+                raise ConfigError(f"the checkpoint has no array {name!r} for the parameter {parameter_name(path)}")
             used.add(name)
         shape = leaf.shape[1:] if "{e}" in rule.theirs else leaf.shape
         parts = [_reshaped(rule, name, np.asarray(arrays[name]), shape) for name in names]
@@ -124,17 +125,13 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
 def to_theirs(rules: Iterable[Rule], params: Any) -> dict[str, np.ndarray]:
     """Converts our parameters to their arrays, by name."""
     rules, result = list(rules), {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        rule, place = _rule_for(_name(path), rules)
+    for ours, leaf in named_leaves(params):
+        rule, place = _rule_for(ours, rules)
         names = _names(rule, place, leaf.shape)
         parts = np.asarray(leaf) if "{e}" in rule.theirs else np.asarray(leaf)[None]
         for name, part in zip(names, parts, strict=True):
             result[name] = np.ascontiguousarray(rule.layout.theirs(part))
     return result
-
-
-def _name(path: Any) -> str:
-    return "/".join(str(key.key) for key in path)
 
 
 def _rule_for(name: str, rules: list[Rule]) -> tuple[Rule, str]:

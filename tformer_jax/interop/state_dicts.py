@@ -16,6 +16,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config.fields import first_line
 from tformer_jax.interop import mapping, nanogpt, torch_transformer
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.models import registry
@@ -90,7 +91,7 @@ def read(path: Path) -> tuple[StoredArrays, Settings]:
             f"{path} holds other objects than tensors, which are never unpickled: save model.state_dict() instead"
         ) from error
     except Exception as error:  # PyTorch raises RuntimeError, EOFError and others for damaged files
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        reason = first_line(error, 200)
         raise ConfigError(f"{path} is not a file of torch.save, or is damaged ({reason})") from error
     content = found if isinstance(found, dict) else {}
     state = next((content[key] for key in STATES if isinstance(content.get(key), dict)), content)

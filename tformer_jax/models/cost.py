@@ -14,6 +14,7 @@ from flax import linen as nn
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
 from tformer_jax.nn.kv_cache import empty_cache, empty_entries
+from tformer_jax.nn.module import named_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
     example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tokens)
     return Cost(
         parameters=by_module(shapes, depth),
-        embeddings=sum(leaf.size for path, leaf in _leaves(shapes) if "embedding" in path.rpartition("/")[2]),
+        embeddings=sum(leaf.size for path, leaf in named_leaves(shapes) if "embedding" in path.rpartition("/")[2]),
         tokens=registry.count_tokens(cfg, tokens),
         forward_flops=forward_flops(cfg, example, all_scores=True),
         parameter_bytes=_bytes(jax.tree.leaves(shapes)),
@@ -107,15 +108,10 @@ def _on_tpu() -> contextlib.AbstractContextManager[Any]:
 def by_module(shapes: Any, depth: int = 3) -> dict[str, int]:
     """Counts parameters by module path, cut to `depth` names; `layers_*` stands for all layers of a stack."""
     sizes: dict[str, int] = {}
-    for path, leaf in _leaves(shapes):
+    for path, leaf in named_leaves(shapes):
         module = "/".join(re.sub(r"layers_\d+", "layers_*", path).split("/")[:-1][:depth])
         sizes[module] = sizes.get(module, 0) + leaf.size
     return sizes
-
-
-def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield "/".join(str(key.key) for key in path), leaf
 
 
 def _bytes(leaves: Any) -> int:

@@ -1,9 +1,21 @@
-"""Base class of the modules that have parameters."""
+"""Base class of the modules that have parameters, and the names of parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from flax import linen as nn
+
+
+def parameter_name(path: Any) -> str:
+    """Returns the name of a leaf, such as `encoder/layers_0/ffn/expand/kernel`, given its path in a tree."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yields the name of each leaf, and the leaf."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf):
+        yield parameter_name(path), leaf
 
 
 class Module(nn.Module):

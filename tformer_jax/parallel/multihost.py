@@ -83,6 +83,15 @@ class ProcessGroup:
                 raise ConfigError(found if everywhere else f"process {index} (host {host}): {found}")
         return result  # type: ignore[return-value]
 
+    def from_first(self, find: Callable[[], T]) -> T:
+        """Returns what `find` returns in process 0, in all processes; its `ConfigError` is raised in all of them.
+
+        Args:
+            find: returns values that JSON can represent.
+        """
+        found = self.run(lambda: find() if self.first else None)
+        return json.loads(self.broadcast(lambda: json.dumps(found)))
+
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises `ConfigError` in all processes if their `facts` differ, naming the first difference."""
         mine = {key: repr(value) for key, value in facts.items()}

@@ -77,11 +77,6 @@ def partitions(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) -> An
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
 
 
-def is_spec(leaf: Any) -> bool:
-    """Returns whether `leaf` is a `PartitionSpec`, the leaf type of the trees that `partitions` returns."""
-    return isinstance(leaf, PartitionSpec)
-
-
 def state_shardings(
     mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *, boxed_moments: Any = None, zero1: bool = False
 ) -> Any:
@@ -98,7 +93,7 @@ def state_shardings(
 
     def by_path(boxed: Any, rules: Rules) -> dict[Any, tuple[tuple[int, ...], PartitionSpec]]:
         shapes = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))
-        specs = jax.tree.leaves(partitions(boxed, mesh.shape, rules), is_leaf=is_spec)
+        specs = jax.tree.leaves(partitions(boxed, mesh.shape, rules))
         return {path: (leaf.shape, spec) for (path, leaf), spec in zip(shapes, specs, strict=True)}
 
     own, moments = (

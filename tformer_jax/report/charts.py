@@ -78,7 +78,7 @@ def all_charts(runs: Sequence[Run]) -> list[Chart]:
 
 def _training(runs: Sequence[Run]) -> Iterator[Chart]:
     smoothed = any("nll" in run.train.columns for run in runs)
-    for name in _ordered({name for run in runs for name in _drawn_columns(run) if "/" not in name}):
+    for name in ordered({name for run in runs for name in _drawn_columns(run) if "/" not in name}):
         title, unit = TITLES.get(name, (_readable(name), ""))
         chart = Chart(name, title, unit, "training", log=name in LOGARITHMIC, zero=name in FROM_ZERO)
         for number, run in enumerate(runs):
@@ -109,7 +109,7 @@ def _layers(runs: Sequence[Run]) -> Iterator[Chart]:
 
 def _evaluation(runs: Sequence[Run]) -> Iterator[Chart]:
     found = {name for run in runs for name in run.group("validation").columns}
-    for name in _ordered(found - {"loss"}):
+    for name in ordered(found - {"loss"}):
         title, unit = TITLES.get(name, (_readable(name), ""))
         lines = _validation_lines(runs, name)
         if lines:
@@ -198,7 +198,8 @@ def _is_idle(name: str, values: np.ndarray) -> bool:
     return name == "skipped_steps" and not np.nan_to_num(values).any()
 
 
-def _ordered(names: set[str]) -> list[str]:
+def ordered(names: set[str]) -> list[str]:
+    """Returns names of metrics in the order of `TITLES`, then the others by name."""
     order = list(TITLES)
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
@@ -226,7 +227,8 @@ def _summary(chart: Chart) -> str:
         points = [(y, x) for y, x in zip(trace["y"], trace["step"], strict=True) if y is not None]
         if points:
             last, step = points[-1]
-            best = max(points)[0] if chart.section == "evaluation" and chart.key[11:] not in LOWER_IS_BETTER else None
+            metric = chart.key.removeprefix("validation_")
+            best = max(points)[0] if chart.section == "evaluation" and metric not in LOWER_IS_BETTER else None
             extreme = f"highest {best:.4g}" if best is not None else f"lowest {min(points)[0]:.4g}"
             parts.append(f"{trace['name']}: {last:.4g} at step {step:,}, {extreme}")
     return "; ".join(parts[:4]) + "."

@@ -10,7 +10,7 @@ from typing import Any
 from tformer_jax import config
 from tformer_jax.config import LOWER_IS_BETTER, Config
 from tformer_jax.report.bootstrap import Estimate, estimates
-from tformer_jax.report.charts import TITLES
+from tformer_jax.report.charts import TITLES, ordered
 from tformer_jax.report.outputs import Piece, choose, marked
 from tformer_jax.report.run import Run, differing
 from tformer_jax.report.series import to_csv
@@ -63,10 +63,9 @@ def facts(run: Run) -> dict[str, str]:
 def metric_rows(runs: Sequence[Run]) -> dict[str, list[MetricRow]]:
     """Returns the evaluation metrics of all runs by title, in the order of the charts."""
     intervals = [{split: estimates([outputs], run.family) for split, outputs in run.outputs.items()} for run in runs]
-    names = {name for run in runs for group in ("validation", "test") for name in _columns(run, group)}
-    order = list(TITLES)
+    names = {name for run in runs for group in ("validation", "test") for name in run.group(group).columns}
     result = {}
-    for name in sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name)):
+    for name in ordered(names):
         rows = [_metric_row(run, number, name, intervals[number]) for number, run in enumerate(runs)]
         result[TITLES.get(name, (name, ""))[0]] = [row for row in rows if (row.validation, row.test) != (None, None)]
     return {title: rows for title, rows in result.items() if rows}
@@ -88,17 +87,9 @@ def _metric_row(run: Run, number: int, name: str, found: dict[str, dict[str, lis
         float(points[-1][0]) if points else None,
         None if best is None else float(best),
         step,
-        run.result.get("test", {}).get(name) or _last(run, "test", name),
+        run.result.get("test", {}).get(name) or run.group("test").last(name),
         {split: metrics[name][0] for split, metrics in current.items() if name in metrics},
     )
-
-
-def _columns(run: Run, group: str) -> list[str]:
-    return list(run.group(group).columns)
-
-
-def _last(run: Run, group: str, name: str) -> float | None:
-    return run.group(group).last(name)
 
 
 def signatures(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -31,10 +31,10 @@ def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
     rows = zip(
         places[missing:], tokens[missing:], scored.log_probabilities, scored.top or itertools.repeat({}), strict=False
     )
-    top = [{name: finite(value), **others(*place, name, best)} for place, name, value, best in rows]
+    top = [{name: at_least_lowest(value), **others(*place, name, best)} for place, name, value, best in rows]
     return {
         "tokens": tokens,
-        "token_logprobs": [None] * missing + [finite(value) for value in scored.log_probabilities],
+        "token_logprobs": [None] * missing + [at_least_lowest(value) for value in scored.log_probabilities],
         "top_logprobs": [None] * missing + top,
         "text_offset": list(itertools.accumulate(lengths, initial=0))[:-1],
     }
@@ -66,7 +66,7 @@ def others(
     for i, value in best.items():
         if i != ids[place]:
             text = text_after(tokenizer, before, i)
-            found[f"token_id:{i}" if text in (name, *found) else text] = finite(value)
+            found[f"token_id:{i}" if text in (name, *found) else text] = at_least_lowest(value)
     return found
 
 
@@ -81,6 +81,6 @@ def text_after(tokenizer: Decoder, before: int | None, token: int) -> str:
     return tokenizer.decode([token])
 
 
-def finite(value: float) -> float:
+def at_least_lowest(value: float) -> float:
     """Returns a log-probability that JSON can represent."""
     return value if value > LOWEST else LOWEST

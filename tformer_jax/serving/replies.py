@@ -37,7 +37,7 @@ class Output:
         """Adds an event of this output."""
         self.text += event.text
         self.ids += event.ids
-        self.finish, self.score, self.tokens = event.finish, finite(event.score), event.tokens
+        self.finish, self.score, self.tokens = event.finish, score_or_none(event.score), event.tokens
 
 
 Outputs = Sequence[Sequence[Output]]
@@ -47,9 +47,12 @@ Outputs = Sequence[Sequence[Output]]
 class Reply:
     """Builds the response of one route."""
 
+    _scores: "TokenScores | None" = None
+    """Computes the log-probabilities of tokens; None: they are not requested."""
+
     def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns what the model computes after the last token; None for nothing."""
-        return None
+        """Returns what the model computes after the last token, by default the log-probabilities; None for nothing."""
+        return None if self._scores is None else self._scores.work(outputs)
 
     def response(self, outputs: Outputs, found: Any) -> Response:
         """Returns the HTTP response without a stream; `found` is the result of `work`."""
@@ -116,10 +119,6 @@ class TranslationReply(Reply):
     def __init__(self, scores: TokenScores | None) -> None:
         self._scores = scores
 
-    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns the scoring of all translations, if it is requested."""
-        return None if self._scores is None else self._scores.work(outputs)
-
     def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
         """Returns `{"translations": [[{"text", "score"}, ...], ...]}`, with "logprobs" if they are requested."""
         rows: list[list[dict[str, Any]]] = [[{"text": one.text, "score": one.score} for one in row] for row in outputs]
@@ -134,7 +133,7 @@ class TranslationReply(Reply):
             event = event._replace(finish=None, score=None)
         if not event.text and event.finish is None:
             return None
-        return piece(event.request, event.sample, event.text, event.finish, finite(event.score))
+        return piece(event.request, event.sample, event.text, event.finish, score_or_none(event.score))
 
     def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
         """Yields the end of each translation with its "logprobs", if they are requested."""
@@ -168,10 +167,6 @@ class CompletionReply(Reply):
             "created": int(time.time()),
             "model": served.name,
         }
-
-    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns the scoring of all choices, if log-probabilities are requested."""
-        return None if self._scores is None else self._scores.work(outputs)
 
     def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
         """Returns the completion, with its usage."""
@@ -320,6 +315,6 @@ def empty_outputs(requests: Sequence[Request | Empty]) -> list[list[Output]]:
     return [[Output() for _ in range(request.samples)] for request in requests]
 
 
-def finite(score: float | None) -> float | None:
+def score_or_none(score: float | None) -> float | None:
     """Returns the score, or None if JSON cannot represent it."""
     return score if score is not None and math.isfinite(score) else None

@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import first_line
 from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train.errors import RunError, cause_of_failed_write
@@ -90,8 +91,8 @@ class Checkpointer:
 
     def best_steps(self) -> list[int]:
         """Returns the steps of checkpoints with a finite score, best first; among equal scores, newest first."""
-        scored = [(info.metrics["score"], step) for step in self.steps() if (info := self._info(step)).metrics]
-        return [step for score, step in sorted(scored, reverse=True) if score > NOT_FINITE]
+        scores = [(metrics["score"], step) for step in self.steps() if (metrics := self._manager.metrics(step))]
+        return [step for score, step in sorted(scores, reverse=True) if score > NOT_FINITE]
 
     def save(self, step: int, state: TrainState, host: dict[str, Any], *, score: float | None = None) -> None:
         """Starts saving asynchronously; does nothing if `step` is already saved.
@@ -168,9 +169,6 @@ class Checkpointer:
         except Exception as error:
             raise self._not_saved(error) from error
 
-    def _info(self, step: int) -> Any:
-        return ocp.checkpoint_manager.CheckpointInfo(step=step, time=None, metrics=self._manager.metrics(step))
-
     def _not_saved(self, error: Exception) -> RunError:
         reason, known = cause_of_failed_write(error)
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
@@ -210,7 +208,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             restored = reader.restore(path, args=args)
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        reason = first_line(error, 120)
         raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
     sealed = restored.host
     if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
@@ -233,7 +231,7 @@ def _text_checksum(host: dict[str, Any]) -> int:
 
 
 def _checksums(state: TrainState) -> dict[str, int]:
-    """Returns a checksum of each restored array by its name, computed on the array's devices."""
+    """Returns a checksum of each array that is not a placeholder, by name, computed on the array's devices."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves if leaf is not ocp.PLACEHOLDER}
     return {name: int(value) for name, value in jax.device_get(_sum_words(named)).items()}

@@ -1,7 +1,7 @@
 """Diagnostics of a train step: norms by layer, gradient noise, and the origin of non-finite numbers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,13 +12,14 @@ from flax import linen as nn
 
 from tformer_jax.models import registry
 from tformer_jax.models.losses import batch_loss
+from tformer_jax.nn.module import named_leaves
 
 
 def layer_norms(tree: Any, name: str) -> dict[str, jax.Array]:
     """Returns the L2 norm of each layer's parameters (or gradients), named `NAME/decoder/layers_0`."""
     layers: dict[str, list[jax.Array]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        layers.setdefault(layer_of("/".join(str(key.key) for key in path)), []).append(leaf)
+    for parameter, leaf in named_leaves(tree):
+        layers.setdefault(layer_of(parameter), []).append(leaf)
     return {f"{name}/{layer}": optax.tree.norm(leaves) for layer, leaves in layers.items()}
 
 
@@ -55,7 +56,7 @@ def first_non_finite(
 
     Checks the parameters, the output of each module in the forward pass, in order, the loss, and the gradients.
     """
-    for name, leaf in _named(params):
+    for name, leaf in named_leaves(params):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
             return f"parameter {name}"
     found: list[str] = []
@@ -79,10 +80,5 @@ def first_non_finite(
     value, grads = jax.value_and_grad(loss)(params)
     if not np.isfinite(value):
         return "loss"
-    bad = [name for name, leaf in _named(grads) if not np.isfinite(np.asarray(leaf, np.float32)).all()]
+    bad = [name for name, leaf in named_leaves(grads) if not np.isfinite(np.asarray(leaf, np.float32)).all()]
     return f"gradient of {bad[-1]}" if bad else "sum of the squared gradients"
-
-
-def _named(tree: Any) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield "/".join(str(key.key) for key in path), leaf

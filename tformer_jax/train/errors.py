@@ -3,6 +3,8 @@
 import errno
 import re
 
+from tformer_jax.config.fields import first_line
+
 LESS_MEMORY = "model.remat='nothing_saveable', train.accumulate or train.loss_chunk"
 """Settings with which a train step needs less device memory."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,4 +28,4 @@ def cause_of_failed_write(error: Exception) -> tuple[str, bool]:
     known = re.search(
         "No space left on device|Disk quota exceeded|File too large|Permission denied|Read-only file system", str(error)
     )
-    return known[0] if known else (str(error).splitlines() or [type(error).__name__])[0][:300], known is not None
+    return known[0] if known else first_line(error), known is not None

@@ -91,8 +91,7 @@ def build(
     flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
     versions = {f"the version of {name}": version for name, version in provenance.versions().items()}
     group.check_equal(config.flat(cfg) | flags | versions)
-    exists = bool(group.run(lambda: group.first and run_folder.holds_run(folder)))
-    exists = group.broadcast(lambda: "yes" if exists else "") == "yes"
+    exists = group.from_first(lambda: run_folder.holds_run(folder))
     if exists and not (resume or overwrite):
         raise ConfigError(
             f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
@@ -114,8 +113,7 @@ def build(
     model = registry.build(cfg.model, train=True)
     optimizers.build(cfg, registry.shapes(model))
     start_from = as_path(cfg.train.start_from) if cfg.train.start_from else None
-    finished = group.run(lambda: run_folder.result_of(folder, cfg) if resume and group.first else None)
-    finished = json.loads(group.broadcast(lambda: json.dumps(finished)))
+    finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
 
     def check() -> None:
         if start_from is not None:

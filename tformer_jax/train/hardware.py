@@ -1,10 +1,8 @@
 """Peak FLOP/s and memory use of the devices of a run."""
 
-import resource
-import sys
-
 import jax
 
+from tformer_jax.allocator import peak_bytes
 from tformer_jax.train.chips import CHIPS
 
 
@@ -20,10 +18,7 @@ def memory_bytes(devices: list[jax.Device]) -> int:
     """Returns the largest peak memory of this process's `devices`, in bytes; on CPUs, the peak RSS of the process."""
     statistics = [device.memory_stats() for device in devices if device.process_index == jax.process_index()]
     used = [found["peak_bytes_in_use"] for found in statistics if found and "peak_bytes_in_use" in found]
-    if used:
-        return max(used)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(used) if used else peak_bytes()
 
 
 def slow_dtype(dtype: str) -> str | None:

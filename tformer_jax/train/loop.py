@@ -1,4 +1,4 @@
-"""The training loop, the only module of a run that uses the clock, the disk and the terminal."""
+"""The training loop, which drives the components that use the clock, the disk and the terminal."""
 
 import contextlib
 import functools
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
+from tformer_jax.config.fields import first_line
 from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -39,7 +40,10 @@ from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
 from tformer_jax.train.start_from import check_tokenizers, load_matching
-from tformer_jax.train.step import compiled, compiling, make_train_step, training_flops
+from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
+
+NEW_RUN: Mapping[str, Any] = {"meter": {}, "spikes": {}, "best": {}}
+"""Host data of a run without a checkpoint; see `Trainer.save`."""
 
 
 def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
@@ -90,7 +94,7 @@ def _failure_recorded(trainer: "Trainer") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         trainer.events.write(trainer.step, "failed", reason)
         raise
 
@@ -116,17 +120,17 @@ class Trainer:
             group=experiment.group,
         )
         abstract = state.abstract(model, optimizer, cfg, mesh)
-        self.train_step = compiled(make_train_step(model, optimizer, cfg), abstract, mesh)
+        self.train_step = jitted(make_train_step(model, optimizer, cfg), abstract, mesh)
         if self.checkpointer.latest_step() is None:
             with compiling(self.train_step, abstract, lambda: self._placed(self.batches.peek() or {})):
                 params = None
                 if experiment.start_from is not None:
                     params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
-                self._begin(state.create(model, optimizer, cfg, mesh, params))
+                self._start(state.create(model, optimizer, cfg, mesh, params))
                 if first_batch := self.batches.peek():
                     training_flops(cfg.model, self._placed(first_batch))  # traced while the step compiles
         else:
-            self._continue(*self.checkpointer.restore(abstract, quarantine=True))
+            self._start(*self.checkpointer.restore(abstract, quarantine=True))
         self.batches.start()
         self.step = self.fetched = int(self.state.step)
         self.recent: list[Mapping[str, jax.Array]] = []
@@ -147,14 +151,11 @@ class Trainer:
             self.view.say(warning)
         return params
 
-    def _begin(self, start: state.TrainState) -> None:
-        self.state, self.meter = start, Meter()
-        self.spikes, self.best = SpikeDetector(), BestMetric(self.cfg.train)
-
-    def _continue(self, start: state.TrainState, host: dict[str, Any]) -> None:
+    def _start(self, start: state.TrainState, host: Mapping[str, Any] = NEW_RUN) -> None:
         self.state, self.meter = start, Meter(**host["meter"])
         self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **host["best"])
-        self.batches.set_state(host["batches"])
+        if "batches" in host:
+            self.batches.set_state(host["batches"])
 
     @property
     def done(self) -> bool:
@@ -196,7 +197,7 @@ class Trainer:
         self.recent = [*self.recent[-STEPS_AHEAD:], batch]
         done = self.meter.add(metrics, flops=training_flops(self.cfg.model, batch), waited=self.batches.waited - waited)
         self.step += 1
-        self._check_losses(done)
+        self._record_finished(done)
         self.watchdog.beat()
         self.profiler.after_step(self.step, self.state)
         self._run_due_actions()
@@ -210,7 +211,7 @@ class Trainer:
         if last or self.step % train.log_every == 0 or (evaluates and train.patience):  # may be the last evaluation
             self.log()
         if evaluates:
-            metrics = self.evaluate("validation", self.validators, weights.evaluated(self.cfg, self.state))
+            metrics = self.evaluate("validation", self.validators, weights.to_evaluate(self.cfg, self.state))
             self.best.update(metrics)
             self.evaluated = self.step, metrics
             if train.keep_best:
@@ -221,7 +222,7 @@ class Trainer:
         if not last and (scheduled or (self.step % train.log_every == 0 and self.checkpointer.overdue(self.step))):
             self.save()
 
-    def _check_losses(self, steps: list[Values]) -> None:
+    def _record_finished(self, steps: list[Values]) -> None:
         """Checks the losses of finished steps for spikes and non-finite values.
 
         Raises:
@@ -233,7 +234,6 @@ class Trainer:
             if warning:
                 self.view.say(f"step {self.fetched}: {warning}")
                 self.events.write(self.fetched, "spike", warning)
-                self.writer.write(self.fetched, "spike", {"loss": values["loss"]})
             if values["skipped"]:
                 reason = "skipped, because its loss or gradient is not finite"
                 self.view.say(f"step {self.fetched}: {reason}")
@@ -261,7 +261,7 @@ class Trainer:
 
     def log(self) -> None:
         """Records and shows the metrics of the steps since the last record."""
-        self._check_losses(self.meter.fetch_all())
+        self._record_finished(self.meter.fetch_all())
         made = self.step - self.meter.skipped_steps
         devices = list(self.experiment.mesh.devices.flat)
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
@@ -283,7 +283,7 @@ class Trainer:
 
     def evaluate(self, split: str, evaluators: list[Evaluator], params: Any) -> dict[str, float]:
         """Runs the evaluators on `params`, and records and shows their metrics and samples."""
-        self._check_losses(self.meter.fetch_all())
+        self._record_finished(self.meter.fetch_all())
         metrics, outputs, losses = self._measured(evaluators, params)
         self.writer.write(self.step, split, metrics)
         if self.experiment.group.first:
@@ -310,7 +310,7 @@ class Trainer:
 
     def save(self) -> None:
         """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
-        self._check_losses(self.meter.fetch_all())
+        self._record_finished(self.meter.fetch_all())
         self.writer.flush()
         host = {
             "batches": jsonable(self.batches.get_state()),

@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.core.meta import is_axis_metadata
 from optax import contrib
 
 from tformer_jax import axes
 from tformer_jax.config import Config, ModelConfig, OptimConfig
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions
+from tformer_jax.nn.module import parameter_name
 from tformer_jax.train import lora, schedules
 from tformer_jax.train.matrices import BATCH_AXES, matrix_axes
 
@@ -59,7 +61,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         optimizer = core(mask, shapes)
     else:
         masks = jax.tree.map(
-            lambda box, decays: np.broadcast_to(decays, box.value.shape), shapes, mask, is_leaf=_is_box
+            lambda box, decays: np.broadcast_to(decays, box.value.shape), shapes, mask, is_leaf=is_axis_metadata
         )
         masks = conversions.convert_projections(masks, cfg.model, "separate")
         optimizer = _on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model)
@@ -92,9 +94,7 @@ def decay_mask(optim: OptimConfig, names: Any) -> Any:
 
 def parameter_names(shapes: Any) -> Any:
     """Returns the parameter tree with each leaf replaced by its name, such as `encoder/layers_0/...`."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: "/".join(str(key.key) for key in path), shapes, is_leaf=_is_box
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, _: parameter_name(path), shapes, is_leaf=is_axis_metadata)
 
 
 def split_shapes(cfg: Config) -> Any | None:
@@ -118,19 +118,18 @@ def width_factors(cfg: Config, shapes: Any) -> Any:
     """
     m = cfg.model.width_factor
     factor = m**-0.5 if cfg.optim.optimizer == "muon" else 1 / m
-    return jax.tree.map(lambda box: factor if matrix_axes(box.names) else 1.0, shapes, is_leaf=_is_box)
+    return jax.tree.map(lambda box: factor if matrix_axes(box.names) else 1.0, shapes, is_leaf=is_axis_metadata)
 
 
-def trained(optim: OptimConfig, params: Any) -> Any:
+def not_frozen(optim: OptimConfig, params: Any) -> Any:
     """Returns a bool tree that is False for the parameters that `optim.learning_rates` freezes."""
     return jax.tree.map(bool, _factors(optim, parameter_names(params)))
 
 
 def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
     """Returns the parameters to evaluate: the average of a schedule-free optimizer, else `params`."""
-    is_schedule_free = lambda node: isinstance(node, contrib.ScheduleFreeState)  # noqa: E731
-    for node in jax.tree.leaves(opt_state, is_leaf=is_schedule_free):
-        if is_schedule_free(node):
+    for node in jax.tree.leaves(opt_state, is_leaf=_is_schedule_free):
+        if _is_schedule_free(node):
             average = contrib.schedule_free_eval_params(node, params)
             return jax.tree.map(lambda new, old: new.astype(old.dtype), average, params)
     return params
@@ -138,13 +137,12 @@ def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
 
 def needed_to_evaluate(opt_state: optax.OptState, other: Any) -> optax.OptState:
     """Returns the optimizer state with every leaf that `evaluation_params` does not use replaced by `other`."""
-    is_schedule_free = lambda node: isinstance(node, contrib.ScheduleFreeState)  # noqa: E731
 
     def keep(node: Any) -> Any:
         replaced = jax.tree.map(lambda _: other, node)
-        return replaced._replace(b1=node.b1, z=node.z) if is_schedule_free(node) else replaced
+        return replaced._replace(b1=node.b1, z=node.z) if _is_schedule_free(node) else replaced
 
-    return jax.tree.map(keep, opt_state, is_leaf=is_schedule_free)
+    return jax.tree.map(keep, opt_state, is_leaf=_is_schedule_free)
 
 
 def _on_separate_projections(
@@ -175,7 +173,7 @@ def _by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.Gra
             init, update = jax.vmap(init), jax.vmap(update)
         return optax.GradientTransformation(init, update)
 
-    labels = jax.tree.map(sizes, shapes, is_leaf=_is_box)
+    labels = jax.tree.map(sizes, shapes, is_leaf=is_axis_metadata)
     return optax.partition({label: mapped(label) for label in set(jax.tree.leaves(labels))}, labels)
 
 
@@ -192,7 +190,9 @@ def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
         clipping = optax.adaptive_grad_clip(bound, axis=unit(box))
         return clipping.update(update, clipping.init(param), param)[0]
 
-    return optax.stateless(lambda updates, params: jax.tree.map(clip, shapes, updates, params, is_leaf=_is_box))
+    return optax.stateless(
+        lambda updates, params: jax.tree.map(clip, shapes, updates, params, is_leaf=is_axis_metadata)
+    )
 
 
 def _adamw(optim, schedule, mask, _):
@@ -230,8 +230,8 @@ def _muon(optim, schedule, mask, shapes):
     def choose(tree: Any, label: str) -> Any:
         return jax.tree.map(lambda leaf, found: leaf if found == label else optax.MaskedNode(), tree, labels)
 
-    numbers = jax.tree.map(lambda box: matrix_axes(box.names) or optax.MaskedNode(), shapes, is_leaf=_is_box)
-    labels = jax.tree.map(lambda box: "muon" if matrix_axes(box.names) else "adamw", shapes, is_leaf=_is_box)
+    numbers = jax.tree.map(lambda box: matrix_axes(box.names) or optax.MaskedNode(), shapes, is_leaf=is_axis_metadata)
+    labels = jax.tree.map(lambda box: "muon" if matrix_axes(box.names) else "adamw", shapes, is_leaf=is_axis_metadata)
     matrices = optax.chain(
         optax.trace(optim.muon_beta, nesterov=True),
         optax.stateless(lambda momentum, _: _orthogonal(momentum, numbers)),
@@ -331,5 +331,5 @@ def _in_float32(optimizer: optax.GradientTransformation) -> optax.GradientTransf
     return optax.GradientTransformation(init, update)
 
 
-def _is_box(node: Any) -> bool:
-    return hasattr(node, "names")
+def _is_schedule_free(node: Any) -> bool:
+    return isinstance(node, contrib.ScheduleFreeState)

@@ -37,10 +37,11 @@ def collect() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of this package, unless it runs without being installed, and of those it depends on."""
-    return {name: version for name in PACKAGES if (version := _version(name))}
+    return {name: found for name in PACKAGES if (found := version(name))}
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Returns the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

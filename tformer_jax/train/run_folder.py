@@ -89,12 +89,6 @@ def latest_step(run: Path) -> int | None:
     return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
-def require_run(run: Path) -> None:
-    """Raises `ConfigError` unless `run` is a run folder with checkpoints or final weights."""
-    if not (run / "config.json").exists() or not holds_weights(run):
-        raise ConfigError(f"train.start_from={str(run)!r}: is not the folder of a trained run")
-
-
 def create(
     run: Path,
     cfg: Config,

@@ -26,14 +26,9 @@ def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
     return schedule
 
 
-def constant(peak: float, warmup_steps: int) -> optax.Schedule:
-    """Linear warm-up, then constant `peak`."""
-
-    def schedule(step):
-        t = jnp.asarray(step, jnp.float32) + 1
-        return peak * jnp.minimum(t / warmup_steps, 1.0)
-
-    return schedule
+def constant(done: jax.Array) -> jax.Array:
+    """Constant 1."""
+    return jnp.ones_like(done)
 
 
 def cosine(final: float) -> Course:
@@ -69,9 +64,8 @@ def build(cfg: Config) -> optax.Schedule:
     peak = (cfg.model.fixed_dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
     if optim.schedule == "inverse_sqrt":
         return inverse_sqrt(peak, optim.warmup_steps)
-    if optim.schedule == "constant":
-        return constant(peak, optim.warmup_steps)
-    courses = {
+    courses: dict[str, Course] = {
+        "constant": constant,
         "cosine": cosine(optim.final_fraction),
         "linear": linear(optim.final_fraction),
         "warmup_stable_decay": warmup_stable_decay(optim.final_fraction, optim.decay_fraction),

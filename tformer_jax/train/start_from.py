@@ -78,7 +78,8 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
         ConfigError: `run` is not the folder of a trained run, its final weights are damaged, no parameter matches, or
             LoRA would freeze parameters that are newly initialized or of other tokens.
     """
-    run_folder.require_run(run)
+    if not (run / "config.json").exists() or not run_folder.holds_weights(run):
+        raise train.error("start_from", "is not the folder of a trained run")
     weights.verify(run, run_folder.latest_step(run))
     boxed = registry.shapes(registry.build(model))
     other = config.load(run / "config.json").model

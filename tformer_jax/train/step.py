@@ -69,7 +69,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
     return train_step
 
 
-def compiled(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
+def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
     """Jits `train_step` on a mesh; the new state keeps the shardings of `state`, so each batch shape compiles once.
 
     The old state is donated. The metrics are returned as `StepMetrics`. Only the shardings of `state` are read.
@@ -123,10 +123,10 @@ def accumulated_gradients(
     total = jnp.maximum((labels >= 0).sum(), 1)
 
     given, params = params, lora.trained(params)
-    trained = optimizers.trained(cfg.optim, params)
+    learned = optimizers.not_frozen(cfg.optim, params)
 
     def objective(params: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
-        params = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), trained, params)
+        params = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), learned, params)
         full = lora.merged(lora.with_trained(given, params))
         sums, auxiliary = batch_loss(
             model, full, micro_batch, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key

@@ -13,6 +13,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from tformer_jax.config import Config, ConfigError, TrainConfig
+from tformer_jax.config.fields import first_line
 from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import lora, optimizers
@@ -26,7 +27,7 @@ OF_LAST_STEP = ("last", "ema")
 """Choices of `train.weights` that evaluations during training use as well."""
 
 
-def evaluated(cfg: Config, state: TrainState) -> Any:
+def to_evaluate(cfg: Config, state: TrainState) -> Any:
     """Returns the parameters to evaluate during training: the EMA if `train.weights="ema"`, else the latest.
 
     Those of LoRA are merged, with the shardings of the kernels.
@@ -47,7 +48,7 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
     """
     train = cfg.train
     if train.weights in OF_LAST_STEP:
-        return evaluated(cfg, state), [int(state.step)]
+        return to_evaluate(cfg, state), [int(state.step)]
     checkpointer.wait()
     if train.weights == "average_last":
         last = int(state.step)
@@ -91,7 +92,7 @@ def restored(cfg: Config, checkpointer: Checkpointer, abstract: TrainState, step
         averages = optimizers.needed_to_evaluate(abstract.opt_state, ocp.PLACEHOLDER)
         needed = needed.replace(params=abstract.params, opt_state=averages)
     found, _ = checkpointer.restore(needed) if step is None else checkpointer.restore_step(step, needed)
-    return evaluated(cfg, jax.tree.map(lambda leaf, read: leaf if read is ocp.PLACEHOLDER else read, abstract, found))
+    return to_evaluate(cfg, jax.tree.map(lambda leaf, read: leaf if read is ocp.PLACEHOLDER else read, abstract, found))
 
 
 def mean(trees: Any) -> Any:
@@ -168,7 +169,7 @@ def _damage_named(run: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        reason = first_line(error)
         raise ConfigError(
             f"{run / FOLDER} is damaged ({reason}): remove {weights_facts(run)}, then the newest checkpoint is used"
         ) from error

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.fields import first_line
 from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
 from tformer_jax.data.corpora.lines import NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
 
@@ -131,7 +132,7 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
                     except DataError as error:
                         reader.bad.record(path, number, str(error))
         except (pa.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             reader.bad.record(
                 path, number + 1, f"from here on, this is not a complete Parquet or Arrow file ({reason})"
             )

@@ -21,6 +21,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.config import Config, to_dict
+from tformer_jax.config.fields import first_line
 from tformer_jax.data.columns import Block, Column, Tokens, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, keys_of
 from tformer_jax.special_tokens import EOS
@@ -201,7 +202,7 @@ class Records(Sequence[Example]):
             self._readers[number] = reader
             return action(reader)
         except (RuntimeError, ValueError, IndexError, OSError) as error:
-            reason = str(error).splitlines()[0][:200]
+            reason = first_line(error, 200)
             raise DataError(f"{path} is damaged ({reason}): prepare the data again") from error
 
 

@@ -10,6 +10,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 from tformer_jax.config import Config
+from tformer_jax.config.fields import first_line
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part, keys_of
 from tformer_jax.data.corpora.files import field_names
 from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from
@@ -88,7 +89,7 @@ def find(cfg: Config, root: Path | None) -> Any:
     try:
         return tfds.builder(cfg.data.dataset, data_dir=root, file_format="array_record")
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise DataError(f"data.dataset={cfg.data.dataset!r}: {reason}") from error
 
 

@@ -1,9 +1,11 @@
 """The tokenizer interface."""
 
 import dataclasses
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from tformer_jax.config import ConfigError
 from tformer_jax.special_tokens import EOS, OWN, SPECIAL_TOKENS, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
@@ -80,3 +82,27 @@ def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
     """Returns whether the ids that two tokenizers share have the same texts."""
     ids = range(min(one.vocab_size, other.vocab_size))
     return one is other or one.to_json() == other.to_json() or token_texts(one, ids) == token_texts(other, ids)
+
+
+class OneByOne:
+    """A tokenizer that encodes the texts of a batch one after another."""
+
+    def encode(self, text: str) -> list[int]:
+        """Encodes a text."""
+        raise NotImplementedError
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text as `encode` does."""
+        return list(map(self.encode, texts))
+
+
+def import_library(name: str, what: str = "this tokenizer") -> Any:
+    """Imports a library of the extra `tokenizers`, which `what` needs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(f'{what} needs {name}: pip install -e ".[tokenizers]"') from None

@@ -10,9 +10,10 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import first_line
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.added import Fields, read_added, special_token
-from tformer_jax.data.tokenizers.imported import import_library
+from tformer_jax.data.tokenizers.base import import_library
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.special_tokens import SpecialTokens
@@ -70,7 +71,7 @@ def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings:
     except ConfigError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        reason = first_line(error, 200)
         raise ConfigError(f"{path} is not a valid tokenizer ({reason})") from error
 
 

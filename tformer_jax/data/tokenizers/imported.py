@@ -2,14 +2,15 @@
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, ordinary, with_context
+from tformer_jax.config.fields import first_line
+from tformer_jax.data.tokenizers.base import FIRST, OneByOne, Tokenizer, import_library, ordinary, with_context
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.special_tokens import OWN, UNK
 
@@ -17,7 +18,7 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s
 """GPT-2's pre-tokenization pattern ("Language Models are Unsupervised Multitask Learners", 2019, section 2.2)."""
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(OneByOne):
     """A SentencePiece model; its ids are shifted past the special tokens, and its unknown piece becomes UNK."""
 
     def __init__(self, model: bytes):
@@ -33,10 +34,6 @@ class SentencePieceTokenizer:
         """Encodes a text."""
         return [UNK if i == self._unknown else FIRST + i for i in self._model.encode(text)]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes each text as `encode` does."""
-        return list(map(self.encode, texts))
-
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids with the SentencePiece model."""
         return self._model.decode([i - FIRST for i in ordinary(ids) if i < self.vocab_size])
@@ -51,7 +48,7 @@ class SentencePieceTokenizer:
         return {"kind": "sentencepiece", "model": base64.b64encode(self._model.serialized_model_proto()).decode()}
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(OneByOne):
     """Byte-level BPE with GPT-2's pre-tokenization; ids are shifted past the special tokens."""
 
     special = OWN
@@ -70,10 +67,6 @@ class TiktokenTokenizer:
     def encode(self, text: str) -> list[int]:
         """Encodes a text."""
         return [FIRST + i for i in self._encoding.encode_ordinary(text)]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes each text as `encode` does."""
-        return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids; invalid UTF-8 becomes U+FFFD, and ranks that the file leaves out add no text."""
@@ -105,7 +98,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except ConfigError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise ConfigError(f"data.tokenizer_file: {path} is not a valid {path.suffix} tokenizer ({reason})") from error
 
 
@@ -125,11 +118,3 @@ LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     ".model": lambda path: SentencePieceTokenizer(path.read_bytes()),
     ".tiktoken": _load_ranks,
 }
-
-
-def import_library(name: str) -> Any:
-    """Imports a library of the extra `tokenizers`; raises `ConfigError` if it is not installed."""
-    try:
-        return __import__(name)
-    except ImportError:
-        raise ConfigError(f'this tokenizer needs {name}: pip install -e ".[tokenizers]"') from None

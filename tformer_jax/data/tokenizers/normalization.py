@@ -2,14 +2,12 @@
 
 import functools
 import html
-import importlib
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.base import Tokenizer, import_library
 
 Step = Callable[[str], str]
 
@@ -74,27 +72,21 @@ def signature(steps: Sequence[str]) -> str:
 
 def _moses(language: str) -> Step:
     """Moses' tokenizer.perl, which writes some characters as XML entities; those of the input are resolved first."""
-    moses = _library("moses", "sacremoses").MosesTokenizer(language)
+    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(language)
     return lambda text: moses.tokenize(html.unescape(text), return_str=True)
 
 
 def _punctuation(language: str) -> Step:
     """Moses' normalize-punctuation.perl."""
-    normalize: Step = _library("punctuation", "sacremoses").MosesPunctNormalizer(language).normalize
+    moses = import_library("sacremoses", "data.normalize='punctuation'")
+    normalize: Step = moses.MosesPunctNormalizer(language).normalize
     return normalize
 
 
 def _simplified(language: str) -> Step:
     """OpenCC's conversion of traditional Chinese characters; texts in other scripts stay as they are."""
-    convert: Step = _library("simplified", "opencc").OpenCC("t2s").convert
+    convert: Step = import_library("opencc", "data.normalize='simplified'").OpenCC("t2s").convert
     return convert
-
-
-def _library(step: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(f'data.normalize={step!r} needs the package {name}: pip install -e ".[tokenizers]"') from None
 
 
 STEPS: dict[str, Callable[[str], Step]] = {

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.data.tokenizers.added import AddedTokens, Fields
-from tformer_jax.data.tokenizers.imported import import_library
+from tformer_jax.data.tokenizers.base import OneByOne, import_library
 from tformer_jax.special_tokens import SpecialTokens
 
 NO_SPACE = "\ue000"
@@ -71,7 +71,7 @@ class CheckpointTokenizer(_Pretrained):
         return {"kind": self.kind, "model": model, "special": dataclasses.asdict(self.special)}
 
 
-class PiecesTokenizer(_Pretrained):
+class PiecesTokenizer(_Pretrained, OneByOne):
     """A SentencePiece model, whose pieces have the ids of a vocabulary, or the model's own.
 
     A language code at the beginning of a text, such as `>>fr<<`, is one piece, as for Marian's multilingual models.
@@ -125,10 +125,6 @@ class PiecesTokenizer(_Pretrained):
     def _split(self, text: str) -> list[str]:
         pieces: list[str] = self._processor.encode(text, out_type=str)
         return pieces
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes each text as `encode` does."""
-        return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids with the SentencePiece model."""

@@ -4,11 +4,11 @@ import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tformer_jax.data.tokenizers.base import FIRST, ordinary, with_context
+from tformer_jax.data.tokenizers.base import FIRST, OneByOne, ordinary, with_context
 from tformer_jax.special_tokens import OWN, UNK
 
 
-class ByteTokenizer:
+class ByteTokenizer(OneByOne):
     """One token per UTF-8 byte; the encoding is lossless."""
 
     vocab_size = FIRST + 256
@@ -18,10 +18,6 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the UTF-8 bytes of a text, shifted past the special tokens."""
         return [FIRST + byte for byte in text.encode("utf-8", "surrogatepass")]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes each text as `encode` does."""
-        return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Inverts `encode`; invalid UTF-8 becomes U+FFFD, and ids outside the vocabulary are left out."""
@@ -37,7 +33,7 @@ class ByteTokenizer:
         return {"kind": "bytes"}
 
 
-class CharacterTokenizer:
+class CharacterTokenizer(OneByOne):
     """One token per character of the training texts; other characters become UNK."""
 
     kind = "characters"
@@ -62,10 +58,6 @@ class CharacterTokenizer:
         """Returns one id per piece."""
         ids = self._ids
         return [ids.get(piece, UNK) for piece in self.split(text)]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes each text as `encode` does."""
-        return list(map(self.encode, texts))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the pieces of the ids, without special tokens, joined by the separator."""

@@ -28,7 +28,7 @@ GROUP = 512
 
 
 @flax.struct.dataclass
-class Operands:
+class PagedOperands:
     """Inputs of one call: those of `attend_pages`, and the parameters of the scores."""
 
     q: jax.Array
@@ -41,7 +41,7 @@ class Operands:
 
 
 @flax.struct.dataclass
-class Softmax:
+class PagedSoftmax:
     """Online softmax of each query over the keys so far, float32."""
 
     peak: jax.Array
@@ -120,16 +120,16 @@ def attend_pages(
         [B, T, N, H] in the dtype of q; scores and softmax are float32.
     """
     scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, 0.0)
-    x = Operands(q, pool, slots, as_mask(mask), bias, scoring, sinks)
+    x = PagedOperands(q, pool, slots, as_mask(mask), bias, scoring, sinks)
     if jax.sharding.get_abstract_mesh().size <= 1:
         return _attend(x)
     return _on_each_device(x)
 
 
-def _attend(x: Operands) -> jax.Array:
+def _attend(x: PagedOperands) -> jax.Array:
     B, T, N, H = x.q.shape
     blocks = _blocks(x)
-    softmax = Softmax(jnp.full((B, N, T), HIDDEN), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
+    softmax = PagedSoftmax(jnp.full((B, N, T), HIDDEN), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
     if x.sinks is not None:
         peak = jnp.broadcast_to(x.sinks[:, None], (B, N, T))
         softmax = dataclasses.replace(softmax, peak=peak, total=jnp.ones((B, N, T)))
@@ -138,7 +138,7 @@ def _attend(x: Operands) -> jax.Array:
     return jnp.swapaxes(out, 1, 2).astype(x.q.dtype)
 
 
-def _blocks(x: Operands) -> Blocks:
+def _blocks(x: PagedOperands) -> Blocks:
     """Splits the pages of each row into blocks of about T slots, which balances the costs of reading and summing."""
     slots, mask, T = x.slots, x.mask, x.q.shape[1]
     P, size = slots.table.shape[1], slots.page_size
@@ -161,7 +161,7 @@ def _blocks(x: Operands) -> Blocks:
     )
 
 
-def _add_group(x: Operands, blocks: Blocks, number: jax.Array, softmax: Softmax) -> Softmax:
+def _add_group(x: PagedOperands, blocks: Blocks, number: jax.Array, softmax: PagedSoftmax) -> PagedSoftmax:
     """Updates the online softmax with group `number` of `blocks.at_once` blocks."""
     owners, rows, columns = blocks.of_group(number)
     k, v = _read(x.pool, blocks.pages[rows, columns], str(x.q.dtype))
@@ -173,7 +173,7 @@ def _add_group(x: Operands, blocks: Blocks, number: jax.Array, softmax: Softmax)
     peak = softmax.peak.at[owners].max(logits.max(axis=-1), mode="drop")
     weights = jnp.exp(logits - peak[rows][..., None])
     decay = jnp.exp(softmax.peak - peak)
-    return Softmax(
+    return PagedSoftmax(
         peak,
         (softmax.total * decay).at[owners].add(weights.sum(axis=-1), mode="drop"),
         (softmax.out * decay[..., None]).at[owners].add(weighted_sum(weights.astype(v.dtype), v), mode="drop"),
@@ -190,7 +190,7 @@ def _read(pool: TokenCache, pages: jax.Array, dtype: str) -> tuple[jax.Array, ja
     return jax.tree.map(read, pool).unpack(dtype)
 
 
-def _on_each_device(x: Operands) -> jax.Array:
+def _on_each_device(x: PagedOperands) -> jax.Array:
     """Shards rows, and heads if they divide evenly; every device has the pages of its heads."""
     kv_heads = jax.tree.leaves(x.pool)[0].shape[1]
     rows, heads = sharding.mesh_axes(axes.BATCH, len(x.q)), sharding.mesh_axes(axes.KV_HEADS, kv_heads)
@@ -198,7 +198,7 @@ def _on_each_device(x: Operands) -> jax.Array:
     by_head: Any = PartitionSpec(rows, None, heads)
     if x.bias is not None and heads:
         x = dataclasses.replace(x, bias=LocalHeadsBias(x.bias, heads, x.q.shape[2] // sharding.devices(heads)))
-    specs: Any = Operands(
+    specs: Any = PagedOperands(
         q=by_head,
         pool=jax.tree.map(lambda _: PartitionSpec(None, heads), x.pool),
         slots=jax.tree.map(lambda _: by_row, x.slots),

@@ -17,7 +17,7 @@ from tformer_jax.train import optimizers, state
 from tformer_jax.train.aot.hlo import Collective, collectives
 from tformer_jax.train.chips import Chip
 from tformer_jax.train.errors import LESS_MEMORY, out_of_memory
-from tformer_jax.train.step import TRAINING_FLOPS, compiled, make_train_step
+from tformer_jax.train.step import TRAINING_FLOPS, jitted, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, le
     example = registry.example_batch(cfg.model, rows, length)
     where = rules.batch_sharding(mesh)
     arrays = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for name, x in example.items()}
-    program = _compile(compiled(make_train_step(model, optimizer, cfg), start, mesh).lower(start, arrays))
+    program = _compile(jitted(make_train_step(model, optimizer, cfg), start, mesh).lower(start, arrays))
     useful, executed = _training_flops(cfg, rows, length)
     return _figures(program, mesh, rows, length, useful, executed), program
 

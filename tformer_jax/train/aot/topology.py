@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import first_line
 
 ACCELERATORS = {
     "v4": ("v4", 2),
@@ -49,5 +50,5 @@ def devices(name: str) -> Sequence[jax.Device]:
     try:
         found: Sequence[jax.Device] = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"--topology {name}: libtpu cannot describe it: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"--topology {name}: libtpu cannot describe it: {first_line(error)}") from error
     return found
