@@ -20,6 +20,7 @@ from tformer_jax.interop import hf
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = "--config.train.steps=2 --config.model.dim=16 --config.model.num_heads=4 --config.model.ffn_dim=16 "
 SHORT += "--config.eval.examples=2 --config.eval.samples=1 --config.decode.max_new_tokens=4"
+AVERAGED = "--config.train.checkpoint_every=1 --config.train.average=2"
 RUNS = {
     "runs/translate_cldr_en_de": "configs/translate_cldr.py",
     "runs/translate_multi30k": "configs/translate_multi30k.py",
@@ -33,6 +34,7 @@ STAND_INS = {" DIR": " corpora", "configs/x.py": "configs/translate_cldr.py", "n
 """Values for the placeholders of the examples."""
 SMALLER = {
     "train.py": f"{SHORT} --overwrite",
+    "train.py --config configs/translate_multi30k.py:diversified": AVERAGED,
     "sweep.py": SHORT,
     "benchmark.py train --record": "--case lm_small --rounds 1 --steps 1",
     "benchmark.py train --operations": "--steps 1",
