@@ -1,94 +1,44 @@
 """Outputs of the engine do not depend on other requests."""
 
 import dataclasses
-import functools
 import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracles
-from tests.helpers import build, rest_slow, tiny
+from tests.helpers import rest_slow
+from tests.inference.engines import (
+    BEAM,
+    GREEDY,
+    LETTERS,
+    LONG,
+    SAMPLE,
+    SEEDS,
+    TEXTS,
+    alone,
+    endless,
+    engine,
+    finish,
+    models,
+    plain,
+)
 from tformer_jax.benchmarks import jitted_loop
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
-from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.config import ConfigError
 from tformer_jax.inference.batching import pad_rows
-from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.engine import Engine, Event, Request, compiled
+from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.sampling import row_keys
-from tformer_jax.models import registry
 from tformer_jax.special_tokens import EOS, PAD
-
-LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
-TOKENIZERS = Tokenizers(LETTERS, LETTERS)
-TEXTS = ["abc", "gfedcba", "a", "abcabcabc", "bb", "cab"]
-LONG = 40
-SEEDS = {"seq2seq": 7, "decoder_lm": 3}  # parameters whose outputs differ between texts
-GREEDY = DecodeConfig(max_new_tokens=7)
-SAMPLE = DecodeConfig(max_new_tokens=7, strategy="sample", temperature=2.0)
-BEAM = DecodeConfig(max_new_tokens=7, strategy="beam", beams=3)
-
-
-def config(family: str, **changes) -> Config:
-    source, batching = {"seq2seq": ("cldr_translation", "buckets"), "decoder_lm": ("stdlib_text", "windows")}[family]
-    model = tiny(family, max_length=LONG, **changes)
-    return Config(model=model, data=DataConfig(source=source, batching=batching, window=8, bucket_lengths=(8, 16)))
-
-
-def models(family: str, *, seed: int | None = None, **changes):
-    """Returns a config, a model and its parameters; the bias of the logits is zero."""
-    _, params = build(config(family, **changes).model, seed=seed or SEEDS[family])
-    cfg = config(family, output_bias=True, **changes)
-    return cfg, registry.build(cfg.model), params | {"head": {"bias": jnp.zeros(cfg.model.vocab_size)}}
-
-
-@functools.cache
-def plain(family: str):
-    return models(family)
 
 
 @pytest.fixture(scope="module", params=["seq2seq", "decoder_lm"])
 def trained(request):
     return plain(request.param)
-
-
-def engine(trained, slots: int = 3, **options) -> Engine:
-    return Engine(*trained, TOKENIZERS, slots=slots, **options)
-
-
-def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int, int], tuple[str, Event]]:
-    """Runs the engine to the end; returns the text of each request and sample, and its last event."""
-    events = [] if events is None else events
-    while not served.idle:
-        events += served.step()
-    texts: dict[tuple[int, int], str] = {}
-    last: dict[tuple[int, int], Event] = {}
-    for event in events:
-        key = event.request, event.sample
-        assert key not in last or last[key].finish is None, "nothing follows the end"
-        texts[key], last[key] = texts.get(key, "") + event.text, event
-    assert served.pages_used == 0
-    assert all(event.finish for event in last.values())
-    return {key: (texts[key], last[key]) for key in texts}
-
-
-def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 0) -> str:
-    """Returns the best output for this text, computed by the jitted loop."""
-    cfg, model, params = trained
-    ids = LETTERS.encode(text)
-    translates = cfg.model.family == "seq2seq"
-    run = jitted_loop.translate if translates else jitted_loop.continue_text
-    row = pad_rows([[*ids, EOS] if translates else ids], 1, 32, pad_left=not translates)
-    keys, rules = row_keys(seed, np.array([index])), Rules.of(decode, LETTERS)
-    (output,) = np.asarray(run(model, params, row, keys, length=decode.max_new_tokens, cfg=decode, rules=rules))
-    return LETTERS.decode(output)
 
 
 EACH = {
@@ -227,14 +177,6 @@ def test_the_score_is_the_sum_of_log_probabilities():
     assert event.tokens == tokens.shape[1] - 5
     expected = sum(log_p[index - 1, tokens[0, index]] for index in range(5, tokens.shape[1]))
     assert event.score == pytest.approx(expected, rel=1e-5)
-
-
-def endless(family: str = "decoder_lm"):
-    """Returns a model that never chooses EOS, and its greedy output for "abc"."""
-    cfg = config(family, output_bias=True)
-    model, params = build(cfg.model, seed=SEEDS[family])
-    params["head"]["bias"] = params["head"]["bias"].at[np.array([EOS, 3])].set(-1e4)
-    return (cfg, model, params), alone((cfg, model, params), "abc", GREEDY)
 
 
 @pytest.mark.parametrize("most", rest_slow([32, 3], 1))

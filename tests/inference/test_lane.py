@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.inference.test_engine import BEAM, GREEDY, SAMPLE, TEXTS, alone, endless, engine, finish, models, plain
+from tests.inference.engines import BEAM, GREEDY, SAMPLE, TEXTS, alone, endless, engine, finish, models, plain
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes

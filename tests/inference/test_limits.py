@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.helpers import rest_slow
-from tests.inference.test_engine import GREEDY, LONG, engine, finish, models, plain
+from tests.inference.engines import GREEDY, LONG, engine, finish, models, plain
 from tests.inference.test_stopping import llama
 from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.inference.engine import Request

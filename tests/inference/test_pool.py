@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.helpers import rest_slow
-from tests.inference.test_engine import BEAM, GREEDY, LETTERS, SAMPLE, TOKENIZERS, plain
+from tests.inference.engines import BEAM, GREEDY, LETTERS, SAMPLE, TOKENIZERS, plain
 from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
 from tformer_jax.inference import outputs
 from tformer_jax.inference.engine import Engine, pool_pages

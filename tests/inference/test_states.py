@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import apply, rest_slow
-from tests.inference.test_engine import LETTERS, LONG, engine, models
+from tests.inference.engines import LETTERS, LONG, engine, models
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.engine import Request

@@ -131,7 +131,7 @@ def test_rows_and_positions_that_the_mesh_does_not_divide(mesh):
 
 
 @pytest.mark.parametrize("mesh", rest_slow(["expert=8"], 0))
-def test_no_capacity_at_all(mesh):
+def test_room_for_one_token_per_expert(mesh):
     module, x = mixture(moe={"expert_capacity": 1e-6}), normal(B, T, D)
     assert_same_on(mesh_of(mesh), module, init_module(module, x), x)
 

@@ -19,9 +19,6 @@ import pytest
 from tests.train.conftest import small_config
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.train import experiment, guards, loop, run_folder
 from tformer_jax.train.meter import STEPS_AHEAD
 from tformer_jax.train.trained import load_trained
@@ -307,47 +304,12 @@ def test_a_run_folder_is_overwritten_only_on_request(uninterrupted, corpus_folde
     assert sorted(os.listdir(uninterrupted)) == before
 
 
-def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
-    folder = tmp_path / "run"
-    experiment.build(small_config(), folder, data_root=corpus_folder)
-    (folder / "metrics.jsonl").write_text("old\n")
-    experiment.build(small_config(steps=9), folder, data_root=corpus_folder, overwrite=True)
-    assert config.load(folder / "config.json").train.steps == 9
-    assert not (folder / "metrics.jsonl").exists()
-
-
-def test_one_run_is_not_both_continued_and_replaced(corpus_folder, tmp_path):
-    with pytest.raises(ConfigError, match="--resume continues a run and --overwrite replaces it: write one of them"):
-        experiment.build(small_config(), tmp_path, data_root=corpus_folder, resume=True, overwrite=True)
-
-
 def test_a_run_cannot_replace_the_run_that_it_starts_from(corpus_folder, uninterrupted):
     before = sorted(os.listdir(uninterrupted))
     cfg = small_config(start_from=str(uninterrupted))
     with pytest.raises(ConfigError, match="train.start_from=.*: is the run folder, which this run would replace"):
         experiment.build(cfg, uninterrupted, data_root=corpus_folder, overwrite=True)
     assert sorted(os.listdir(uninterrupted)) == before
-
-
-def test_changed_data_or_metrics_cannot_resume(corpus_folder, tmp_path):
-    data, folder, cfg = tmp_path / "data", tmp_path / "run", small_config()
-    shutil.copytree(corpus_folder, data)
-    experiment.build(cfg, folder, data_root=data).batches.close()
-    lines = (data / "pairs.tsv").read_text().splitlines(keepends=True)
-    (data / "pairs.tsv").write_text("".join(lines[:-1]))
-    with pytest.raises(
-        ConfigError, match=r"the data of .*run changed \(the number of train examples is \d+ and was \d+"
-    ):
-        experiment.build(cfg, folder, data_root=data, resume=True)
-    (data / "pairs.tsv").write_text("".join([*lines[:9], "other\tOTHER\n", *lines[10:]]))
-    with pytest.raises(ConfigError, match="the data of .*run changed .the checksum of the train examples is"):
-        experiment.build(cfg, folder, data_root=data, resume=True)
-    (data / "pairs.tsv").write_text("".join(lines))
-    experiment.build(cfg, folder, data_root=data, resume=True).batches.close()
-    for name, value in (("metric", "bleu"), ("log_norms", True)):
-        changed = Config.from_dict({**config.to_dict(cfg), "train": {**config.to_dict(cfg.train), name: value}})
-        with pytest.raises(ConfigError, match=f"is a run of another config .train.{name}: "):
-            experiment.build(changed, folder, data_root=data, resume=True)
 
 
 def test_another_config_cannot_resume(uninterrupted, corpus_folder):
@@ -357,47 +319,3 @@ def test_another_config_cannot_resume(uninterrupted, corpus_folder):
         experiment.build(changed, uninterrupted, data_root=corpus_folder, resume=True)
     guards.FolderLock(uninterrupted).release()  # is free, although the traceback holds the frame that acquired it
     assert caught.tb
-
-
-def test_a_folder_with_other_files_is_not_changed(corpus_folder, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    for options in ({}, {"resume": True}, {"overwrite": True}):
-        with pytest.raises(ConfigError, match="is not a run folder"):
-            experiment.build(small_config(), tmp_path, data_root=corpus_folder, **options)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_prepared_data_with_other_tokenizers_cannot_resume(corpus_folder, tmp_path):
-    cfg = small_config(steps=1)
-    prepare(cfg, corpus_folder, tmp_path / "data")
-    changes = {"source": "prepared", "train": str(tmp_path / "data")}
-    prepared = Config.from_dict({**config.to_dict(cfg), "data": {**config.to_dict(cfg.data), **changes}})
-    experiment.build(prepared, tmp_path / "run").batches.close()
-    experiment.build(prepared, tmp_path / "run", resume=True).batches.close()
-    prepare(cfg, corpus_folder, tmp_path / "data", tokenizers=Tokenizers(ByteTokenizer(), ByteTokenizer()))
-    with pytest.raises(
-        ConfigError, match="data/tokenizers are not the tokenizers that .*run/tokenizers was trained with"
-    ):
-        experiment.build(prepared, tmp_path / "run", resume=True)
-
-
-def test_nothing_is_written_when_the_data_is_missing(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
-        experiment.build(small_config(), tmp_path / "run", data_root=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_loading_folders_that_are_not_trained_runs(tmp_path, corpus_folder):
-    with pytest.raises(ConfigError, match="does not exist; name the run folder"):
-        load_trained(tmp_path / "nowhere")
-    (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(ConfigError, match="result.json is a file; name the run folder"):
-        load_trained(tmp_path / "result.json")
-    with pytest.raises(ConfigError, match="is not a run folder"):
-        load_trained(tmp_path)
-    experiment.build(small_config(), tmp_path / "untrained", data_root=corpus_folder)
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
-        load_trained(tmp_path / "untrained")
-    (tmp_path / "untrained" / "checkpoints").mkdir()
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
-        load_trained(tmp_path / "untrained")

@@ -156,11 +156,13 @@ def check_writable_folder(path: Path, flag: str) -> None:
     Raises:
         ConfigError: its parent cannot be created or written to.
     """
+    parent = path.absolute().parent
     try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.").cleanup()
+        parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.").cleanup()
     except OSError as error:
-        problem = f"cannot be written ({error.strerror}); name a folder in a writable folder"
+        reason = f"{parent} is a file" if parent.is_file() else error.strerror
+        problem = f"cannot be written ({reason}); name a folder in a writable folder"
         raise ConfigError(f"{flag} {path}: {problem}") from error
 
 

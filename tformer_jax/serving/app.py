@@ -281,9 +281,8 @@ async def _reject(_: HttpRequest, error: ConfigError) -> Response:
 async def _reject_route(request: HttpRequest, error: HTTPException) -> Response:
     path = request.scope["path"]
     reasons = {404: f"{path} is not a route of this server", 405: f"{path} does not accept {request.method}"}
-    return RequestError(
-        reasons.get(error.status_code, error.detail), error.status_code, headers=error.headers
-    ).response()
+    reason = reasons.get(error.status_code, error.detail)
+    return RequestError(reason, error.status_code, headers=error.headers).response()
 
 
 async def _client_disconnected(_: HttpRequest, __: ClientDisconnect) -> Response:

@@ -153,9 +153,9 @@ class CompletionReply(Reply):
 
     def __init__(self, served: Served, body: Completion, rows: Sequence[tuple[int, ...]]) -> None:
         self.body, self.rows = body, rows
-        decoded = body.logprobs is not None  # so that offsets of tokens are places in the text
+        scored = body.echo and body.logprobs is not None  # offsets of tokens are places in the decoded text
         self._prompts = [
-            text if isinstance(text, str) and not decoded else served.text_of(ids)
+            text if isinstance(text, str) and not scored else served.text_of(ids)
             for text, ids in zip(body.texts("prompt"), rows, strict=True)
         ]
         self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, echo=body.echo)
