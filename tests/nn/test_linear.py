@@ -1,5 +1,8 @@
 """Affine maps over several axes, and the initialization of their kernels."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from tests.helpers import assert_close, build, equations, init_module, normal, shapes_of, tiny
 from tformer_jax import axes
 from tformer_jax.models import registry
+from tformer_jax.nn.embeddings import TokenEmbedding
 from tformer_jax.nn.linear import Linear, kernel_initializer, product
 
 D, N, H = 8, 4, 3
@@ -77,13 +81,32 @@ def test_only_output_kernels_of_sublayers_are_scaled_down():
 NAMES = ("embed", "mlp")
 
 
-def test_a_product_and_its_gradients():
-    x, kernel, weights = normal(2, 5, 3), normal(3, 4, seed=1), normal(2, 5, 4, seed=2)
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 4), (4, 3)])
+def test_a_product_and_its_gradients(inputs, outputs):
+    x, kernel, weights = normal(2, 5, inputs), normal(inputs, outputs, seed=1), normal(2, 5, outputs, seed=2)
     dx, d_kernel = jax.grad(lambda x, w: (product(x, w, NAMES) * weights).sum(), argnums=(0, 1))(x, kernel)
     assert_close(product(x, kernel, NAMES), np.einsum("BTD,DF->BTF", np.float64(x), kernel), 1e-6)
     assert_close(dx, np.einsum("BTF,DF->BTD", np.float64(weights), kernel), 1e-6)
     assert_close(d_kernel, np.einsum("BTD,BTF->DF", np.float64(x), weights), 1e-6)
-    assert product(normal(2, 0, 3), kernel, NAMES).shape == (2, 0, 4)
+    assert product(normal(2, 0, inputs), kernel, NAMES).shape == (2, 0, outputs)
+
+
+def gradient_shapes(multiply, matrix):
+    """Returns the shapes of the optimized products in the gradient of `multiply(x, matrix)` for the matrix."""
+    x = normal(2, 3, 4)
+    gradient = jax.jit(jax.grad(lambda matrix: (multiply(x, matrix) ** 2).sum()))
+    return re.findall(r"f32\[([\d,]+)\]\S* dot\(", gradient.lower(matrix).compile().as_text())
+
+
+def test_cpus_compute_the_gradients_of_tall_matrices_transposed():
+    def head(x, table):
+        embedding = TokenEmbedding(tiny("decoder_lm", dim=4), 9)
+        return embedding.apply({"params": {"embedding": table}}, x, method="attend")
+
+    multiply = functools.partial(product, names=NAMES)
+    assert gradient_shapes(multiply, normal(4, 3)) == ["6,3", "3,4"]
+    assert gradient_shapes(multiply, normal(4, 9)) == ["6,9", "4,9"]
+    assert gradient_shapes(head, normal(9, 4)) == ["6,9", "4,9"]
 
 
 @pytest.mark.parametrize("family", ["seq2seq", "decoder_lm", "classifier"])

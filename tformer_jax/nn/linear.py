@@ -11,7 +11,10 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.gathered import Names, with_gathered
 from tformer_jax.nn.module import Module
-from tformer_jax.nn.sharding import mesh_axes, named
+from tformer_jax.nn.sharding import mesh_axes, named, platform
+
+WIDE_GRADIENTS = ("cpu",)
+"""Platforms with `with_wide_gradient`; unmeasured on others."""
 
 
 def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int, factor: float = 1.0) -> nn.initializers.Initializer:
@@ -64,6 +67,7 @@ def product(x: jax.Array, kernel: jax.Array, names: Names, *, dtype: jnp.dtype |
         names: logical names of the kernel's axes, one of which is the model width.
     """
     multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    kernel = with_wide_gradient(kernel)
     return with_gathered(multiply, as_rows(x), kernel, names).reshape(*x.shape[:-1], kernel.shape[1])
 
 
@@ -81,6 +85,26 @@ def as_rows(x: jax.Array) -> jax.Array:
     batch axis, because one axis cannot be split both ways.
     """
     return x if mesh_axes(axes.LENGTH) else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def with_wide_gradient(matrix: jax.Array) -> jax.Array:
+    """Returns the matrix, with a gradient that is computed with no more rows than columns, on CPUs.
+
+    The gradient of a kernel W [I, O] is `x^T g`, in which XLA for CPUs reads x in strides. If I > O, the strided factor
+    of its transpose `g^T x` is narrower: up to 25 % faster. XLA would merge the two transpositions without the barrier.
+    """
+    rows, columns = matrix.shape
+    return _transposed_gradient(matrix) if rows > columns and platform() in WIDE_GRADIENTS else matrix
+
+
+@jax.custom_vjp
+def _transposed_gradient(matrix: jax.Array) -> jax.Array:
+    return matrix
+
+
+_transposed_gradient.defvjp(
+    lambda matrix: (matrix, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient.T).T,)
+)
 
 
 class Linear(Module):
