@@ -164,18 +164,21 @@ def test_beam_search_reports_outputs_with_scores(trained):
         assert event.score == pytest.approx(float(best.scores[0, sample]), rel=1e-5)
 
 
-def test_the_score_is_the_sum_of_log_probabilities():
+@pytest.mark.parametrize("prefix", ["", "ba"])
+def test_the_score_is_the_sum_of_log_probabilities_without_forced_tokens(prefix):
+    decode = dataclasses.replace(GREEDY, prefix=prefix)
     trained = cfg, _, params = models("decoder_lm", seed=1)  # whose output is made of letters
     served = engine(trained)
-    number, unscored = (served.submit(Request("abcde", GREEDY, scored=scored)) for scored in (True, False))
+    number, unscored = (served.submit(Request("abcde", decode, scored=scored)) for scored in (True, False))
     found = finish(served)
     text, event = found[number, 0]
+    assert text.startswith(prefix)
     assert found[unscored, 0] == (text, event._replace(request=unscored, score=None))
     ids = LETTERS.encode("abcde") + LETTERS.encode(text)
     tokens = np.array([ids + [EOS] * (event.finish == "stop")])
     log_p = np.log(oracles.softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, tokens, tokens != PAD)))[0]
     assert event.tokens == tokens.shape[1] - 5
-    expected = sum(log_p[index - 1, tokens[0, index]] for index in range(5, tokens.shape[1]))
+    expected = sum(log_p[index - 1, tokens[0, index]] for index in range(5 + len(prefix), tokens.shape[1]))
     assert event.score == pytest.approx(expected, rel=1e-5)
 
 

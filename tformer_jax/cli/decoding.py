@@ -38,7 +38,11 @@ def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
         OUTPUTS[family], dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"
     )
     parser.add_argument("--seed", type=integer(0), default=0, metavar="S", help="random seed (default: 0)")
-    parser.add_argument("--scores", action="store_true", help="write the score and a tab before each output")
+    parser.add_argument(
+        "--scores",
+        action="store_true",
+        help="write the score and a tab before each output; tokens of decode.prefix do not count",
+    )
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:

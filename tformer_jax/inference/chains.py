@@ -31,7 +31,7 @@ class Chains:
     scored: jax.Array
     """bool [B]: rows whose `scores` are computed, at the cost of a pass over the logits."""
     scores: jax.Array
-    """float32 [B]: sum of the log-probabilities of the generated tokens; 0 unless `scored`."""
+    """float32 [B]: sum of the log-probabilities of the generated tokens, forced ones excluded; 0 unless `scored`."""
     keys: jax.Array
     """[B] PRNG keys; ignored by greedy decoding."""
     settings: RowSettings
@@ -99,7 +99,7 @@ class Chains:
 
     def _scores(self, logits: jax.Array, tokens: jax.Array) -> jax.Array:
         """Adds the log-probabilities of tokens [B], given logits [B, V], to `scores`."""
-        counts = self.scored & ~self.done
+        counts = self.scored & ~self.done & (self.generated >= len(self.rules.forced))
 
         def added() -> jax.Array:
             chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]

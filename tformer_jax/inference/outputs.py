@@ -18,7 +18,7 @@ class Output(NamedTuple):
 
     text: str
     score: float | None
-    """Beam score, or the sum of token log-probabilities if requested.
+    """Beam score, or the sum of token log-probabilities if requested; forced tokens do not count.
 
     None if not requested, for a blank text, and for the empty outputs added if beam search found too few.
     """
