@@ -1,7 +1,7 @@
 """`scripts/benchmark.py`: reproducible measurements of training, decoding, attention and data."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,48 +76,57 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = result.add_subparsers(dest="benchmark", required=True)
-    attention = commands.add_parser(
-        "attention", help="time and memory of attention, forward and backward, over long sequences"
-    )
-    attention.add_argument(
+    for name, (meaning, add) in BENCHMARKS.items():
+        command = commands.add_parser(name, help=meaning)
+        add(command)
+        command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
+    return result
+
+
+def _add_attention(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--backends",
         nargs="+",
         default=["blockwise", "reference"],
         metavar="NAME",
         help="values of model.attention_backend (default: blockwise reference)",
     )
-    attention.add_argument(
+    command.add_argument(
         "--length", type=integer(1), nargs="+", default=[16_384], metavar="T", help="sequence length (default: 16384)"
     )
-    attention.add_argument("--batch", type=integer(1), default=1, metavar="B", help="batch size (default: 1)")
-    attention.add_argument(
+    command.add_argument("--batch", type=integer(1), default=1, metavar="B", help="batch size (default: 1)")
+    command.add_argument(
         "--repeat", type=integer(1), default=1, metavar="R", help="runs after one warm-up run; the median is shown"
     )
-    attention.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of inputs (default: float32)")
-    attention.add_argument("--heads", type=integer(1), default=4, metavar="N", help="number of heads (default: 4)")
-    attention.add_argument("--forward", action="store_true", help="omit the backward pass")
-    attention.add_argument("--head-dim", type=integer(1), default=64, metavar="H", help="head size (default: 64)")
-    data = commands.add_parser("data", help="throughput and padding of the data pipeline, from text and prepared data")
-    data.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
-    data.add_argument(
+    command.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of inputs (default: float32)")
+    command.add_argument("--heads", type=integer(1), default=4, metavar="N", help="number of heads (default: 4)")
+    command.add_argument("--forward", action="store_true", help="omit the backward pass")
+    command.add_argument("--head-dim", type=integer(1), default=64, metavar="H", help="head size (default: 64)")
+
+
+def _add_data(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
+    command.add_argument(
         "--workers",
         type=integer(0),
         default=2,
         metavar="N",
         help="loader processes to compare with a loader thread (default: 2)",
     )
-    data.add_argument("--seconds", type=seconds, default=5, metavar="S", help="seconds per measurement (default: 5)")
-    add_data(data)
-    decode = commands.add_parser("decode", help="decoding speed, compared with Hugging Face and CTranslate2")
-    add_flags(decode)
-    pages = commands.add_parser("paged", help="decoding with a paged cache and with a dense one")
+    command.add_argument("--seconds", type=seconds, default=5, metavar="S", help="seconds per measurement (default: 5)")
+    add_data(command)
+
+
+def _add_paged(command: argparse.ArgumentParser) -> None:
     for name, (default, meaning) in paged.FLAGS.items():
-        pages.add_argument(
+        command.add_argument(
             f"--{name}", type=integer(1), default=default, metavar="N", help=f"{meaning} (default: {default})"
         )
-    train = commands.add_parser("train", help="training speed, compared with PyTorch")
-    what = train.add_mutually_exclusive_group()
-    what.add_argument(
+
+
+def _add_train(command: argparse.ArgumentParser) -> None:
+    cases = command.add_mutually_exclusive_group()
+    cases.add_argument(
         "--case",
         nargs="+",
         choices=train_cases.NAMES,
@@ -125,21 +134,29 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one or more of {', '.join(train_cases.NAMES)} (default: {', '.join(train_cases.CPU_CASES)})",
     )
-    what.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, with random tokens")
-    train.add_argument("--dtype", choices=DTYPES, help="compute dtype (default: the config's)")
-    train.add_argument(
-        "--operations",
-        action="store_true",
-        help="show the time per operation and module instead",
+    cases.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, with random tokens")
+    command.add_argument("--dtype", choices=DTYPES, help="compute dtype (default: the config's)")
+    command.add_argument("--operations", action="store_true", help="show the time per operation and module instead")
+    command.add_argument("--rounds", type=integer(1), default=5, metavar="N", help="rounds per system (default: 5)")
+    command.add_argument(
+        "--steps", type=integer(1), default=5, metavar="N", help="measured steps per round (default: 5)"
     )
-    train.add_argument("--rounds", type=integer(1), default=5, metavar="N", help="rounds per system (default: 5)")
-    train.add_argument("--steps", type=integer(1), default=5, metavar="N", help="measured steps per round (default: 5)")
-    growth = commands.add_parser("growth", help="scaling of training cost with context, depth, vocabulary or experts")
+
+
+def _add_growth(command: argparse.ArgumentParser) -> None:
     names = list(GROWTHS)
-    growth.add_argument(
+    command.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"one or more of {', '.join(names)}"
     )
-    growth.add_argument("--steps", type=integer(1), default=3, metavar="N", help="measured steps (default: 3)")
-    for command in (attention, data, decode, pages, train, growth):
-        command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
-    return result
+    command.add_argument("--steps", type=integer(1), default=3, metavar="N", help="measured steps (default: 3)")
+
+
+BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    # subcommand: its help, and the function that adds its flags
+    "attention": ("time and memory of attention, forward and backward, over long sequences", _add_attention),
+    "data": ("throughput and padding of the data pipeline, from text and prepared data", _add_data),
+    "decode": ("decoding speed, compared with Hugging Face and CTranslate2", add_flags),
+    "paged": ("decoding with a paged cache and with a dense one", _add_paged),
+    "train": ("training speed, compared with PyTorch", _add_train),
+    "growth": ("scaling of training cost with context, depth, vocabulary or experts", _add_growth),
+}

@@ -276,6 +276,15 @@ class Config(Section):
         if objective not in OBJECTIVES[family]:
             raise self.data.error("objective", f"must be one of {OBJECTIVES[family]} for model.family={family!r}")
         of_data = f"data.objective={objective!r}" if objective else f"model.family={family!r}"
+        self._check_data(of_data)
+        self._check_training(of_data)
+        if self.eval.references == "normalized" and not self.data.normalize:
+            raise self.eval.error("references", "must be 'raw' without data.normalize")
+        self._check_translation(translates=family == "seq2seq" and not objective, of_data=of_data)
+
+    def _check_data(self, of_data: str) -> None:
+        """Raises `ConfigError` for data that does not fit the model."""
+        family, objective = self.model.family, self.data.objective
         batchings = ("windows",) if objective else BATCHINGS[family]
         if self.data.batching not in batchings:
             raise self.data.error("batching", f"must be one of {batchings} for {of_data}")
@@ -286,19 +295,27 @@ class Config(Section):
         sources = TEXTS if objective else SOURCES[family]
         if self.data.source not in sources:
             raise self.data.error("source", f"does not fit {of_data}; write one of {sources}")
+        if self.data.batching == "packed" and self.model.prefix_lm:
+            raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
+        if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
+            raise self.data.error(
+                "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"
+            )
+
+    def _check_training(self, of_data: str) -> None:
+        """Raises `ConfigError` for settings of training or the optimizer that do not fit the others."""
+        family, mup = self.model.family, self.model.parameterization == "mup"
         rows = "batch_multiple" if self.data.batching == "buckets" else "batch_size"
         if getattr(self.data, rows) % self.train.accumulate:
             raise self.data.error(rows, f"must be a multiple of train.accumulate={self.train.accumulate}")
-        metrics = METRICS["masked_lm" if objective else family]
+        metrics = METRICS["masked_lm" if self.data.objective else family]
         if self.train.metric not in metrics:
             raise self.train.error("metric", f"must be one of {metrics} for {of_data}")
         if self.train.loss_chunk and family == "classifier":
             raise self.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
-        if self.data.batching == "packed" and self.model.prefix_lm:
-            raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
-        if self.model.parameterization == "mup" and self.optim.optimizer not in ("adamw", "lion", "muon"):
+        if mup and self.optim.optimizer not in ("adamw", "lion", "muon"):
             raise self.optim.error("optimizer", "must be adamw, lion or muon for model.parameterization='mup'")
-        if self.model.parameterization == "mup" and self.train.lora_rank:
+        if mup and self.train.lora_rank:
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.train.lora_rank and self.train.start_from is None:
             raise self.train.error("lora_rank", "updates the weights of a trained run: name it in train.start_from")
@@ -308,13 +325,6 @@ class Config(Section):
             )
         if self.train.weights == "ema" and self.optim.optimizer == "schedule_free_adamw":
             raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
-        if self.eval.references == "normalized" and not self.data.normalize:
-            raise self.eval.error("references", "must be 'raw' without data.normalize")
-        self._check_translation(translates=family == "seq2seq" and not objective, of_data=of_data)
-        if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
-            raise self.data.error(
-                "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"
-            )
 
     def _check_translation(self, *, translates: bool, of_data: str) -> None:
         """Raises `ConfigError` for a setting that only translation uses, or that it does not use."""

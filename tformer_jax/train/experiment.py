@@ -126,28 +126,32 @@ def build(
         metrics.check_installed(cfg)
         evaluators.check_installed(cfg)
 
-    def prepare_folder() -> FolderLock | None:
-        if not group.first:
-            return None
-        with contextlib.ExitStack() as on_error:
-            lock = None if is_remote(folder) else FolderLock(folder)
-            if lock is not None:
-                on_error.callback(lock.release)
-            if not overwrite and run_folder.holds_run(folder) != resume:
-                raise ConfigError(
-                    f"another process has created or removed {folder} since this one started: start this one again"
-                )
-            if resume:
-                run_folder.resume(folder, cfg, facts)
-            else:
-                run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
-            on_error.pop_all()
-        return lock
+    def write_folder() -> None:
+        if resume:
+            run_folder.resume(folder, cfg, facts)
+        else:
+            run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
 
     group.run(check)  # in every process, before process 0 replaces a run
-    lock = group.run(prepare_folder)
+    expected = None if overwrite else resume
+    lock = group.run(lambda: _locked(folder, expected, write_folder) if group.first else None)
     group.check_shared(folder)
     return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, shards, lock, group, start_from, finished)
+
+
+def _locked(folder: Path, expected: bool | None, write: Callable[[], None]) -> FolderLock | None:
+    """Locks a run folder (not a bucket) and calls `write`; `expected` says whether it holds a run, None: it may."""
+    with contextlib.ExitStack() as on_error:
+        lock = None if is_remote(folder) else FolderLock(folder)
+        if lock is not None:
+            on_error.callback(lock.release)
+        if expected is not None and run_folder.holds_run(folder) != expected:
+            raise ConfigError(
+                f"another process has created or removed {folder} since this one started: start this one again"
+            )
+        write()
+        on_error.pop_all()
+    return lock
 
 
 def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:
