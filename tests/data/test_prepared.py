@@ -295,12 +295,20 @@ def test_tokenizers_of_one_objective_prepare_another(corpus_folder, tmp_path):
     assert found.target.added == ("<mask>", *SENTINEL_TOKENS)
 
 
-def test_a_tokenizer_normalizes_once(corpus_folder, tmp_path):
+@pytest.mark.parametrize("file", ["", "tokenizers/target.json"])
+def test_a_tokenizer_normalizes_once(file, corpus_folder, tmp_path):
     cfg = config("seq2seq", normalize=("lowercase",))
-    train_tokenizers(cfg.data, load_corpus(cfg, corpus_folder).train).save(tmp_path)
-    data = dataclasses.replace(cfg.data, tokenizer="file", tokenizer_file=str(tmp_path / "target.json"))
-    with pytest.raises(ConfigError, match="must be .. for a tokenizer that normalizes already"):
-        train_tokenizers(data, load_corpus(cfg, corpus_folder).train)
+    train = load_corpus(cfg, corpus_folder).train
+    saved = train_tokenizers(cfg.data, train)
+    saved.save(tmp_path / "tokenizers")
+    data = dataclasses.replace(cfg.data, tokenizer="file", tokenizer_file=str(tmp_path / file))
+    for steps in ((), ("lowercase",)):
+        assert (
+            train_tokenizers(dataclasses.replace(data, normalize=steps), train).target.to_json()
+            == saved.target.to_json()
+        )
+    with pytest.raises(ConfigError, match=r"must be \(\) or \('lowercase',\) for data.tokenizer_file="):
+        train_tokenizers(dataclasses.replace(data, normalize=("nfkc",)), train)
 
 
 def test_the_weights_of_a_mixture_are_not_dropped(tmp_path):

@@ -64,10 +64,10 @@ def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
         raise cfg.error(
             "tokenizer_file", "is a folder with the tokenizers of both sides, but only one uses 'file'; name a file"
         )
-    if cfg.normalize:
-        raise cfg.error("normalize", "must be () for the tokenizers of a folder, which have their own normalization")
     saved = folder / "tokenizers"
     found = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
+    for tokenizer in (found.source, found.target):
+        _check_normalization(cfg, tokenizer)
     return _extended(cfg, found.source, found.target)
 
 
@@ -103,8 +103,8 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
         if kind == "file":
             assert cfg.tokenizer_file is not None
             loaded = load_file(Path(root or "") / cfg.tokenizer_file)
-            if cfg.normalize and normalization_of(loaded):
-                raise cfg.error("normalize", "must be () for a tokenizer that normalizes already")
+            if normalization_of(loaded):
+                _check_normalization(cfg, loaded)
             return loaded
         examples = _subsample(train, cfg.tokenizer_examples)
         return _train(cfg, kind, (normalizers[side](example[side]) for example in examples for side in sides))
@@ -115,8 +115,18 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
         found = [trained(kind, [side]) for kind, side in zip(cfg.tokenizer_kinds, sides, strict=True)]
     if cfg.normalize:
         pairs = zip(found, languages, strict=True)
-        found = [NormalizedTokenizer(tokenizer, cfg.normalize, language) for tokenizer, language in pairs]
+        found = [
+            tokenizer if normalization_of(tokenizer) else NormalizedTokenizer(tokenizer, cfg.normalize, language)
+            for tokenizer, language in pairs
+        ]
     return _extended(cfg, found[0], found[-1])
+
+
+def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer) -> None:
+    """Raises `ConfigError` if `cfg` describes another normalization than that of a loaded tokenizer."""
+    if cfg.normalize not in ((), steps := normalization_of(tokenizer)):
+        also = f" or {steps!r}" if steps else ""
+        raise cfg.error("normalize", f"must be (){also} for data.tokenizer_file={cfg.tokenizer_file!r}")
 
 
 def _train(cfg: DataConfig, kind: str, texts: Iterator[str]) -> Tokenizer:
