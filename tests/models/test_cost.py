@@ -51,6 +51,26 @@ def test_only_chosen_experts_count():
     assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
 
 
+def test_scanned_experts_cost_the_same():
+    cfg = tiny("decoder_lm", **SIZES, decoder_layers=2, ffn="moe")
+    scanned = dataclasses.replace(cfg, scan_layers=True)
+    assert cost.of(scanned, 2, 16).forward_flops == cost.of(cfg, 2, 16).forward_flops
+
+
+def test_products_of_experts_are_not_saved_as_dots():
+    D, F, T, k = 64, 256, 32, 2
+    moe = {"num_experts": 8, "experts_per_token": k, "every": 2}
+    cfg = tiny("decoder_lm", **SIZES, decoder_layers=2, ffn="moe", moe=moe, remat="dots_saveable")
+    assert cost.recomputed_flops(cfg, registry.example_batch(cfg, 1, T)) == T * k * 3 * 2 * D * F
+    dense = tiny("decoder_lm", **SIZES, remat="dots_saveable")
+    assert cost.recomputed_flops(dense, registry.example_batch(dense, 1, T)) == 0
+
+
+def test_more_tokens_than_positions_have_no_cost():
+    with pytest.raises(ConfigError, match="model.max_length=64: is less than 65 tokens"):
+        cost.of(tiny("decoder_lm", **SIZES), 1, 65)
+
+
 def test_dense_layers_and_shared_experts_count():
     D, F, T, k, E = 64, 256, 32, 2, 8
     gated = cost.of(tiny("decoder_lm", **SIZES, decoder_layers=4, ffn="gated"), 1, T)
@@ -98,7 +118,7 @@ def test_neither_flops_nor_memory_of_experts_grow_with_their_number():
 
 
 def test_caches_of_latents_and_states_by_hand():
-    L, S, H = 3, 100, 2
+    L, S, H = 3, 16, 2
     latents = tiny("decoder_lm", decoder_layers=L, attention="mla", mla={"latent_dim": 6, "rotary_dim": 2})
     assert cost.of(latents, 5, S).cache_bytes == 4 * L * 5 * S * (6 + 2)
     halves = tiny("decoder_lm", decoder_layers=L, layer_pattern=("gated_delta", "gated_delta", "full"))

@@ -1,5 +1,7 @@
 """Models with converted parameter layouts give the same logits."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,13 @@ def test_untying_the_head_changes_nothing(case):
     options = {"source_padding_mask": SOURCE != PAD} if family == "seq2seq" else {}
     expected = apply(model, params, *inputs, **options)
     assert_close(apply(registry.build(cfg), separate, *inputs, **options), expected, 1e-6)
+
+
+def test_a_classifier_has_no_head_to_untie():
+    """Regression test: `train.start_from` replaced the trained head by the token embeddings."""
+    model, params = build(tiny("classifier", tie_embeddings="output"))
+    target = dataclasses.replace(model.cfg, tie_embeddings="none")
+    assert conversions.in_layout_of(target, model.cfg, params)["head"] == params["head"]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,12 @@ def test_an_expert_reads_its_share_of_the_tokens_so_far():
     np.testing.assert_array_equal(np.flatnonzero(weights[0, :, 0]) + 1, [1, 9, 17])
 
 
+def test_capacities_are_those_of_the_decimal_factor():
+    """Regression test: 1.1 * 2 * 200 / 8 was 55.000000000000007, and its ceiling 56."""
+    cfg = mixture(moe={"expert_capacity": 1.1, "experts_per_token": 2, "num_experts": 8}).cfg
+    assert moe.capacity(cfg, 201)[[0, 1, 3, 200, 201]].tolist() == [0, 1, 1, 55, 56]
+
+
 def test_packed_documents_have_separate_capacities():
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 20, 8)
     params = init_module(module, x)

@@ -16,6 +16,16 @@ from tformer_jax.models import registry
 from tformer_jax.nn.kv_cache import empty_cache, empty_entries
 from tformer_jax.nn.module import named_leaves
 
+DOTS_RECOMPUTED = {
+    "nothing_saveable": "all",
+    "dots_with_no_batch_dims_saveable": "batched",
+    "dots_saveable": "none",
+}
+"""The `dot_general` of the forward pass that the backward pass computes again, by `model.remat`.
+
+Products of experts and triangular systems are computed again with all of these.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -48,7 +58,12 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
     Args:
         cache_dtype: dtype of cached keys and values, as `decode.cache_dtype`.
         depth: module paths are cut to this number of names.
+
+    Raises:
+        ConfigError: the model has no positions for `length` tokens.
     """
+    if length > cfg.max_length:
+        raise cfg.error("max_length", f"is less than {length} tokens")
     cfg = dataclasses.replace(cfg, attention_backend="reference")  # other backends hide their products in loops
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model))
@@ -78,15 +93,16 @@ def forward_flops(cfg: ModelConfig, batch: Any, *, all_scores: bool = False) -> 
 
 
 def recomputed_flops(cfg: ModelConfig, batch: Any) -> int:
-    """Counts the FLOPs of the products that the backward pass computes again because `cfg.remat` does not save them.
+    """Counts the FLOPs of the products that `cfg.remat` does not save, which the backward pass computes again.
 
-    Counts all T x S scores of attention.
+    Counts all T x S scores of attention, and a product whose result no gradient needs, such as the last one of a layer,
+    which XLA removes.
     """
-    if cfg.remat in ("none", "dots_saveable", "everything_saveable"):
+    if cfg.remat in ("none", "everything_saveable"):
         return 0
     method = "__call__" if cfg.family == "classifier" else "features"
     layers = _traced(cfg, batch, all_scores=True, method=method)
-    return _flops(layers, batched_only=cfg.remat == "dots_with_no_batch_dims_saveable")
+    return _flops(layers, dots=DOTS_RECOMPUTED[cfg.remat])
 
 
 def _traced(cfg: ModelConfig, batch: Any, *, all_scores: bool, method: str = "__call__") -> Any:
@@ -129,11 +145,11 @@ def _cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -
     return total
 
 
-def _flops(jaxpr: Any, *, batched_only: bool = False) -> int:
+def _flops(jaxpr: Any, *, dots: str = "all") -> int:
     """Counts the FLOPs of matrix products and triangular systems, with inner functions and repeated scan steps.
 
     Args:
-        batched_only: count only products with batch dimensions, such as those of attention.
+        dots: which `dot_general` to count: "all", "batched" (with batch dimensions, as in attention) or "none".
     """
     total = 0
     for equation in jaxpr.eqns:
@@ -141,16 +157,16 @@ def _flops(jaxpr: Any, *, batched_only: bool = False) -> int:
         if name == "dot_general":
             (contracted, _), (batched, _) = params["dimension_numbers"]
             left = equation.invars[0].aval.shape
-            if batched_only and not batched:
+            if dots == "none" or (dots == "batched" and not batched):
                 continue
             total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
         elif name == "triangular_solve":
             total += equation.outvars[0].aval.size * equation.invars[0].aval.shape[-1]
-        elif params.get("name") == "grouped_product":  # the lengths of its loops depend on the batch
+        elif params.get("name") == "grouped_product" and equation.outvars:  # its loops depend on the batch
             total += 2 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         else:
             times = params["length"] if name == "scan" else 1
-            total += times * sum(_flops(inner, batched_only=batched_only) for inner in _inner_jaxprs(params))
+            total += times * sum(_flops(inner, dots=dots) for inner in _inner_jaxprs(params))
     return total
 
 

@@ -34,9 +34,12 @@ def unrolled(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
 
 def untied(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """Returns the same model with a separate output kernel [D, V], which is faster on a CPU than a table [V, D]."""
+    """Returns the same model with a separate output kernel [D, V], which is faster on a CPU than a table [V, D].
+
+    A classifier has no output embedding, whatever its `tie_embeddings`.
+    """
     kinds = {"output": "none", "all": "inputs"}
-    if cfg.tie_embeddings not in kinds:
+    if cfg.family == "classifier" or cfg.tie_embeddings not in kinds:
         return cfg, params
     table = params["target_embedding" if cfg.family == "seq2seq" else "embedding"]["embedding"]
     head = {**params.get("head", {}), "kernel": table.T}

@@ -1,5 +1,6 @@
 """Mixture of experts: a router sends each token to k of E feed-forward networks."""
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import jax
@@ -98,11 +99,12 @@ class MixtureOfExperts(Module):
 def capacity(cfg: ModelConfig, T: int) -> np.ndarray:
     """Returns the capacity of one expert for the first n tokens, int32 [T + 1], n = 0..T: `min(ceil(c k n / E), n)`.
 
-    c is `cfg.moe.expert_capacity`, k `cfg.moe.experts_per_token`.
+    c is `cfg.moe.expert_capacity` as a decimal number, not rounded to binary; k is `cfg.moe.experts_per_token`.
     """
     tokens = np.arange(T + 1)
-    share = (cfg.moe.expert_capacity or 0.0) * cfg.moe.experts_per_token * tokens / cfg.moe.num_experts
-    return np.minimum(np.ceil(share), tokens).astype(np.int32)
+    c = Fraction(cfg.moe.expert_capacity or 0).limit_denominator(10**6)
+    slots = -(-c.numerator * cfg.moe.experts_per_token * tokens // (c.denominator * cfg.moe.num_experts))
+    return np.minimum(slots, tokens).astype(np.int32)
 
 
 def route(
