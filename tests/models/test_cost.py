@@ -51,10 +51,13 @@ def test_only_chosen_experts_count():
     assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
 
 
-def test_scanned_experts_cost_the_same():
+@pytest.mark.parametrize("all_scores", [False, True])
+def test_scanned_experts_cost_the_same(all_scores):
+    """Regression test: training with scanned experts ended in a traceback."""
     cfg = tiny("decoder_lm", **SIZES, decoder_layers=2, ffn="moe")
-    scanned = dataclasses.replace(cfg, scan_layers=True)
-    assert cost.of(scanned, 2, 16).forward_flops == cost.of(cfg, 2, 16).forward_flops
+    scanned, batch = dataclasses.replace(cfg, scan_layers=True), registry.example_batch(cfg, 2, 16)
+    flops = cost.forward_flops(cfg, batch, all_scores=all_scores)
+    assert cost.forward_flops(scanned, batch, all_scores=all_scores) == flops
 
 
 def test_products_of_experts_are_not_saved_as_dots():

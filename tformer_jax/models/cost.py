@@ -162,7 +162,7 @@ def _flops(jaxpr: Any, *, dots: str = "all") -> int:
             total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
         elif name == "triangular_solve":
             total += equation.outvars[0].aval.size * equation.invars[0].aval.shape[-1]
-        elif params.get("name") == "grouped_product" and equation.outvars:  # its loops depend on the batch
+        elif params.get("name") == "grouped_product" and equation.invars:  # its loops depend on the batch
             total += 2 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         else:
             times = params["length"] if name == "scan" else 1
