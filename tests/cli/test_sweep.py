@@ -262,3 +262,11 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):
         folders = ["--output", str(tmp_path / "sweep"), "--data", str(tmp_path)]
         sweep.main(["--config", str(path), *folders, "--sweep", "seed=0"])
     assert "seed=0: failed: error:" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("devices", ["", ",", "0,", "0, ,1", "0,0"])
+def test_each_device_is_listed_once(devices, corpus_folder, tmp_path):
+    flags = ["--config", "configs/translate_cldr.py", "--sweep", "seed=0,1", "--output", str(tmp_path / "s")]
+    with pytest.raises(ConfigError, match=r"--devices .*: must be different GPUs, such as 0,1"):
+        sweep.main([*flags, f"--devices={devices}"])
+    assert not (tmp_path / "s").exists()

@@ -56,6 +56,7 @@ def test_unset_settings_accept_values_of_their_type():
     ("values", "sentence"),
     [
         ({"modle": {}}, "unknown setting 'modle'; did you mean 'model'?"),
+        ({"train": {"steps": 2**31}}, "train.steps=2147483648: must be at most 2147483647"),
         ({"model": {"dimm": 3}}, "unknown setting 'model.dimm'; did you mean 'model.dim'?"),
         ({"model": {"activation": "rellu"}}, "model.activation='rellu': is not a known value; did you mean 'relu'?"),
         ({"model": {"dim": "wide"}}, "model.dim='wide': must be int, not str"),
@@ -286,3 +287,10 @@ def test_settings_of_an_older_version(tmp_path, caplog):
         ConfigError, match=r"unknown setting 'model.old'.*; use the version that .*provenance.json names"
     ):
         config.load(path)
+
+
+def test_a_setting_has_no_settings_below():
+    with pytest.raises(ConfigError, match="unknown setting 'train.steps.x'; did you mean 'train.steps'?"):
+        Config.check_name("train.steps.x")
+    with pytest.raises(ConfigError, match="unknown setting 'model.rotary.base.x'; did you mean 'model.rotary.base'?"):
+        Config.check_name("model.rotary.base.x")

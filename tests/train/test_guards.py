@@ -27,6 +27,11 @@ def test_one_process_per_folder(tmp_path):
     lock = FolderLock(run)
     with pytest.raises(ConfigError, match=r"run is in use by process \d+: wait for it to end, or choose another --run"):
         FolderLock(run)
+    run.mkdir()
+    (tmp_path / "link").symlink_to("run")
+    with pytest.raises(ConfigError, match="link is in use by process"):
+        FolderLock(tmp_path / "link")
+    assert guards.is_locked(tmp_path / "link")
     lock.release()
     FolderLock(run).release()
 

@@ -83,7 +83,7 @@ def test_a_flush_writes_the_records(tmp_path, monkeypatch):
 
 def test_a_save_flushes_the_metrics_first():
     """So that a run resumed from the checkpoint has all records before it."""
-    trainer = mock.MagicMock(spec=Trainer, evaluated=None, step=2)
+    trainer = mock.MagicMock(spec=Trainer, evaluated=None, evaluated_at=0, step=2)
     calls = mock.Mock()
     trainer.writer, trainer.checkpointer = calls.writer, calls.checkpointer
     for name in ("batches", "meter", "spikes", "best", "watchdog", "state"):
@@ -91,6 +91,16 @@ def test_a_save_flushes_the_metrics_first():
     trainer.batches.get_state.return_value = {}
     Trainer.save(trainer)
     assert [call[0] for call in calls.mock_calls] == ["writer.flush", "checkpointer.save"]
+
+
+def test_damaged_records_are_left_out(tmp_path):
+    kept = {"step": 1, "group": "train", "loss": 1.0}
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'\xff\n[1]\n3\n\x00\x00\n{"loss": 2}\n' + json.dumps(kept).encode() + b'\n{"step": 2, "gr')
+    assert run_folder.read_records(path) == [kept]
+    assert run_folder.read_records(tmp_path / "missing") == []
+    MetricsWriter(tmp_path, small_config(), resume_step=1).close()
+    assert lines(tmp_path) == [kept]
 
 
 def test_non_finite_numbers_become_null(tmp_path):

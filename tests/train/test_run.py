@@ -162,6 +162,9 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
     assert "Stopped at step 3; the same command with --resume continues from there." in capsys.readouterr().out
     monkeypatch.undo()
     traced_once.clear()
+    ended = Path(shutil.copytree(folder, tmp_path / "ended"))
+    assert run(two_shapes(steps=3), ended, corpus_folder, resume=True) is not None
+    assert [(record["group"], record["step"]) for record in records(ended)][-2:] == [("validation", 3), ("test", 3)]
     assert run(two_shapes(), folder, corpus_folder, resume=True) is not None
     assert_same_run(folder, uninterrupted)
     assert events(folder) == [("start", 0), ("stopped", 3), ("resume", 3), ("finished", 8)]
@@ -223,6 +226,18 @@ def test_resuming_a_finished_run_does_nothing(uninterrupted, corpus_folder, tmp_
     assert result == json.loads((folder / "result.json").read_text())
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert "finished at step 8; increase train.steps to continue" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b'{"steps":', b"[]", b"\xff\x00"])
+def test_a_damaged_result_is_written_again(content, uninterrupted, corpus_folder, tmp_path):
+    folder = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    (folder / "result.json").write_bytes(content)
+    built = experiment.build(two_shapes(), folder, data_root=corpus_folder, resume=True)
+    built.close()
+    assert built.finished is None
+    (folder / "corpus.json").write_bytes(content.replace(b"[]", b"["))
+    with pytest.raises(ConfigError, match="corpus.json is damaged"):
+        experiment.build(two_shapes(), folder, data_root=corpus_folder, resume=True)
 
 
 def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_path):

@@ -28,7 +28,7 @@ from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import curves
 from tformer_jax.train.errors import RunError
-from tformer_jax.train.run_folder import write_json
+from tformer_jax.train.run_folder import read_json, read_records, write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -159,6 +159,9 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
     names = [part.partition("=")[0] for part in combinations[0]]
     if options.choose is not None and (options.choose not in names or options.choose == "seed"):
         raise ConfigError(f"--choose {options.choose}: must be a setting of --sweep other than seed")
+    devices = _devices(options.devices)
+    if "" in devices or len({*devices}) < len(devices):
+        raise ConfigError(f"--devices {options.devices!r}: must be different GPUs, such as 0,1; --jobs shares each")
     longest = max(map(run_name, combinations), key=lambda name: len(name.encode()))
     if len(longest.encode()) > LONGEST_NAME:
         raise ConfigError(
@@ -224,7 +227,7 @@ def train_all(
     A signal stops the runs, each after a checkpoint, and exits with 128 and its number.
     """
     slots: queue.Queue[str | None] = queue.Queue()
-    for device in (options.devices.split(",") if options.devices else [None]) * options.jobs:
+    for device in _devices(options.devices) * options.jobs:
         slots.put(device)
     with Children() as children, concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
         jobs = [
@@ -285,7 +288,7 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
     for combination in combinations:
         run = folder / run_name(combination)
         if (run / "result.json").exists():
-            result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+            result = read_json(run / "result.json")
             found[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
             if "tokens_per_second" not in found[combination]:
                 found[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
@@ -294,7 +297,7 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
 
 def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
     """Writes the results, and those of other combinations that the file has."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    known = read_json(path) if path.exists() else []
     others = [result for result in known if tuple(result["settings"]) not in results]
     write_json(path, [*others, *({"settings": found, **result} for found, result in results.items())])
 
@@ -304,10 +307,12 @@ def measured(path: Path) -> dict[str, Any]:
 
     The speed is missing if the run ended before its first record.
     """
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    speeds = [record["tokens_per_second"] for record in records if record["group"] == "train"]
-    *_, last = (record for record in records if record["group"] == "validation")
-    validation = {name: value for name, value in last.items() if name not in ("step", "group")}
+    records = read_records(path)
+    speeds = [record["tokens_per_second"] for record in records if record.get("group") == "train"]
+    evaluations = [record for record in records if record.get("group") == "validation"]
+    if not evaluations:
+        raise RunError(f"{path} has no validation metrics: remove {path.parent}, and the sweep trains this run again")
+    validation = {name: value for name, value in evaluations[-1].items() if name not in ("step", "group")}
     return {"validation": validation} | ({"tokens_per_second": statistics.median(speeds)} if speeds else {})
 
 
@@ -341,6 +346,11 @@ def table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
         cells += [sweeps.formatted(*group["at_equal_seconds"].values())] if seconds else []
         view.add_row(escape("  ".join(group["settings"])), *facts, *cells, style="bold" if group is best else None)
     return view
+
+
+def _devices(listed: str | None) -> list[str | None]:
+    """Returns the GPUs of `--devices`; [None] without the flag: the device that JAX chooses."""
+    return [None] if listed is None else [device.strip() for device in listed.split(",")]
 
 
 def _split(values: str) -> list[str]:

@@ -83,6 +83,8 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path} does not exist: {path.parent} is not a run folder") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not a saved config: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} is not a saved config: it has no sections")
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:

@@ -132,7 +132,11 @@ class Section:
             nested = cls.nested_name(name)
             hint = nearest(nested or first, [nested] if nested else known, prefix=qualified(cls.path, ""))
             raise ConfigError(f"unknown setting {qualified(cls.path, name)!r}{hint}")
-        if below and first in cls.nested():
+        if below and first not in cls.nested():
+            raise ConfigError(
+                f"unknown setting {qualified(cls.path, name)!r}; did you mean {qualified(cls.path, first)!r}?"
+            )
+        if below:
             cls.nested()[first].check_name(below)
 
     @classmethod

@@ -14,6 +14,7 @@ from tformer_jax.config.paths import resolved
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
 from tformer_jax.train import events, guards
+from tformer_jax.train.run_folder import read_records
 
 ENDED = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 """Status of a run by the kind of its last event."""
@@ -142,26 +143,9 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    """Returns the complete records of a file that may be growing, or end within a line."""
-    try:
-        lines = path.read_bytes().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and "step" in record:
-            found.append(record)
-    return found
-
-
 def _metrics(path: Path) -> dict[str, Series]:
     groups: dict[str, list[dict[str, Any]]] = {}
-    for record in _records(path):
+    for record in read_records(path):
         groups.setdefault(record.pop("group", "train"), []).append(record)
     return {group: Series.from_records(records) for group, records in groups.items()}
 
@@ -169,7 +153,7 @@ def _metrics(path: Path) -> dict[str, Series]:
 def _events(path: Path) -> list[dict[str, Any]]:
     """Returns the events in order; of the spikes and skips that a resumed run repeats, only the last."""
     found: dict[Any, dict[str, Any]] = {}
-    for number, event in enumerate(_records(path)):
+    for number, event in enumerate(read_records(path)):
         repeatable = event.get("kind") in ("spike", "skipped")
         key = (event["kind"], event["step"]) if repeatable else number
         found.pop(key, None)

@@ -1,11 +1,12 @@
 """Learning curves of a run, short enough for a record."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tformer_jax.train.run_folder import read_records
 
 MOST_POINTS = 100
 """Maximum number of points of a curve, the first and the last record among them."""
@@ -20,11 +21,12 @@ def read(run: Path) -> dict[str, Curve]:
 
     They are empty without `metrics.jsonl`.
     """
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    train = [record for record in records if record["group"] == "train"]
+    records = read_records(run / "metrics.jsonl")
+    train = [record for record in records if record.get("group") == "train"]
     validation = [
-        {"tokens": _tokens(train, record["step"]), **record} for record in records if record["group"] == "validation"
+        {"tokens": _tokens(train, record["step"]), **record}
+        for record in records
+        if record.get("group") == "validation"
     ]
     names = dict.fromkeys(name for record in validation for name in ("step", *record) if name != "group")
     return {"train": _curve(train, OF_TRAINING), "validation": _curve(validation, list(names))}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import resolved
 
 HUNG = 3
 """Exit status after a hung step."""
@@ -31,8 +32,9 @@ def is_locked(run: Path) -> bool:
 
 
 def lock_path(run: Path) -> Path:
-    """Returns the path of the lock of a run folder, beside it."""
-    return run.with_name(f".{run.name}.lock")
+    """Returns the path of the lock of a run folder, beside the folder itself if `run` is a symbolic link."""
+    folder = resolved(run)
+    return folder.with_name(f".{folder.name}.lock")
 
 
 class FolderLock:

@@ -78,6 +78,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             trainer.announce()
             while not trainer.done and not experiment.group.should_stop(trainer.step, stop.requested):
                 trainer.advance()
+            trainer.evaluate_last()
             trainer.save()
             trainer.watchdog.close()
             trainer.checkpointer.wait()
@@ -153,6 +154,7 @@ class Trainer:
 
     def _start(self, start: state.TrainState, host: Mapping[str, Any] = NEW_RUN) -> None:
         self.state, self.meter = start, Meter(**host["meter"])
+        self.evaluated_at = host.get("evaluated_at", int(start.step))
         self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **host["best"])
         if "batches" in host:
             self.batches.set_state(host["batches"])
@@ -211,9 +213,7 @@ class Trainer:
         if last or self.step % train.log_every == 0 or (evaluates and train.patience):  # may be the last evaluation
             self.log()
         if evaluates:
-            metrics = self.evaluate("validation", self.validators, weights.to_evaluate(self.cfg, self.state))
-            self.best.update(metrics)
-            self.evaluated = self.step, metrics
+            self.validate()
             if train.keep_best:
                 self.save()
         scheduled = self.step % train.checkpoint_every == 0 or (
@@ -221,6 +221,18 @@ class Trainer:
         )
         if not last and (scheduled or (self.step % train.log_every == 0 and self.checkpointer.overdue(self.step))):
             self.save()
+
+    def validate(self) -> None:
+        """Evaluates the newest weights on the validation split, for `train.metric`."""
+        metrics = self.evaluate("validation", self.validators, weights.to_evaluate(self.cfg, self.state))
+        self.best.update(metrics)
+        self.evaluated, self.evaluated_at = (self.step, metrics), self.step
+
+    def evaluate_last(self) -> None:
+        """Logs and validates the last step if a resumed run ends at a checkpoint without an evaluation."""
+        if self.step == self.cfg.train.steps != self.evaluated_at:
+            self.log()
+            self.validate()
 
     def _record_finished(self, steps: list[Values]) -> None:
         """Checks the losses of finished steps for spikes and non-finite values.
@@ -287,7 +299,9 @@ class Trainer:
         metrics, outputs, losses = self._measured(evaluators, params)
         self.writer.write(self.step, split, metrics)
         if self.experiment.group.first:
-            self._save_outputs(split, outputs, losses)
+            found = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
+            found |= {"losses": vars(losses)} if losses is not None else {}
+            run_folder.write_outputs(self.experiment.folder, split, found)
         self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
         self.meter.restart()
         return metrics
@@ -317,20 +331,12 @@ class Trainer:
             "meter": self.meter.state(),
             "spikes": self.spikes.state(),
             "best": self.best.state(),
+            "evaluated_at": self.evaluated_at,
         }
         step, metrics = self.evaluated or (None, {})
         score = self.best.score(metrics) if step == self.step else None
         with self.watchdog.paused():
             self.checkpointer.save(self.step, self.state, host, score=score)
-
-    def _save_outputs(self, split: str, outputs: list[Sample], losses: Losses | None) -> None:
-        """Writes the outputs and losses of an evaluation to the run folder, replacing those of an earlier one."""
-        folder = self.experiment.folder / "outputs"
-        folder.mkdir(exist_ok=True)
-        found = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
-        if losses is not None:
-            found["losses"] = vars(losses)
-        run_folder.write_json(folder / f"{split}.json", found)
 
     def _model_facts(self) -> dict[str, Any]:
         return {

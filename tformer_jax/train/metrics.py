@@ -99,8 +99,8 @@ class JsonLines:
 
     def __init__(self, run: Path, resume_step: int):
         self._path, self._waiting, self._written = run / "metrics.jsonl", "", time.monotonic()
-        records = _records(self._path) if self._path.exists() else []
-        kept = [line for line in records if line["step"] <= resume_step and line["group"] != "test"]
+        records = run_folder.read_records(self._path)
+        kept = [record for record in records if record["step"] <= resume_step and record.get("group") != "test"]
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
@@ -183,14 +183,3 @@ def check_installed(cfg: Config) -> None:
     """Raises `ConfigError` if the package of a requested sink is not installed."""
     if cfg.train.wandb and importlib.util.find_spec("wandb") is None:
         raise cfg.train.error("wandb", 'needs the package wandb: pip install -e ".[wandb]", or write None')
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    """Returns the complete records of a file whose last line may be truncated."""
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records

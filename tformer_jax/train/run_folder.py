@@ -11,6 +11,7 @@ events.jsonl     starts, spikes, interruptions  outputs/                      of
 model.json       parameters by module, backends report.html                   written if train.report is set
 """
 
+import contextlib
 import json
 import math
 import uuid
@@ -169,7 +170,7 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
     """Raises `ConfigError` if the facts that identify a corpus differ from those that a run was trained on."""
     if not (run / CORPUS).exists():
         return
-    known = json.loads((run / CORPUS).read_text(encoding="utf-8"))
+    known = read_json(run / CORPUS)
     for name, value in corpus.items():
         if name in known and known[name] != value:
             raise ConfigError(
@@ -181,7 +182,7 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
 def weights_of(run: Path) -> dict[str, Any]:
     """Returns the kind of the weights that a run is loaded with, and the steps that they come from."""
     latest, path = latest_step(run), weights_facts(run)
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"at_step": -1}
+    facts = read_json(path) if path.exists() else {"at_step": -1}
     if facts["at_step"] < (latest or 0):
         return {"kind": "checkpoint", "steps": [latest]}
     return {"kind": facts["weights"], "steps": facts["steps"]}
@@ -203,22 +204,62 @@ def _of_other_scores(run: Path, before: Config, cfg: Config, differences: list[s
 
 
 def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
-    """Returns the result of a run that finished with exactly these settings, else None."""
+    """Returns the result of a run that finished with exactly these settings, else None; also for a damaged file."""
     path = run / "result.json"
     if not path.exists() or config.differences(config.load(run / "config.json"), cfg):
         return None
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return {**read_json(path)}
+    except (ConfigError, TypeError):
+        if not holds_checkpoint(run):
+            raise ConfigError(f"{path} is damaged, and {run} has no checkpoint: restore it from a copy") from None
+        return None
 
 
 def run_id(run: Path) -> str:
     """Returns the random identifier that `create` assigned."""
-    return json.loads((run / "provenance.json").read_text(encoding="utf-8"))["run_id"]
+    return read_json(run / "provenance.json")["run_id"]
 
 
 def load_labels(run: Path) -> tuple[str, ...] | None:
     """Returns the class names of a classifier in the order of its logits; None for other models."""
     path = run / "labels.json"
-    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    return tuple(read_json(path)) if path.exists() else None
+
+
+def write_outputs(run: Path, split: str, found: Mapping[str, Any]) -> None:
+    """Writes the outputs and losses of an evaluation, replacing those of an earlier one."""
+    (run / "outputs").mkdir(exist_ok=True)
+    write_json(run / "outputs" / f"{split}.json", found)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a file that `write_json` wrote.
+
+    Raises:
+        ConfigError: the file is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: restore it from a copy") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): restore it from a copy, or remove it") from None
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of `metrics.jsonl` or `events.jsonl`, except damaged ones; [] without the file."""
+    try:
+        lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
+    return records
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -8,6 +8,9 @@ import optax
 
 from tformer_jax.config import Config
 
+ROUNDING = 2**-22
+"""Relative error of a number of cycles in float32; without it, a restart may come one step late."""
+
 Course = Callable[[jax.Array], jax.Array]
 """Maps the fraction of the steps after warm-up that are done to the fraction of the peak learning rate."""
 
@@ -52,7 +55,8 @@ def with_warmup(course: Course, peak: float, warmup_steps: int, steps: int, cycl
     def schedule(step):
         t = jnp.asarray(step, jnp.float32) + 1
         done = cycles * jnp.clip((t - warmup_steps) / max(steps - warmup_steps, 1), 0, 1)
-        inside = jnp.where(done < cycles, done - jnp.floor(done), 1.0)
+        cycle = jnp.minimum(jnp.floor(done * (1 + ROUNDING)), cycles - 1)
+        inside = jnp.maximum(done - cycle, 0)
         return peak * jnp.where(t < warmup_steps, t / warmup_steps, course(inside))
 
     return schedule

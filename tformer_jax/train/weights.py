@@ -56,7 +56,9 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
     else:
         steps = checkpointer.best_steps()
         if not steps:
-            raise train.error("weights", f"no evaluation of this run had a finite {train.metric}; write 'last'")
+            raise train.error(
+                "weights", f"no checkpoint of this run has a finite validation {train.metric}; write 'last'"
+            )
     steps = steps[: 1 if train.weights == "best" else train.average]
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     return mean(restored(cfg, checkpointer, abstract, step) for step in steps), steps
