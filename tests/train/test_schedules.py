@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import numpy as np
 import pytest
 
 from tformer_jax.config import Config, ModelConfig, OptimConfig, TrainConfig
@@ -54,15 +56,14 @@ def test_warmup_stable_decay(t, expected):
     assert rate(t - 1, steps=110, decay_fraction=0.25, **settings) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("cycles", range(1, 11))
+@pytest.mark.parametrize("cycles", [1, 2, 4, 5, 8, 10])
 def test_each_cycle_restarts_at_the_peak(cycles):
-    """Regression test: of 10 cycles in 200 steps, 6 restarted one step late, because of rounding."""
-    settings = {"schedule": "linear", "learning_rate": 1.0, "warmup_steps": 100, "final_fraction": 0.0}
-    first, length = 100 - 1, 2520 // cycles
-    restarts = [rate(first + cycle * length, steps=2620, cycles=cycles, **settings) for cycle in range(cycles)]
-    assert restarts == pytest.approx([1.0] * cycles, abs=1e-5)
-    assert rate(2619, steps=2620, cycles=cycles, **settings) == 0
-    assert rate(first + length - 1, steps=2620, cycles=cycles, **settings) == pytest.approx(1 / length, rel=1e-2)
+    """Regression test: of 10 cycles in 200 steps, 6 of the restarts came one step late, because of rounding."""
+    optim = OptimConfig(schedule="linear", learning_rate=1.0, warmup_steps=100, final_fraction=0.0, cycles=cycles)
+    cfg, length = Config(optim=optim, train=TrainConfig(steps=300)), 200 // cycles
+    rates = jax.jit(jax.vmap(schedules.build(cfg)))(np.arange(300))
+    cycle = 1 - np.arange(length) / length
+    np.testing.assert_allclose(rates[99:], [*np.tile(cycle, cycles), 0], atol=1e-5)
 
 
 @pytest.mark.parametrize(("t", "expected"), [(10, 1.0), (35, 0.5), (59, 0.02), (60, 1.0), (85, 0.5), (110, 0.0)])
