@@ -134,15 +134,21 @@ DIVERSIFIED = dataclasses.replace(
 )
 
 
+OTHER_VARIANTS = "two of en, de and fr, such as de-en, or baseline, published, diversified"
+
+
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the config of a language pair, of the published setting (alone or diversified), or of a preset."""
     if variant in ("published", "diversified"):
         return to_config_dict(PUBLISHED if variant == "published" else DIVERSIFIED)
     name = f"{SMALL.name}_{variant.replace('-', '_')}" if variant else SMALL.name
-    if pair := re.fullmatch("(en|de|fr)-(en|de|fr)", variant):
+    pair = re.fullmatch("(en|de|fr)-(en|de|fr)", variant)
+    if pair and pair[1] != pair[2]:
         data = dataclasses.replace(DATA, source_language=pair[1], target_language=pair[2])
         return to_config_dict(dataclasses.replace(SMALL, name=name, data=data))
     if not variant:
         return to_config_dict(SMALL)
-    model = BASELINE.model if variant == "baseline" else ModelConfig(**presets.for_data(variant))
-    return to_config_dict(dataclasses.replace(BASELINE, name=name, model=model))
+    if variant == "baseline":
+        return to_config_dict(dataclasses.replace(BASELINE, name=name))
+    architecture = presets.of_variant("configs/translate_multi30k.py", variant, "seq2seq", OTHER_VARIANTS)
+    return to_config_dict(dataclasses.replace(BASELINE, name=name, model=ModelConfig(**architecture)))

@@ -237,7 +237,7 @@ def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
     generate.main([*command, "ab" * 10, "--on-long-line", "skip"])
     found = capsys.readouterr()
     assert found.out == f"{first}{generate.SEPARATOR}\n"
-    assert found.err == "1 line was too long for the model and skipped, first text 2\n"
+    assert found.err == "1 line was too long for the model and was skipped: text 2\n"
 
 
 def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):

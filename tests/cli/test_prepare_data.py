@@ -61,6 +61,12 @@ def test_the_command(corpus_folder, tmp_path, capsys):
         prepare_data.main([*arguments[:-1], str(tmp_path / "own"), "--overwrite"])
     with pytest.raises(ConfigError, match=r"--output .*config.py/p: cannot be written \(.*config.py is a file\); "):
         prepare_data.main([*arguments[:-1], str(file / "p")])
+    with pytest.raises(ConfigError, match="config.py is a file; name a folder with --output"):
+        prepare_data.main([*arguments[:-1], str(file)])
+    with pytest.raises(ConfigError, match="--manual needs --download"):
+        prepare_data.main([*arguments[:-1], str(tmp_path / "new"), "--manual", str(tmp_path)])
+    with pytest.raises(ConfigError, match="--tokenizers .*missing: is not a folder"):
+        prepare_data.main([*arguments[:-1], str(tmp_path / "new"), "--tokenizers", str(tmp_path / "missing")])
     with pytest.raises(ConfigError, match="cannot be downloaded"):
         prepare_data.main([*arguments[:-2], "--download"])
     with pytest.raises(ConfigError, match="add --output DIR, the folder to which"):

@@ -44,7 +44,7 @@ def test_none_unsets_a_setting():
         (["--config.model.dim=wide"], "--config.model.dim=wide: invalid literal for int"),
         (["--config.optim.learning_rates=*embedding=None"], "learning_rates=.*embedding=None"),
         (["--config.model.norm=layer"], "model.norm='layer': is not a known value; did you mean 'layernorm'?"),
-        (["--resum"], "Unknown command line flag 'resum'"),
+        (["--resum"], "unknown flag '--resum'; settings are written --config.SECTION.SETTING=VALUE"),
         (["en-fr"], "unexpected argument 'en-fr'; settings are written --config.SECTION.SETTING=VALUE"),
     ],
 )

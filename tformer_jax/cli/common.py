@@ -140,7 +140,10 @@ def integer(lowest: int) -> Callable[[str], int]:
 
 def seconds(text: str) -> float:
     """An argparse type: a positive, finite number."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
     return value

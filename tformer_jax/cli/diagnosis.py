@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import shutil
@@ -22,10 +23,11 @@ from tformer_jax.cli.placement import Placement
 from tformer_jax.config import Config, ConfigError, TrainConfig
 from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.data.pipeline import check_divisible
+from tformer_jax.eval import evaluators
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import BATCH_AXES, axis_sizes
-from tformer_jax.train import provenance
+from tformer_jax.train import metrics, provenance, start_from
 
 SHOWN = ("jax", "jaxlib", *checks.PLUGINS, "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 """Packages whose versions are shown."""
@@ -114,6 +116,8 @@ def machine(cards: list[checks.Card], run: Path) -> Table:
 def examine(cfg: Config, options: argparse.Namespace, console: Console, findings: Findings) -> Placement | None:
     """Prints the mesh of a config, and its placement if it fits; adds problems to `findings`."""
     findings.add(checks.data(cfg, options.data))
+    for check in (metrics.check_installed, evaluators.check_installed, start_from.check_run):
+        findings.attempt(functools.partial(check, cfg))
     devices = options.devices or jax.device_count()
     sizes = findings.attempt(lambda: axis_sizes(cfg.parallel, devices))
     if not sizes:

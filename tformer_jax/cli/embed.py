@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the embedding of each text as numbers separated by spaces, in order, or writes them to --output."""
     options = parser().parse_args(argv)
     as_array = options.output is not None and options.output.suffix == ".npy"
-    if options.output is not None and options.output.name.endswith(".npy.gz"):
+    if options.output is not None and options.output.name.endswith((".npy.gz", ".npz")):
         raise ConfigError(f"{options.output}: arrays are not compressed: write .npy")
     if as_array and outputs.is_stream(options.output):
         raise ConfigError(f"{options.output} is not a regular file, as an .npy file must be: choose another --output")

@@ -147,8 +147,11 @@ class LongLines:
         """Prints the number of lines to stderr, if there are any."""
         if self._count:
             done, first = DONE[self._texts.action], self._source.location(self._first)
-            lines = "1 line was" if self._count == 1 else f"{self._count:,} lines were"
-            print(f"{lines} too long for the model and {done}, first {first}", file=sys.stderr)
+            if self._count == 1:
+                print(f"1 line was too long for the model and was {done}: {first}", file=sys.stderr)
+            else:
+                lines = f"{self._count:,} lines were too long for the model and were {done}"
+                print(f"{lines}; the first is {first}", file=sys.stderr)
 
 
 def results_of(

@@ -24,12 +24,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = read_config(options.config, overrides)
     if options.output is None and not options.download:
         raise ConfigError("add --output DIR, the folder to which the prepared data is written")
+    if options.manual and not options.download:
+        raise ConfigError("--manual needs --download")
     if options.output is not None:
         check_output(options.output, overwrite=options.overwrite)
     if options.download:
         download(cfg, options.data, options.manual)
     if options.output is None:
         return
+    if options.tokenizers and not options.tokenizers.is_dir():
+        raise ConfigError(f"--tokenizers {options.tokenizers}: is not a folder")
     tokenizers = Tokenizers.load(options.tokenizers) if options.tokenizers else None
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} examples"), TimeElapsedColumn())
@@ -78,7 +82,9 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
         ConfigError: the folder contains other files, or prepared data and `overwrite` is False, or cannot be created.
     """
     check_writable_folder(folder, "--output")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a folder with --output")
+    if folder.exists() and any(folder.iterdir()):
         if not is_prepared(folder):
             raise ConfigError(f"{folder} contains files other than prepared data; choose another --output")
         if not overwrite:

@@ -100,10 +100,13 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     name, colon, variant = location.partition(":")
     path = Path(name)
     if not path.is_file():
-        raise ConfigError(f"config file {path} does not exist{_available_configs(path)}")
+        problem = "is a folder; name a file in it" if path.is_dir() else f"does not exist{_available_configs(path)}"
+        raise ConfigError(f"config file {path} {problem}")
     for override in overrides:
         if setting := re.match(r"--?(no)?config\.(?P<name>[^=]*)", override):
             Config.check_name(setting["name"])
+        elif flag := re.match(r"--?([a-z]\w*)", override):
+            raise ConfigError(f"unknown flag {flag[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values = flags.FlagValues()
     overrides, unset = _split(overrides)
     arguments = ["train.py", *overrides]

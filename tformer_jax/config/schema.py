@@ -217,7 +217,7 @@ class DataConfig(Section):
         if self.batching == "buckets" and self.batch_tokens < needed:
             raise self.error(
                 "batch_tokens",
-                f"must be at least {needed}: data.batch_multiple={self.batch_multiple} examples of the longest bucket",
+                f"must be at least {needed}: {self.batch_multiple} (data.batch_multiple) rows of the longest bucket",
             )
 
     @property

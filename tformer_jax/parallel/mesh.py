@@ -26,8 +26,9 @@ def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
     fixed = math.prod(size for size in sizes.values() if size != -1)
     product = " * ".join(f"parallel.{name}={size}" for name, size in sizes.items() if size not in (-1, 1))
     if fixed > devices:
+        present = "there is only 1" if devices == 1 else f"there are {devices}"
         raise ConfigError(
-            f"{product} needs {fixed} devices, but there are {devices}; use sizes whose product is at most {devices}"
+            f"{product} needs {fixed} devices, but {present}; use sizes whose product is at most {devices}"
         )
     if -1 not in sizes.values():
         return sizes

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax import axes, config
 from tformer_jax.config import ConfigError, ModelConfig, TrainConfig
-from tformer_jax.config.paths import resolved
+from tformer_jax.config.paths import as_path, resolved
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions
@@ -78,8 +78,7 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
         ConfigError: `run` is not the folder of a trained run, its final weights are damaged, no parameter matches, or
             LoRA would freeze parameters that are newly initialized or of other tokens.
     """
-    if not (run / "config.json").exists() or not run_folder.holds_weights(run):
-        raise train.error("start_from", "is not the folder of a trained run")
+    _check_run(train, run)
     weights.verify(run, run_folder.latest_step(run))
     boxed = registry.shapes(registry.build(model))
     other = config.load(run / "config.json").model
@@ -98,6 +97,17 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
                 f"must include {names}: not found in {run} with the same shape, and frozen by LoRA at random values",
             )
     check_tokenizers(train, model, tokenizers, run)
+
+
+def check_run(cfg: config.Config) -> None:
+    """Raises `ConfigError` if `train.start_from` does not name the folder of a trained run."""
+    if cfg.train.start_from is not None:
+        _check_run(cfg.train, as_path(cfg.train.start_from))
+
+
+def _check_run(train: TrainConfig, run: Path) -> None:
+    if not (run / "config.json").exists() or not run_folder.holds_weights(run):
+        raise train.error("start_from", "is not the folder of a trained run")
 
 
 def _shapes(leaves: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
