@@ -320,6 +320,13 @@ def test_perplexities_beyond_the_largest_number_are_infinite(nats, shown):
         (generate, "seq2seq", ["x"], r"holds a seq2seq model; use translate"),
         (classify, "seq2seq", ["x"], r"holds a seq2seq model; use translate"),
         (
+            score,
+            "seq2seq",
+            ["--field", "x", "a\tb"],
+            "--field has no effect for model.family='seq2seq'; write --source-",
+        ),
+        (score, "decoder_lm", ["--target-field", "x", "a"], "--target-field has no effect for .*; write --field"),
+        (
             translate,
             "seq2seq",
             ["a" * 16],

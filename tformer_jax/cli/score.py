@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Fields, Line
+from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 from tformer_jax.inference.encoding import LongTexts
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tformer_jax.inference.score import Scored
 
 
+FIELDS = {"--field": "text", "--source-field": "source", "--target-field": "target"}
+"""Fields of .jsonl by flag, with their defaults."""
 NAMES = ("log_probability", "tokens", "log_probabilities")
 """Fields that are added to a record, the last one only with --per-token."""
 
@@ -69,10 +72,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def fields_of(options: argparse.Namespace, family: str) -> Fields:
-    """Returns the fields to score: source and target, or a text."""
-    if family == "seq2seq":
-        return {"--source-field": options.source_field, "--target-field": options.target_field}
-    return {"--field": options.field}
+    """Returns the fields to score: source and target, or a text.
+
+    Raises:
+        ConfigError: a field is named that this family does not read.
+    """
+    text = {"--field": options.field}
+    pair = {"--source-field": options.source_field, "--target-field": options.target_field}
+    read, unread = (pair, text) if family == "seq2seq" else (text, pair)
+    for flag, name in unread.items():
+        if name != FIELDS[flag]:
+            raise ConfigError(f"{flag} has no effect for model.family={family!r}; write {' and '.join(read)}")
+    return read
 
 
 def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
@@ -90,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "
         "pairs are source<tab>target. The first token of a text is not scored; the end of a target is.",
     )
-    for name in ("text", "source", "target"):
+    for name in FIELDS.values():
         lines.add_field(result, name)
     result.add_argument(
         "--per-token", action="store_true", help="write JSON: each scored token and its log-probability"

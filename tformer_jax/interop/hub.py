@@ -18,7 +18,7 @@ def download(name: str) -> Path:
     Raises:
         ConfigError: `name` is not a name such as "org/model", or the download fails.
     """
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name) or name.endswith((".pt", ".pth")):
         raise ConfigError(
             f"{name} does not exist: name a folder, a file of torch.save, or a model of the Hugging Face hub"
         )
