@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import itertools
 import os
 import random
 import re
@@ -35,6 +36,7 @@ STAND_INS = {" DIR": " corpora", "configs/x.py": "configs/translate_cldr.py", "n
 SMALLER = {
     "train.py": f"{SHORT} --overwrite",
     "train.py --config configs/translate_multi30k.py:diversified": AVERAGED,
+    "train.py --config configs/translate_multi30k.py:bidirectional": AVERAGED,
     "sweep.py": SHORT,
     "benchmark.py train --record": "--case lm_small --rounds 1 --steps 1",
     "benchmark.py train --operations": "--steps 1",
@@ -56,8 +58,11 @@ ELSEWHERE = (
 )
 """Commands that install or test, as continuous integration does, or serve, as `test_the_server_answers_the_example`."""
 OF_PACKAGES = {
-    "libtpu": "python scripts/describe.py --preset gpt2 --topology",
-    "sacremoses": "python scripts/train.py --config configs/translate_multi30k.py:diversified",
+    "libtpu": ("python scripts/describe.py --preset gpt2 --topology",),
+    "sacremoses": tuple(
+        f"python scripts/train.py --config configs/translate_multi30k.py:{variant}"
+        for variant in ("diversified", "both_directions", "bidirectional")
+    ),
 }
 """Beginnings of commands that need a package."""
 
@@ -86,8 +91,9 @@ def smaller(command: str) -> str:
 def example_commands() -> list[str]:
     texts = (path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("**/README.md")))
     found = [command for text in texts for command in commands(text)]
-    missing = [beginning for package, beginning in OF_PACKAGES.items() if importlib.util.find_spec(package) is None]
-    return [command for command in dict.fromkeys(found) if not command.startswith((*ELSEWHERE, *missing))]
+    missing = [starts for package, starts in OF_PACKAGES.items() if importlib.util.find_spec(package) is None]
+    left_out = *ELSEWHERE, *itertools.chain(*missing)
+    return [command for command in dict.fromkeys(found) if not command.startswith(left_out)]
 
 
 def made_corpora(folder: Path) -> None:

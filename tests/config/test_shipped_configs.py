@@ -22,6 +22,8 @@ VARIANTS = {
         ":baseline",
         ":published",
         ":diversified",
+        ":both_directions",
+        ":bidirectional",
         ":vaswani2017_base",
         ":t5_v1_1_small",
     ],
