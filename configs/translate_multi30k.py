@@ -140,8 +140,6 @@ DIVERSIFIED = dataclasses.replace(
     ),
     train=dataclasses.replace(PUBLISHED.train, steps=6000),
 )
-
-
 BOTH_DIRECTIONS = dataclasses.replace(
     PUBLISHED,
     name="translate_multi30k_both_directions",

@@ -87,10 +87,8 @@ def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
     texts = ["a", "bbb", "c", "ddd"]
     for action, said in (("cut", "cut"), ("skip", "skipped")):
         found = run(action)
-        assert (
-            f"2 lines were too long for the model and were {said}; the first is {source}, line 2\n"
-            == capsys.readouterr().err
-        )
+        told = f"2 lines were too long for the model and were {said}; the first is {source}, line 2\n"
+        assert capsys.readouterr().err == told
         if name == "out.txt":
             assert found == plain[action]
             continue

@@ -72,7 +72,7 @@ def test_every_setting_has_an_effect(location):
     [
         *("translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "tutorials.py:bert", "classify_rt_polarity.py:cnn"),
         *("translate_multi30k.py:en-xx", "translate_multi30k.py:en-en", "translate_multi30k.py:gpt2"),
-        *("pretrain_stdlib.py:noise", "pretrain_stdlib.py:gpt2", "lm_stdlib.py:t5_base", "lm_stdlib.py:gtp2"),
+        *("pretrain_stdlib.py:noise", "pretrain_stdlib.py:gpt2", "lm_stdlib.py:t5_base", "classify_cldr.py:gpt2"),
     ],
 )
 def test_unknown_variants_are_named(location):

@@ -306,6 +306,9 @@ def measured(path: Path) -> dict[str, Any]:
     """Returns a run's last validation metrics (None for non-finite ones) and its median training speed in tokens/s.
 
     The speed is missing if the run ended before its first record.
+
+    Raises:
+        RunError: the run has no validation metrics.
     """
     records = read_records(path)
     speeds = [record["tokens_per_second"] for record in records if record.get("group") == "train"]

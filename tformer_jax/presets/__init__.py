@@ -41,7 +41,7 @@ def for_data(name: str) -> Settings:
     return settings(name) | {"vocab_size": None, "source_vocab_size": None, "num_classes": None}
 
 
-def of_variant(location: str, variant: str, family: str, others: str) -> Settings:
+def of_variant(location: str, variant: str, family: str, others: str = "") -> Settings:
     """Returns the settings of the preset that a variant of a config file names, as `for_data` does.
 
     Args:

@@ -49,6 +49,16 @@ def noise_parts(norm: jax.Array, norms: jax.Array, small: jax.Array, big: jax.Ar
     }
 
 
+def origin(
+    model: nn.Module, params: Any, batch: Mapping[str, np.ndarray], key: jax.Array, label_smoothing: float
+) -> str:
+    """Describes the origin of non-finite numbers: the result of `first_non_finite`, or why it failed."""
+    try:
+        return f"first non-finite value: the {first_non_finite(model, params, batch, key, label_smoothing)}"
+    except jax.errors.JaxRuntimeError as error:  # the search runs the whole model on one device
+        return f"the search for the first non-finite value failed: {' '.join(str(error).split())[:300]}"
+
+
 def first_non_finite(
     model: nn.Module, params: Any, batch: Mapping[str, np.ndarray], key: jax.Array, label_smoothing: float
 ) -> str:

@@ -135,7 +135,6 @@ class Trainer:
         self.batches.start()
         self.step = self.fetched = int(self.state.step)
         self.recent: list[Mapping[str, jax.Array]] = []
-        self.evaluated: tuple[int, Values] | None = None
         self.signatures: dict[str, str] = {}
         self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
         self.events = EventLog(experiment.folder, recording=first)
@@ -154,7 +153,7 @@ class Trainer:
 
     def _start(self, start: state.TrainState, host: Mapping[str, Any] = NEW_RUN) -> None:
         self.state, self.meter = start, Meter(**host["meter"])
-        self.evaluated_at = host.get("evaluated_at", int(start.step))
+        self.evaluated: tuple[int, Values] = host.get("evaluated_at", int(start.step)), {}
         self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **host["best"])
         if "batches" in host:
             self.batches.set_state(host["batches"])
@@ -226,11 +225,11 @@ class Trainer:
         """Evaluates the newest weights on the validation split, for `train.metric`."""
         metrics = self.evaluate("validation", self.validators, weights.to_evaluate(self.cfg, self.state))
         self.best.update(metrics)
-        self.evaluated, self.evaluated_at = (self.step, metrics), self.step
+        self.evaluated = self.step, metrics
 
     def evaluate_last(self) -> None:
         """Logs and validates the last step if a resumed run ends at a checkpoint without an evaluation."""
-        if self.step == self.cfg.train.steps != self.evaluated_at:
+        if self.step == self.cfg.train.steps != self.evaluated[0]:
             self.log()
             self.validate()
 
@@ -256,14 +255,10 @@ class Trainer:
     def _not_finite(self, steps: int) -> RunError:
         batch = placement.to_host(self.recent[self.fetched - self.step - 1])
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
-        try:
-            with self.watchdog.paused():
-                params = placement.to_host(lora.merged(self.state.params))
-                smoothing = self.cfg.train.label_smoothing
-                where = diagnostics.first_non_finite(self.experiment.model, params, batch, key, smoothing)
-            first = f"first non-finite value: the {where}"
-        except jax.errors.JaxRuntimeError as error:  # the search runs the whole model on one device
-            first = f"the search for the first non-finite value failed: {' '.join(str(error).split())[:300]}"
+        with self.watchdog.paused():
+            params = placement.to_host(lora.merged(self.state.params))
+            smoothing = self.cfg.train.label_smoothing
+            first = diagnostics.origin(self.experiment.model, params, batch, key, smoothing)
         saved = self.checkpointer.latest_step()
         return RunError(
             f"{steps} consecutive steps up to step {self.fetched} had a non-finite loss or gradient ({first}; last "
@@ -300,8 +295,9 @@ class Trainer:
         self.writer.write(self.step, split, metrics)
         if self.experiment.group.first:
             found = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
-            found |= {"losses": vars(losses)} if losses is not None else {}
-            run_folder.write_outputs(self.experiment.folder, split, found)
+            run_folder.write_outputs(
+                self.experiment.folder, split, found | ({"losses": vars(losses)} if losses else {})
+            )
         self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
         self.meter.restart()
         return metrics
@@ -326,15 +322,15 @@ class Trainer:
         """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
         self._record_finished(self.meter.fetch_all())
         self.writer.flush()
+        evaluated_at, metrics = self.evaluated
         host = {
             "batches": jsonable(self.batches.get_state()),
             "meter": self.meter.state(),
             "spikes": self.spikes.state(),
             "best": self.best.state(),
-            "evaluated_at": self.evaluated_at,
+            "evaluated_at": evaluated_at,
         }
-        step, metrics = self.evaluated or (None, {})
-        score = self.best.score(metrics) if step == self.step else None
+        score = self.best.score(metrics) if metrics and evaluated_at == self.step else None
         with self.watchdog.paused():
             self.checkpointer.save(self.step, self.state, host, score=score)
 
