@@ -91,7 +91,8 @@ def with_wide_gradient(matrix: jax.Array) -> jax.Array:
     """Returns the matrix, with a gradient that is computed with no more rows than columns, on CPUs.
 
     The gradient of a kernel W [I, O] is `x^T g`, in which XLA for CPUs reads x in strides. If I > O, the strided factor
-    of its transpose `g^T x` is narrower: up to 25 % faster. XLA would merge the two transpositions without the barrier.
+    of its transpose, `g^T x`, is narrower: 15 to 19 % faster for 3072 x 512 x 256 and 2048 x 1536 x 384 on an AMD EPYC.
+    Without the barrier, XLA would merge the two transpositions.
     """
     rows, columns = matrix.shape
     return _transposed_gradient(matrix) if rows > columns and platform() in WIDE_GRADIENTS else matrix
