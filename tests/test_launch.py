@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tformer_jax.cli import train
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config
 from tformer_jax.data.pipeline import check_divisible
 from tformer_jax.parallel import rules
@@ -71,7 +72,7 @@ def trained(calls: list[list[str]]) -> tuple[Any, Config]:
     """Returns the flags and the config of the only training command among the calls."""
     (command,) = [call for call in calls if call[1:2] == ["scripts/train.py"]]
     options, overrides = train.parser().parse_known_args(command[2:])
-    return options, train.read_config(options.config, overrides)
+    return options, read_config(options.config, overrides)
 
 
 def check_fits(cfg: Config, devices: int, variable: str, environment: dict[str, str]) -> None:

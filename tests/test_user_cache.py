@@ -75,7 +75,7 @@ def test_an_unwritable_folder_is_not_used(folder):
 
 
 def test_the_least_recently_used_files_are_deleted(folder, monkeypatch):
-    monkeypatch.setattr(user_cache, "MOST_FILES", 3)
+    monkeypatch.setattr(user_cache, "MAX_FILES", 3)
     for n in range(3):
         ask({"n": n})
     for age, path in enumerate(sorted((folder / "topic").iterdir(), key=lambda path: path.stat().st_mtime_ns)):

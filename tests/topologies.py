@@ -76,7 +76,7 @@ def compiled(name: str) -> dict[str, Any]:
             "program": found.code,
             "together": found.hbm,
         },
-        "collectives": [one._asdict() | {"sent": round(one.sent)} for one in found.sent],
+        "collectives": [one._asdict() | {"sent": round(one.bytes_sent)} for one in found.collectives],
         "flops": found.flops,
     }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 VARIABLE = "TFORMER_CACHE_DIR"
 """Environment variable with the folder; if it is unset or empty, nothing is cached."""
-MOST_FILES = 64
+MAX_FILES = 64
 """Maximum number of files per topic; the least recently used ones are removed."""
 
 
@@ -81,7 +81,7 @@ def _write(path: Path, key: str, value: Any) -> None:
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-    for old in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-MOST_FILES]:
+    for old in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime)[:-MAX_FILES]:
         old.unlink(missing_ok=True)
 
 

@@ -16,7 +16,7 @@ from tformer_jax.benchmarks import growth, train, train_cases, turns
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.cli import benchmark
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, TrainConfig
 from tformer_jax.config.model import RotaryConfig
 from tformer_jax.models import cost, registry

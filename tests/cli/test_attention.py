@@ -64,10 +64,10 @@ def test_the_page_has_the_weights_the_masks_and_the_predictions(run, tmp_path, c
 def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkeypatch):
     """The maps of "abc" and "b<" have 4 x 4, 3 x 3 and 3 x 4 weights; a layer has 4 heads, their mean, a rollout."""
     path, arguments = tmp_path / "page.html", ["--run", "runs/x", "abc\tb<", "--output", str(tmp_path / "page.html")]
-    monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 6)
+    monkeypatch.setattr(page_of_attention, "MAX_WEIGHTS", 37 * 6)
     attention.main(arguments)
     assert "All heads by layer" in path.read_text(encoding="utf-8")
-    monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 6 - 1)
+    monkeypatch.setattr(page_of_attention, "MAX_WEIGHTS", 37 * 6 - 1)
     attention.main(arguments)
     page = path.read_text(encoding="utf-8")
     found = {one["name"]: one["heads"] for one in json.loads(part(page, "data"))["attentions"]}
@@ -78,7 +78,7 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
     np.testing.assert_allclose(stored[0], watched.weights["decoder"][0].mean(0), atol=1e-5)
     with pytest.raises(ConfigError, match="--head 2: the page of 4 tokens has only means of heads"):
         attention.main([*arguments, "--head", "2"])
-    monkeypatch.setattr(page_of_attention, "MOST_WEIGHTS", 37 * 2 - 1)
+    monkeypatch.setattr(page_of_attention, "MAX_WEIGHTS", 37 * 2 - 1)
     monkeypatch.setattr(tj.Run, "watch", lambda *_: pytest.fail("the weights are computed before they are counted"))
     with pytest.raises(ConfigError, match="the text has 4 tokens, too many for a page: shorten it, or write arrays"):
         attention.main(arguments)

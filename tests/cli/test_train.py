@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tformer_jax.cli import train
-from tformer_jax.cli.train import check_writable, main, read_config
+from tformer_jax.cli.common import check_writable
+from tformer_jax.cli.config_file import read_config
+from tformer_jax.cli.train import main
 from tformer_jax.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

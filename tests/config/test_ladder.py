@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import with_own_stacks
 from tformer_jax import config
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.models import registry
 from tformer_jax.train.state import parameter_count

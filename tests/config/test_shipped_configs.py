@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import rest_slow
 from tformer_jax import config
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.models import registry
 

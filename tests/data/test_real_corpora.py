@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tformer_jax.benchmarks.data import count_positions
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.data.corpora import DataError, load_corpus, tfds
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.tokenizers import normalizer, train_tokenizers

@@ -11,7 +11,7 @@ import sacrebleu
 
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.objectives import covering_corrupted, objective_of

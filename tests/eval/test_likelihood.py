@@ -59,7 +59,7 @@ def test_chunks_of_logits_give_the_same_sums(family):
 
 
 def test_rows_without_labels_are_dropped_and_many_are_joined(monkeypatch):
-    monkeypatch.setattr(likelihood, "MOST_PARTS", 2)
+    monkeypatch.setattr(likelihood, "MAX_PARTS", 2)
     nll, labels = np.array([1.0, 0.0, 2.0, 4.0, 8.0]), np.array([1.0, 0.0, 1.0, 2.0, 2.0])
     assert likelihood.in_parts(nll, labels) == likelihood.Losses([3.0, 12.0], [2, 4])
     assert likelihood.in_parts(nll[:2], labels[:2]) == likelihood.Losses([1.0], [1])

@@ -17,7 +17,7 @@ from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, Tiktoke
 from tformer_jax.data.tokenizers.pretrained import PiecesTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.inference.stopping import MOST_WAITING, TextBuffer, TextStream, cut, output_decoder
+from tformer_jax.inference.stopping import MAX_WAITING, TextBuffer, TextStream, cut, output_decoder
 from tformer_jax.special_tokens import EOS, OWN
 
 TEXTS = ["the cat sat on the mat.", "a dog's log , it is n't", "naïve 数字 123 456", "😀 \ufffd 数学 a\n\nb  c"] * 9
@@ -151,7 +151,7 @@ def test_random_tokens(tokenizer, examples):
     @given(st.lists(token.filter(lambda i: i != end), max_size=40), STOPS)
     def run(tokens, stop):
         silent = itertools.groupby(tokens, lambda token: not tokenizer.decode([token]))
-        assume(all(len(list(run)) <= MOST_WAITING for without_text, run in silent if without_text))
+        assume(all(len(list(run)) <= MAX_WAITING for without_text, run in silent if without_text))
         check(tokenizer, tokens, stop)
         check(tokenizer, [*tokens[:9], end, *tokens[9:]], stop)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers import build, init_module, normal, tiny
 from tformer_jax.benchmarks import train_cases
 from tformer_jax.cli import describe
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.sizes import with_sizes

@@ -9,7 +9,7 @@ import pytest
 from tests import oracles
 from tests.helpers import TINY, apply, assert_close, build, tiny, with_own_stacks
 from tests.models.test_models import REAL, SOURCE, TOKENS
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn import conversions
 from tformer_jax.special_tokens import PAD

@@ -82,7 +82,7 @@ compiled_dense = functools.cache(functools.partial(differentiated, dense))
 
 def placed(params, mesh, module, x):
     """Shards the parameters by the rules."""
-    where = rules.partitions(shapes_of(module, x), mesh.shape)
+    where = rules.parameter_specs(shapes_of(module, x), mesh.shape)
     return jax.device_put(params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), where))
 
 

@@ -45,7 +45,7 @@ def test_a_product_and_its_gradients(on_cpus, sizes, width):
     x, kernel, weights = normal(8, 4, 16), normal(16, 16, seed=1), normal(8, 4, 16, seed=2)
     mesh = make_mesh(ParallelConfig(**{"data": 1} | sizes))
     names = ("embed", "mlp") if width == 0 else ("mlp", "embed")
-    where = rules.partition(names, (16, 16), mesh.shape, rules.RULES)
+    where = rules.parameter_spec(names, (16, 16), mesh.shape, rules.RULES)
     where = jax.sharding.NamedSharding(mesh, where)
 
     def run(x, kernel):

@@ -43,7 +43,7 @@ def built(family: str, changes=None, **decode):
 def on(sizes: dict[str, int], model, params):
     """Places the parameters on a mesh."""
     mesh = make_mesh(ParallelConfig(**sizes))
-    specs = rules.partitions(registry.shapes(model), mesh.shape)
+    specs = rules.parameter_specs(registry.shapes(model), mesh.shape)
     return jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), params, specs)
 
 

@@ -93,7 +93,7 @@ def gradients(cfg: Config, extra: dict[str, np.ndarray], devices: int = 8):
     """Returns the loss sums of a batch and the gradients of random parameters, in two parts, with chunked logits."""
     mesh, model = make_mesh(cfg.parallel, jax.devices()[:devices]), registry.build(cfg.model)
     boxed = registry.shapes(model)
-    where = jax.tree.map(lambda spec: NamedSharding(mesh, spec), rules.partitions(boxed, mesh.shape))
+    where = jax.tree.map(lambda spec: NamedSharding(mesh, spec), rules.parameter_specs(boxed, mesh.shape))
     rows, inputs = test_presets.batch(cfg, 0), registry.FAMILIES[cfg.model.family].inputs
     rows |= {key: np.where(rows[key] < 7, PAD, rows[key]) for key in inputs}
 

@@ -76,17 +76,17 @@ def test_each_device_gets_its_rows_of_a_batch():
 def test_an_axis_that_does_not_divide_is_replicated():
     sizes = {"data": 1, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 4}
     names = (axes.VOCAB, axes.EMBED)
-    assert rules.partition(names, (12, 6), sizes, rules.RULES) == PartitionSpec("tensor", "fsdp")
-    assert rules.partition(names, (11, 6), sizes, rules.RULES) == PartitionSpec(None, "fsdp")
-    assert rules.partition((axes.EMBED,), (6,), sizes, rules.RULES) == PartitionSpec(None)
-    assert rules.partition((axes.LAYERS, axes.EMBED), (3, 6), sizes, rules.RULES) == PartitionSpec(None, None)
-    assert rules.partition((axes.MLP,), (8,), sizes, rules.RULES) == PartitionSpec("tensor")
+    assert rules.parameter_spec(names, (12, 6), sizes, rules.RULES) == PartitionSpec("tensor", "fsdp")
+    assert rules.parameter_spec(names, (11, 6), sizes, rules.RULES) == PartitionSpec(None, "fsdp")
+    assert rules.parameter_spec((axes.EMBED,), (6,), sizes, rules.RULES) == PartitionSpec(None)
+    assert rules.parameter_spec((axes.LAYERS, axes.EMBED), (3, 6), sizes, rules.RULES) == PartitionSpec(None, None)
+    assert rules.parameter_spec((axes.MLP,), (8,), sizes, rules.RULES) == PartitionSpec("tensor")
 
 
 def test_an_axis_is_sharded_over_several_mesh_axes():
     sizes = {"data": 3, "fsdp": 2, "expert": 1, "sequence": 1, "tensor": 4}
     for width, expected in ((6, ("fsdp", "data")), (8, "fsdp"), (9, None)):
-        spec = rules.partition((axes.EMBED, axes.MLP), (width, 8), sizes, rules.ZERO1)
+        spec = rules.parameter_spec((axes.EMBED, axes.MLP), (width, 8), sizes, rules.ZERO1)
         assert spec == PartitionSpec(expected, "tensor")
 
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 from torch.nn import functional
 
 from tests.helpers import assert_close
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh

@@ -219,9 +219,9 @@ def test_long_texts_are_cut_and_large_files_too(tmp_path, monkeypatch):
     first = next(shown for shown in outputs if shown.number == 1)
     assert (len(first.source), sum(len(text) for _, text in first.reference)) == (2001, 2001)
     assert "s" * 2001 not in shown(run).text
-    monkeypatch.setattr(sections, "MOST_CHARACTERS", 11_499)
+    monkeypatch.setattr(sections, "MAX_CHARACTERS", 11_499)
     assert not [label for _, label, _, _ in sections.downloads([one]) if "outputs" in label]
-    monkeypatch.setattr(sections, "MOST_CHARACTERS", 11_500)
+    monkeypatch.setattr(sections, "MAX_CHARACTERS", 11_500)
     (label,) = (label for _, label, _, _ in sections.downloads([one]) if "outputs" in label)
     assert label == "Validation outputs (the first 1 of 4)"
 

@@ -30,7 +30,7 @@ def test_evaluations_between_records_have_interpolated_tokens(tmp_path):
 def test_long_curves_keep_their_ends(tmp_path):
     write(tmp_path, [{"step": step, "group": "train", "loss": 1.0} for step in range(1, 1001)])
     steps = curves.read(tmp_path)["train"]["step"]
-    assert (len(steps), steps[0], steps[-1]) == (curves.MOST_POINTS, 1, 1000)
+    assert (len(steps), steps[0], steps[-1]) == (curves.MAX_POINTS, 1, 1000)
     assert {b - a for a, b in itertools.pairwise(steps)} == {10, 11}
 
 

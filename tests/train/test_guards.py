@@ -97,11 +97,11 @@ def test_a_lasting_rise_is_reported_for_a_limited_number_of_steps():
     """Then its losses are the usual ones, from which a further rise is a spike again."""
     detector, losses = SpikeDetector(), [1.0] * 100 + [1.6] * 1000 + [2.5]
     warned = [step for step, loss in enumerate(losses) if detector.detect(loss)]
-    assert warned == [*range(100, 100 + SpikeDetector.MOST_SPIKES), 1100]
+    assert warned == [*range(100, 100 + SpikeDetector.MAX_SPIKES), 1100]
 
 
 def test_repeated_short_spikes_are_all_reported():
-    detector, most = SpikeDetector(), SpikeDetector.MOST_SPIKES
+    detector, most = SpikeDetector(), SpikeDetector.MAX_SPIKES
     losses = [1.0] * 100 + ([9.0] * (most - 1) + [1.0]) * 5
     warned = [loss for loss in losses if detector.detect(loss)]
     assert warned == [9.0] * (most - 1) * 5

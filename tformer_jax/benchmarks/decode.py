@@ -19,6 +19,7 @@ from tformer_jax.benchmarks import decode_systems
 from tformer_jax.benchmarks.decode_systems import PEERS, Rows, System
 from tformer_jax.benchmarks.turns import alternate, timed
 from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
@@ -60,7 +61,7 @@ FLAGS = {
     "beams": Flag(4, 2, 16, "beam width of beam search"),
     "lines": Flag(1000, 0, 10_000_000, "lines of the file; 0: no file"),
     "rounds": Flag(7, 1, 1000, "measurements per system; the median is reported"),
-    "seed": Flag(0, 0, 2**31 - 1, "random seed of weights and sources"),
+    "seed": Flag(0, 0, INT32_MAX, "random seed of weights and sources"),
 }
 
 

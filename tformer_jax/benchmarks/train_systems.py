@@ -88,7 +88,7 @@ class Ours:
     def work(self) -> dict[str, int]:
         """Returns the number of tokens of a step, and the FLOPs of its matrix products."""
         model, batch = self._case.cfg.model, self._batches[0]
-        flops = 3 * cost.forward_flops(model, batch)
+        flops = cost.TRAINING_FLOPS * cost.forward_flops(model, batch)
         return {"tokens": registry.count_tokens(model, batch), "flops": flops}
 
     def product_rates(self, shapes: list[tuple[int, int, int]], groups: int, size: int) -> list[float]:

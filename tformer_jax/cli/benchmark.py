@@ -14,8 +14,8 @@ from tformer_jax.benchmarks.growth import GROWTHS, measure_growth
 from tformer_jax.benchmarks.operations import measure_operations
 from tformer_jax.benchmarks.train import measure_training
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.cli.common import add_data, integer, seconds
-from tformer_jax.cli.train import check_writable, read_config
+from tformer_jax.cli.common import add_data, check_writable, integer, seconds
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
 from tformer_jax.config.model import DTYPES
 from tformer_jax.train import provenance, run_folder

@@ -27,7 +27,7 @@ PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 """JAX plugins, whose versions must match jaxlib."""
 CUDA13_DRIVER = 580
 """Minimum driver version for CUDA 13."""
-LEAST_FREE = 2**30
+MIN_FREE = 2**30
 """Free disk space in bytes that a run needs in addition to its checkpoints: metrics, samples, traces."""
 HARMFUL = {
     "xla_cpu_enable_fast_math": "hides non-finite values from the check that skips such steps",
@@ -172,7 +172,7 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
     except OSError as error:
         yield f"{run} cannot be written ({error.strerror}): choose another --run"
         return
-    free, needed = shutil.disk_usage(parent).free, checkpoint * kept + LEAST_FREE
+    free, needed = shutil.disk_usage(parent).free, checkpoint * kept + MIN_FREE
     if free < needed:
         held = f", of which {kept} checkpoints take {size_of(checkpoint * kept)}" if checkpoint else ""
         yield (

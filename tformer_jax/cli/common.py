@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tformer_jax.allocator import keep_memory, run_in_calling_thread
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
+from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.config.paths import as_path
 from tformer_jax.train.errors import FULL_DISK, RunError
 
@@ -131,8 +133,8 @@ def integer(lowest: int) -> Callable[[str], int]:
             value = lowest - 1
         if value < lowest:
             raise argparse.ArgumentTypeError(f"{text} is not an integer of at least {lowest}")
-        if value >= 2**31:
-            raise argparse.ArgumentTypeError(f"{text} is too large: at most {2**31 - 1}")
+        if value > INT32_MAX:
+            raise argparse.ArgumentTypeError(f"{text} is too large: at most {INT32_MAX}")
         return value
 
     return number
@@ -153,3 +155,36 @@ def size_of(count: int) -> str:
     """Formats a number of bytes as KiB, MiB or GiB."""
     unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if count >= unit), (KIB, "KiB"))
     return f"{count / unit:.2f} {name}"
+
+
+def check_writable(path: Path, flag: str = "--record") -> None:
+    """Checks, before training, that `path`, which `flag` names, can be written; creates its folder.
+
+    Raises:
+        ConfigError: the folder cannot be created or written to, the name is too long, or `path` is a folder.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: cannot be written, because it is a folder; name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = f".{path.name}."  # the record is written under a name as long as this file's
+        tempfile.NamedTemporaryFile(dir=path.parent, prefix=partial).close()
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror}); name a file in a writable folder"
+        raise ConfigError(f"{flag} {path}: {problem}") from error
+
+
+def check_writable_folder(path: Path, flag: str) -> None:
+    """Checks, before anything is computed, that the folder `path`, which `flag` names, can be created.
+
+    Raises:
+        ConfigError: its parent cannot be created or written to.
+    """
+    parent = path.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}.").cleanup()
+    except OSError as error:
+        reason = f"{parent} is a file" if parent.is_file() else error.strerror
+        problem = f"cannot be written ({reason}); name a folder in a writable folder"
+        raise ConfigError(f"{flag} {path}: {problem}") from error

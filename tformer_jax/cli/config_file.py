@@ -1,4 +1,4 @@
-"""Runs config files; each mistake in them is reported in one sentence."""
+"""Reads config files and overrides of their settings; each mistake is reported in one sentence."""
 
 import contextlib
 import importlib.machinery
@@ -10,9 +10,56 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ml_collections import ConfigDict
+from absl import flags
+from ml_collections import ConfigDict, config_flags
 
-from tformer_jax.config import ConfigError
+from tformer_jax import config
+from tformer_jax.config import Config, ConfigError
+
+
+def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
+    """Reads and validates the config of a file, `FILE[:VARIANT]`, with `--config.SECTION.SETTING=VALUE` overrides.
+
+    Raises:
+        ConfigError: the file is missing, a setting or flag is unknown, or a value is invalid.
+    """
+    name, colon, variant = location.partition(":")
+    path = Path(name)
+    if not path.is_file():
+        problem = "is a folder; name a file in it" if path.is_dir() else f"does not exist{_available_configs(path)}"
+        raise ConfigError(f"config file {path} {problem}")
+    for override in overrides:
+        if setting := re.match(r"--?(no)?config\.(?P<name>[^=]*)", override):
+            Config.check_name(setting["name"])
+        elif flag := re.match(r"--?([a-z]\w*)", override):
+            raise ConfigError(f"unknown flag {flag[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
+    values = flags.FlagValues()
+    overrides, unset = _split(overrides)
+    arguments = ["train.py", *overrides]
+    found = run(path, [variant] if colon else [])
+    try:
+        config_flags.DEFINE_config_dict("config", found, flag_values=values, sys_argv=arguments)
+        unexpected = values(arguments)[1:]
+    except (AttributeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} lacks a setting given on the command line: get_config must return to_config_dict(Config(...))"
+        ) from error
+    except (flags.Error, ValueError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    if unexpected:
+        raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
+    values.config.update_from_flattened_dict(dict.fromkeys(unset))
+    return config.from_config_dict(values.config)
+
+
+def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the overrides with values, and the settings that `--config.SECTION.SETTING=None` sets to None.
+
+    absl has no syntax for None. The last override of a setting counts.
+    """
+    last = {override.partition("=")[0]: override for override in overrides}
+    unset = [name.removeprefix("--config.") for name, override in last.items() if override == f"{name}=None"]
+    return [override for override in overrides if override != f"{override.partition('=')[0]}=None"], unset
 
 
 def run(path: Path, variant: Sequence[str]) -> ConfigDict:
@@ -63,3 +110,8 @@ def mistakes(path: Path) -> Iterator[None]:
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         reason = " ".join(text.partition(". Other fields present")[0].split())  # of a locked ConfigDict
         raise ConfigError(f"{where}: {type(error).__name__}: {reason}") from error
+
+
+def _available_configs(path: Path) -> str:
+    files = sorted(str(file) for file in path.parent.glob("*.py"))
+    return f"; in {path.parent} are {', '.join(files)}" if files else ""

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tformer_jax import presets
 from tformer_jax.cli.common import integer, size_of
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, OBJECTIVES
 from tformer_jax.config.sizes import assumption, with_sizes

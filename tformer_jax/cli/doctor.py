@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from tformer_jax.cli.common import add_data, integer, run_path
-from tformer_jax.cli.train import read_config
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
 
 

@@ -73,7 +73,7 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
         rows.append(embedding)
     if not rows:
         raise ConfigError("there is no text to embed")
-    partial = outputs.partial_of(path)
+    partial = outputs.partial_path(path)
     try:
         with partial.open("wb") as file:
             np.save(file, np.stack(rows))
@@ -82,7 +82,7 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
         partial.unlink(missing_ok=True)
         raise RunError(f"{options.output} cannot be written: {error.strerror}") from error
     facts = {**lines.settings_of(options, work), "input": source.identity()}
-    outputs.write_facts(outputs.provenance_of(path), facts)
+    outputs.write_facts(outputs.provenance_path(path), facts)
     long.report()
 
 

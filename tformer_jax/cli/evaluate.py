@@ -13,8 +13,7 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import add_data, load_run, run_path
-from tformer_jax.cli.train import check_writable
+from tformer_jax.cli.common import add_data, check_writable, load_run, run_path
 from tformer_jax.config import Config, ConfigError, to_dict
 
 

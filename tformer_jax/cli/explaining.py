@@ -10,7 +10,7 @@ from tformer_jax.data.tokenizers import Tokenizer, token_texts
 from tformer_jax.inference.score import Scored
 from tformer_jax.report.attention import visible
 from tformer_jax.report.explain.search import BEAMS, STEPS
-from tformer_jax.report.explain.topic import MOST, Example
+from tformer_jax.report.explain.topic import MAX_TOKENS, Example
 from tformer_jax.report.explain.trained import Trained
 from tformer_jax.report.run import load_all
 
@@ -22,9 +22,9 @@ def default_text(run: tj.Run, otherwise: str) -> str:
     (found,) = load_all([run.path])
     texts = found.outputs[found.split].sources if found.split else []
     tokenizer = run.tokenizers.source if run.config.model.family == "seq2seq" else run.tokenizers.target
-    short = (text for text in texts if 3 < len(tokenizer.encode(text)) < MOST // 2)
+    short = (text for text in texts if 3 < len(tokenizer.encode(text)) < MAX_TOKENS // 2)
     words = otherwise.split()
-    while len(tokenizer.encode(" ".join(words))) > MOST:
+    while len(tokenizer.encode(" ".join(words))) > MAX_TOKENS:
         words.pop()
     return next(short, " ".join(words))
 

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import run_parser
-from tformer_jax.cli.train import check_writable_folder
+from tformer_jax.cli.common import check_writable_folder, run_parser
 from tformer_jax.config import ConfigError
 from tformer_jax.interop.published import DEFAULTS
 

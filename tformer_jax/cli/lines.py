@@ -187,7 +187,7 @@ def _lines(work: Work[Result], line: Line, result: Result, action: str | None) -
 def run_identity(run: Path) -> dict[str, Any]:
     """Returns facts that identify the current weights of a run, which change if training continues."""
     found = hashlib.sha256()
-    for path in (run / "config.json", run_folder.weights_facts(run)):
+    for path in (run / "config.json", run_folder.weights_json(run)):
         found.update(path.read_bytes() if path.exists() else b"")
     checkpoints = run_folder.checkpoints(run)
     steps = sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []

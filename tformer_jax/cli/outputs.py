@@ -124,12 +124,12 @@ class Printed:
             self._stream.flush()
 
 
-def partial_of(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """Returns the path of the lines until they are complete."""
     return path.with_name(f"{path.name}.partial")
 
 
-def provenance_of(path: Path) -> Path:
+def provenance_path(path: Path) -> Path:
     """Returns the path of the settings and the input of a complete file."""
     return path.with_name(f"{path.name}.provenance.json")
 
@@ -141,11 +141,11 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
         ConfigError: it is the output of another command, or of an unknown one.
     """
     path = path.resolve()
-    partial, provenance = partial_of(path), provenance_of(path)
+    partial, provenance = partial_path(path), provenance_path(path)
     if not path.exists() or partial.exists():
         return False
-    if facts_of(partial).exists():  # killed between the two steps of `finish`
-        facts_of(partial).replace(provenance)
+    if facts_path(partial).exists():  # killed between the two steps of `finish`
+        facts_path(partial).replace(provenance)
     again = "leave out --resume to write it again"
     saved = read_facts(provenance)
     if saved is None:
@@ -159,7 +159,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
 
 def open_partial(path: Path, settings: Facts, identity: Identity, lines_per_text: int, resume: bool) -> "PartialFile":
     """Opens the partial file of `path`, and with `resume` keeps its complete texts; raises as `opened` does."""
-    partial = partial_of(path)
+    partial = partial_path(path)
     try:
         file = partial.open("a+b")
     except OSError as error:
@@ -189,7 +189,7 @@ class PartialFile:
 
     def __init__(self, path: Path, partial: Path, file: Any, lines_per_text: int):
         self._path, self._partial, self._file, self._lines_per_text = path, partial, file, lines_per_text
-        self._facts = facts_of(partial)
+        self._facts = facts_path(partial)
         self.done = 0
 
     def begin(self, settings: Facts, identity: Identity, resume: bool) -> None:
@@ -229,7 +229,7 @@ class PartialFile:
                 self._partial.unlink()
             else:
                 self._partial.replace(self._path)
-            self._facts.replace(provenance_of(self._path))
+            self._facts.replace(provenance_path(self._path))
         except OSError as error:
             raise self._error(error) from error
 
@@ -275,7 +275,7 @@ class PartialFile:
         )
 
 
-def facts_of(partial: Path) -> Path:
+def facts_path(partial: Path) -> Path:
     """Returns the path of the facts of a partial file."""
     return partial.with_name(f"{partial.name}.json")
 

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tformer_jax.cli.common import add_data, integer
-from tformer_jax.cli.train import check_writable_folder, read_config
+from tformer_jax.cli.common import add_data, check_writable_folder, integer
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
 from tformer_jax.data.tokenizers import Tokenizers

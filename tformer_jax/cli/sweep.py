@@ -21,8 +21,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from tformer_jax.cli.children import Children
-from tformer_jax.cli.common import DATA_VARIABLE, add_data, integer
-from tformer_jax.cli.train import check_writable, read_config
+from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer
+from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import PER_TOKEN, Config, ConfigError, flat, target_tokens, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
@@ -33,7 +33,7 @@ from tformer_jax.train.run_folder import read_json, read_records, write_json
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
-LONGEST_NAME = 240
+MAX_NAME_BYTES = 240
 """Bytes of a folder's name; file systems allow 255, of which suffixes and temporary names need some."""
 
 
@@ -163,10 +163,10 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
     if "" in devices or len({*devices}) < len(devices):
         raise ConfigError(f"--devices {options.devices!r}: must be different GPUs, such as 0,1; --jobs shares each")
     longest = max(map(run_name, combinations), key=lambda name: len(name.encode()))
-    if len(longest.encode()) > LONGEST_NAME:
+    if len(longest.encode()) > MAX_NAME_BYTES:
         raise ConfigError(
-            f"--sweep: the folder name {longest} has more than {LONGEST_NAME} bytes; pass settings that all runs share "
-            "as --config.SECTION.SETTING=VALUE, or long values as variants of the config"
+            f"--sweep: the folder name {longest} has more than {MAX_NAME_BYTES} bytes; pass settings that all runs "
+            "share as --config.SECTION.SETTING=VALUE, or long values as variants of the config"
         )
     if options.record:
         check_writable(options.record)

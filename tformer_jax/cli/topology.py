@@ -47,10 +47,10 @@ def memory_table(found: Program, chip: Chip) -> Table:
 def collectives_table(found: Program) -> Table:
     """Returns a table of the collectives of one device in a step, from the compiled program."""
     table = _table("collective", "result", "devices", "times", "sent", text=2)
-    for one in found.sent:
-        table.add_row(one.kind, one.shape, str(one.devices), str(one.times), size_of(int(one.sent)))
+    for one in found.collectives:
+        table.add_row(one.kind, one.shape, str(one.devices), str(one.times), size_of(int(one.bytes_sent)))
     table.add_section()
-    table.add_row("total", "", "", "", size_of(int(sum(one.sent for one in found.sent))))
+    table.add_row("total", "", "", "", size_of(int(sum(one.bytes_sent for one in found.collectives))))
     return table
 
 

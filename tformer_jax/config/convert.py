@@ -18,7 +18,7 @@ from tformer_jax.config.paths import write_text
 from tformer_jax.config.schema import Config, EvalConfig
 from tformer_jax.config.training import OptimConfig
 
-CHANGEABLE: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
+CHANGEABLE_SECTIONS: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
 """Sections that may differ each time a run is used."""
 RENAMED = {
     "train": {"most_skipped": "max_skipped_steps", "layer_norms": "log_norms"},
@@ -69,7 +69,7 @@ def save(cfg: Config, path: Path) -> None:
 
 
 def load(path: Path) -> Config:
-    """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE` sections, with a warning.
+    """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE_SECTIONS` sections, with a warning.
 
     Settings may also be those of earlier versions: `RENAMED` ones, in `model` flat ones, such as `rotary_base` for
     `rotary.base`, and ones without effect in `optim` and for classifiers (`model.output_bias`).
@@ -102,9 +102,9 @@ def load(path: Path) -> Config:
 
 
 def _drop_unknown(values: dict[str, Any]) -> list[str]:
-    """Removes unknown settings from `CHANGEABLE` sections, and returns their names."""
+    """Removes unknown settings from `CHANGEABLE_SECTIONS` sections, and returns their names."""
     dropped = []
-    for name, kind in CHANGEABLE.items():
+    for name, kind in CHANGEABLE_SECTIONS.items():
         known = {field.name for field in dataclasses.fields(kind)}
         for key in values.get(name, {}).keys() - known:
             del values[name][key]

@@ -4,13 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tformer_jax.config.fields import ConfigError, Section, setting
+from tformer_jax.config.fields import INT32_MAX, ConfigError, Section, setting
 from tformer_jax.config.model import DTYPES
 
-MOST = 2**31 - 1
-"""Largest number of tokens, since devices count in int32."""
-OF_SAMPLING = {"strategy": ("sample",)}
-OF_BEAMS = {"strategy": ("beam",)}
+SAMPLING = {"strategy": ("sample",)}
+BEAM_SEARCH = {"strategy": ("beam",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,53 +19,53 @@ class DecodeConfig(Section):
     selectable: ClassVar[tuple[str, ...]] = ("strategy",)
 
     strategy: str = setting("greedy", "how tokens are chosen", choices=("greedy", "sample", "beam"))
-    beams: int = setting(4, "beam width", low=1, high=256, used_by=OF_BEAMS)
+    beams: int = setting(4, "beam width", low=1, high=256, used_by=BEAM_SEARCH)
     length_penalty: str = setting(
         "average",
         "divide the log-probability by length^alpha (average) or ((5 + length) / 6)^alpha (gnmt)",
         choices=("average", "gnmt"),
-        used_by=OF_BEAMS,
+        used_by=BEAM_SEARCH,
     )
     length_alpha: float = setting(
-        1.0, "alpha of the length penalty; 0 disables it", low=0.0, high=5.0, used_by=OF_BEAMS
+        1.0, "alpha of the length penalty; 0 disables it", low=0.0, high=5.0, used_by=BEAM_SEARCH
     )
     early_stopping: str = setting(
         "heuristic",
         "end when the number of finished outputs equals the beam width (first), when a better output is unlikely "
         "(heuristic), or when it is impossible (never)",
         choices=("first", "heuristic", "never"),
-        used_by=OF_BEAMS,
+        used_by=BEAM_SEARCH,
     )
     temperature: float = setting(
         1.0,
         "divisor of the logits; 0 in a flag or a request selects greedy decoding",
         low=1e-4,
         high=100.0,
-        used_by=OF_SAMPLING,
+        used_by=SAMPLING,
     )
-    top_k: int | None = setting(None, "keep the k most probable tokens", low=1, high=MOST, used_by=OF_SAMPLING)
+    top_k: int | None = setting(None, "keep the k most probable tokens", low=1, high=INT32_MAX, used_by=SAMPLING)
     top_p: float | None = setting(
         None,
         "keep the most probable tokens up to this total probability",
         low=0.0,
         high=1.0,
-        used_by=OF_SAMPLING,
+        used_by=SAMPLING,
     )
     min_p: float = setting(
         0.0,
         "keep tokens with at least this fraction of the highest probability",
         low=0.0,
         high=1.0,
-        used_by=OF_SAMPLING,
+        used_by=SAMPLING,
     )
     max_new_tokens: int = setting(
-        128, "maximum length of an output, in tokens; model.max_length limits it too", low=1, high=MOST
+        128, "maximum length of an output, in tokens; model.max_length limits it too", low=1, high=INT32_MAX
     )
     cache_dtype: str | None = setting(
         None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
     )
     min_new_tokens: int = setting(
-        0, "minimum length of an output, in tokens; a stop sequence may end it earlier", low=0, high=MOST
+        0, "minimum length of an output, in tokens; a stop sequence may end it earlier", low=0, high=INT32_MAX
     )
     repetition_penalty: float = setting(
         1.0,
@@ -75,7 +73,9 @@ class DecodeConfig(Section):
         low=0.01,
         high=100.0,
     )
-    no_repeat_ngram: int = setting(0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0, high=MOST)
+    no_repeat_ngram: int = setting(
+        0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0, high=INT32_MAX
+    )
     forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
     prefix: str = setting("", "text that every output starts with")
     stop: tuple[str, ...] = setting((), "end an output before the first of these texts")
@@ -108,11 +108,11 @@ class DecodeConfig(Section):
             ConfigError: a setting is unknown or out of range, or belongs to another strategy than the one given.
         """
         if changes.get("temperature") == 0 and changes.get("strategy") != "beam":
-            changes = {key: value for key, value in changes.items() if self.used_by(key) != OF_SAMPLING}
+            changes = {key: value for key, value in changes.items() if self.used_by(key) != SAMPLING}
             changes["strategy"] = "greedy"
         for changed in changes:
             self.check_name(changed)
-        sampling, search = ([key for key in changes if self.used_by(key) == users] for users in (OF_SAMPLING, OF_BEAMS))
+        sampling, search = ([key for key in changes if self.used_by(key) == users] for users in (SAMPLING, BEAM_SEARCH))
         if sampling and search:
             raise ConfigError(
                 f"{name(sampling[0])} is for sampling and {name(search[0])} for beam search: write one of them"

@@ -9,11 +9,14 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
+INT32_MAX = 2**31 - 1
+"""Largest number of steps or tokens, which are counted in int32 on devices."""
+
 UsedBy = Mapping[str, Collection[Any]]
 
 
 class ConfigError(ValueError):
-    """A setting is invalid; the message says which one, why, and what to write instead."""
+    """A setting, flag, file or input is invalid; the message says which one, why, and what to write instead."""
 
 
 def first_line(error: BaseException, longest: int = 300) -> str:

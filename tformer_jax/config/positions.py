@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from tformer_jax.config.fields import Section, setting
 
-OF_YARN = {"scaling": ("yarn",)}
+YARN = {"scaling": ("yarn",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +28,19 @@ class RotaryConfig(Section):
         8192, "context length before scaling, in tokens", low=1, used_by={"scaling": ("llama3", "yarn")}
     )
     beta_fast: float = setting(
-        32.0, "frequencies of at least this many rotations in original_length are kept", low=1e-6, used_by=OF_YARN
+        32.0, "frequencies of at least this many rotations in original_length are kept", low=1e-6, used_by=YARN
     )
     beta_slow: float = setting(
         1.0,
         "frequencies of at most this many rotations in original_length are divided by factor",
         low=1e-6,
-        used_by=OF_YARN,
+        used_by=YARN,
     )
     attention_factor: float | None = setting(
         None,
         "factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1",
         low=1e-6,
-        used_by=OF_YARN,
+        used_by=YARN,
     )
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from tformer_jax.config.fields import Section, section, setting
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.parallel import ParallelConfig
-from tformer_jax.config.sources import EXAMPLES, MADE, OF_FIELDS, OF_FILES, SOURCES, TEXTS
+from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES, TEXTS
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 OBJECTIVES: dict[str, tuple[str | None, ...]] = {
@@ -27,9 +27,9 @@ BATCHINGS = {
     "masked_lm": ("windows",),
 }
 """Values of `data.batching` by model family; with an objective, windows."""
-OF_BUCKETS = {"batching": ("buckets",)}
-OF_ROWS = {"batching": ("windows", "packed")}
-OF_PACKED = {"batching": ("packed",)}
+BUCKETS = {"batching": ("buckets",)}
+ROWS = {"batching": ("windows", "packed")}
+PACKED = {"batching": ("packed",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +59,25 @@ class DataConfig(Section):
         (),
         "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
         "'train[:90%]'; prepared: folders",
-        used_by=OF_FILES,
+        used_by=FILE_SOURCES,
     )
     validation: tuple[str, ...] = setting(
-        (), "as train, not used by prepared; (): the last part of train", used_by=OF_FILES
+        (), "as train, not used by prepared; (): the last part of train", used_by=FILE_SOURCES
     )
-    test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples", used_by=OF_FILES)
+    test: tuple[str, ...] = setting(
+        (), "as train, not used by prepared; (): the validation examples", used_by=FILE_SOURCES
+    )
     weights: tuple[float, ...] = setting(
-        (), "mixture weights of the entries of train; (): concatenate them", low=0, used_by=OF_FILES
+        (), "mixture weights of the entries of train; (): concatenate them", low=0, used_by=FILE_SOURCES
     )
     fields: tuple[str, ...] = setting(
         (),
         "tsv, jsonl, parquet, tfds: names (tsv: numbers, from 1) of the fields that hold source and target, or text, "
         "or text and label; (): the default names",
-        used_by=OF_FIELDS,
+        used_by=FIELD_SOURCES,
     )
     validation_fraction: float = setting(
-        0.1, "fraction of train held out if validation is ()", low=0, high=1, used_by=OF_FILES
+        0.1, "fraction of train held out if validation is ()", low=0, high=1, used_by=FILE_SOURCES
     )
     heldout_examples: int = setting(
         2000,
@@ -125,29 +127,27 @@ class DataConfig(Section):
         "buckets: whole examples, padded; packed: whole examples, several in a row; windows: one stream",
         choices=("buckets", "packed", "windows"),
     )
-    bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "lengths to pad examples to", low=1, used_by=OF_BUCKETS)
+    bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "lengths to pad examples to", low=1, used_by=BUCKETS)
     batch_tokens: int = setting(
         4096,
         "maximum number of tokens per batch, padding included; for pairs, of the longer side",
         low=1,
-        used_by=OF_BUCKETS,
+        used_by=BUCKETS,
     )
-    batch_multiple: int = setting(
-        8, "the number of examples in a batch is a multiple of this", low=1, used_by=OF_BUCKETS
-    )
-    batch_size: int = setting(32, "rows in a batch", low=1, used_by=OF_ROWS)
+    batch_multiple: int = setting(8, "the number of examples in a batch is a multiple of this", low=1, used_by=BUCKETS)
+    batch_size: int = setting(32, "rows in a batch", low=1, used_by=ROWS)
     window: int = setting(
         256,
         "tokens per row; for pairs, of the target; with data.objective, maximum of either side",
         low=1,
-        used_by=OF_ROWS,
+        used_by=ROWS,
     )
-    source_window: int | None = setting(None, "tokens in a row of sources; None: window", low=1, used_by=OF_PACKED)
+    source_window: int | None = setting(None, "tokens in a row of sources; None: window", low=1, used_by=PACKED)
     overlong: str = setting(
         "carry",
         "language models: carry the rest of a document that is longer than a row over to other rows, or cut it",
         choices=("carry", "cut"),
-        used_by=OF_PACKED,
+        used_by=PACKED,
     )
     workers: int = setting(0, "loader processes that tokenize text or cut windows; 0: a thread does it", low=0)
 
@@ -162,7 +162,7 @@ class DataConfig(Section):
             raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
         if self.source == "cldr_language" and not self.languages:
             raise self.error("languages", "must name the CLDR locales to tell apart, such as ('en', 'de')")
-        if self.source not in MADE and not self.train:
+        if self.source not in GENERATED and not self.train:
             raise self.error(
                 "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"
             )
@@ -176,7 +176,7 @@ class DataConfig(Section):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
             raise self.error("weights", "requires data.validation, because a mixture has no last part to hold out")
-        holds_out = not self.validation and self.source not in (*MADE, "prepared")
+        holds_out = not self.validation and self.source not in (*GENERATED, "prepared")
         if holds_out and self.validation_fraction in (0, 1):
             raise self.error("validation_fraction", "must lie between 0 and 1, unless data.validation names other data")
         if self.validation and "validation_fraction" in self.changed_settings():

@@ -1,6 +1,6 @@
 """The values of `data.source`, and which settings they use."""
 
-MADE = ("cldr_translation", "cldr_language", "stdlib_text")
+GENERATED = ("cldr_translation", "cldr_language", "stdlib_text")
 """Generated sources, which need no files."""
 FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
 TEXTS = ("stdlib_text", "text", "lines", *FILES[1:])
@@ -11,9 +11,9 @@ SOURCES = {
     "masked_lm": TEXTS,
 }
 """Values of `data.source` by model family; with an objective, those of texts."""
-OF_FILES = {"source": ("parallel_lines", "text", "lines", *FILES)}
+FILE_SOURCES = {"source": ("parallel_lines", "text", "lines", *FILES)}
 """What uses the settings that name files."""
-OF_FIELDS = {"source": FILES}
+FIELD_SOURCES = {"source": FILES}
 """What uses the names of fields."""
 EXAMPLES = {
     "parallel_lines": "'train.{lang}.gz'",

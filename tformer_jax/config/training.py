@@ -5,13 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tformer_jax.config.fields import Section, setting
+from tformer_jax.config.fields import INT32_MAX, Section, setting
 
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
 
-MAX_STEPS = 2**31 - 1
-"""Steps are counted in int32."""
 MOMENTS = ("adamw", "lamb", "muon", "schedule_free_adamw")
 """Optimizers that divide the first moment by the root of the second, of some parameters or all."""
 
@@ -68,7 +66,7 @@ class OptimConfig(Section):
     learning_rates: tuple[str, ...] = setting(
         (), "learning-rate factors 'GLOB=FACTOR' by parameter; the first match counts, 0 freezes"
     )
-    warmup_steps: int = setting(4000, "steps of linear warm-up", low=1, high=MAX_STEPS)
+    warmup_steps: int = setting(4000, "steps of linear warm-up", low=1, high=INT32_MAX)
     final_fraction: float = setting(
         0.1, "final learning rate as a fraction of the peak", low=0, high=1, used_by={"schedule": WITH_AN_END}
     )
@@ -133,7 +131,7 @@ class TrainConfig(Section):
 
     path: ClassVar[str] = "train"
 
-    steps: int = setting(10_000, "optimizer steps", low=1, high=MAX_STEPS)
+    steps: int = setting(10_000, "optimizer steps", low=1, high=INT32_MAX)
     accumulate: int = setting(1, "micro-batches per step, computed one after another to save memory", low=1)
     start_from: str | None = setting(
         None, "run folder whose parameters initialize the model where name and shape match"

@@ -20,8 +20,8 @@ from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import (
     FORMAT,
     LENGTH,
-    OF_TOKENIZERS,
     SUFFIXES,
+    TOKENIZER_SETTINGS,
     TOKENIZERS,
     encode_record,
     id_dtype,
@@ -105,7 +105,7 @@ def prepare(
             summaries[split] = writer.write(getattr(splits, split), progress)
         for split, bad in splits.bad.items():
             summaries[split].skipped = bad.reasons()
-        metadata = _metadata(cfg, tokenizers, splits.labels, summaries, () if given is None else OF_TOKENIZERS)
+        metadata = _metadata(cfg, tokenizers, splits.labels, summaries, () if given is None else TOKENIZER_SETTINGS)
         (partial / "dataset.json").write_text(metadata, encoding="utf-8")
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():

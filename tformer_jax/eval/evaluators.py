@@ -46,7 +46,7 @@ def evaluators_for(
     likelihood = Likelihood(model, batches, own, chunk=cfg.train.loss_chunk)
     if cfg.data.objective:
         return [PerplexityEvaluator(likelihood)]
-    return FAMILIES[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood)
+    return BUILDERS[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood)
 
 
 def check_installed(cfg: Config) -> None:
@@ -67,4 +67,4 @@ def _classifier(cfg, model, corpus, tokenizers, examples, likelihood) -> list[Ev
     return [ClassificationEvaluator(cfg, model, tokenizers, corpus.labels, examples[:], likelihood)]
 
 
-FAMILIES: dict[str, Build] = {"seq2seq": _seq2seq, "decoder_lm": _decoder_lm, "classifier": _classifier}
+BUILDERS: dict[str, Build] = {"seq2seq": _seq2seq, "decoder_lm": _decoder_lm, "classifier": _classifier}

@@ -25,7 +25,7 @@ Batches = Callable[[], Iterable[Batch]]
 
 MAX_PENDING_BATCHES = 4
 """Maximum number of batches dispatched to the device ahead of their results; bounds memory."""
-MOST_PARTS = 4096
+MAX_PARTS = 4096
 """Maximum number of segments of a split whose losses are kept."""
 CACHED_BYTES = 2**28
 """Maximum size of a split, in bytes, whose batches are cached for the next evaluation."""
@@ -88,9 +88,9 @@ class Likelihood:
 
 
 def in_parts(nll: np.ndarray, labels: np.ndarray) -> Losses:
-    """Joins the rows that have labels to at most `MOST_PARTS` parts of successive rows; nll and labels are [rows]."""
+    """Joins the rows that have labels to at most `MAX_PARTS` parts of successive rows; nll and labels are [rows]."""
     real = labels > 0
-    starts = np.unique(np.linspace(0, real.sum(), min(real.sum(), MOST_PARTS), endpoint=False, dtype=np.int64))
+    starts = np.unique(np.linspace(0, real.sum(), min(real.sum(), MAX_PARTS), endpoint=False, dtype=np.int64))
     nll, labels = (np.add.reduceat(sums[real], starts) for sums in (nll, labels))
     return Losses(nll.tolist(), labels.astype(np.int64).tolist())
 

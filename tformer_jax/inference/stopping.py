@@ -6,14 +6,14 @@ from tformer_jax.data.tokenizers import Decoder
 
 BROKEN = "\ufffd"
 """Replacement character, to which tokenizers decode invalid or incomplete UTF-8."""
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Maximum number of tokens that are kept although they add no text: some become spaces before the next token."""
 
 
 class TextStream:
     """Detokenizes one output incrementally, in pieces that later tokens do not change.
 
-    The joined pieces are `cut(tokenizer.decode(tokens), stop)`, unless over `MOST_WAITING` consecutive tokens add no
+    The joined pieces are `cut(tokenizer.decode(tokens), stop)`, unless over `MAX_WAITING` consecutive tokens add no
     text. Text that may still become another character, or part of a stop sequence, is held back. The cost of a token
     does not depend on the length of the output: a tokenizer decodes a token differently at the start of a text than
     after another token, and bytes depend on their neighbors, so the last token before a character boundary is kept as
@@ -73,7 +73,7 @@ class TextStream:
         start, self._settled = self._settled, len(self._text) - broken
         new = self._text[start : self._settled]
         if before and self._text == before and not broken:
-            if len(self._tokens) > MOST_WAITING:  # a token without text
+            if len(self._tokens) > MAX_WAITING:  # a token without text
                 self._tokens.pop()
         elif not broken:
             self._forget(len(self._tokens))

@@ -16,6 +16,8 @@ from tformer_jax.models import registry
 from tformer_jax.nn.kv_cache import empty_cache, empty_entries
 from tformer_jax.nn.module import named_leaves
 
+TRAINING_FLOPS = 3
+"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each."""
 DOTS_RECOMPUTED = {
     "nothing_saveable": "all",
     "dots_with_no_batch_dims_saveable": "batched",
@@ -64,16 +66,15 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
     """
     if length > cfg.max_length:
         raise cfg.error("max_length", f"is less than {length} tokens")
-    cfg = dataclasses.replace(cfg, attention_backend="reference")  # other backends hide their products in loops
+    cfg = dataclasses.replace(cfg, attention_backend="reference")  # this machine may not support that of the config
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model))
     tokens = registry.example_batch(cfg, batch, length)
-    example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), tokens)
     return Cost(
         parameters=by_module(shapes, depth),
         embeddings=sum(leaf.size for path, leaf in named_leaves(shapes) if "embedding" in path.rpartition("/")[2]),
         tokens=registry.count_tokens(cfg, tokens),
-        forward_flops=forward_flops(cfg, example, all_scores=True),
+        forward_flops=forward_flops(cfg, tokens, all_scores=True),
         parameter_bytes=_bytes(jax.tree.leaves(shapes)),
         cache_bytes=_cache_bytes(cfg, batch, length, cache_dtype),
     )
@@ -81,8 +82,6 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
 
 def forward_flops(cfg: ModelConfig, batch: Any, *, all_scores: bool = False) -> int:
     """Counts the FLOPs of all matrix products of a forward pass on a batch of arrays or their shapes, by tracing.
-
-    Training takes three times as many: the backward pass computes two products for each one.
 
     Args:
         all_scores: count all T x S scores of attention, masked ones included. By default, those that

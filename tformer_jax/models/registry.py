@@ -144,7 +144,7 @@ def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
     return jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
         nn.unbox(boxed),
-        rules.partitions(boxed, mesh.shape),
+        rules.parameter_specs(boxed, mesh.shape),
     )
 
 

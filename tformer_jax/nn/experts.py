@@ -64,7 +64,7 @@ def mixture(
         return on_device(params, *arrays)
     missing = -B % sharding.devices(rows)
     arrays = tuple(jnp.pad(array, ((0, missing), (0, 0), (0, 0))) for array in arrays)
-    specs = {name: sharding.partition(AXES[name], value.shape) for name, value in params.items()}
+    specs = {name: sharding.activation_spec(AXES[name], value.shape) for name, value in params.items()}
     where = PartitionSpec(rows, length)
     result: jax.Array = jax.shard_map(on_device, in_specs=(specs, where, where, where), out_specs=where)(
         params, *arrays

@@ -17,7 +17,7 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     """
     if jax.sharding.get_abstract_mesh().size <= 1:
         return x
-    return jax.lax.with_sharding_constraint(x, partition(names, x.shape))
+    return jax.lax.with_sharding_constraint(x, activation_spec(names, x.shape))
 
 
 def replicate(x: jax.Array) -> jax.Array:
@@ -30,7 +30,7 @@ def named(init: Callable[..., Any], *names: str | None) -> Callable[..., Any]:
     return nn.with_logical_partitioning(init, names)
 
 
-def partition(names: Iterable[str | None], shape: Iterable[int]) -> PartitionSpec:
+def activation_spec(names: Iterable[str | None], shape: Iterable[int]) -> PartitionSpec:
     """Returns the `PartitionSpec` of an array under the current rules, by the logical names and sizes of its axes."""
     return PartitionSpec(*(mesh_axes(name, size) if name else None for name, size in zip(names, shape, strict=True)))
 

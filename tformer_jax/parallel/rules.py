@@ -1,4 +1,4 @@
-"""Maps logical axes to mesh axes; no other module does."""
+"""The rules that map logical axes to mesh axes, and the shardings of training states by them."""
 
 import contextlib
 import math
@@ -44,11 +44,14 @@ def on(mesh: Mesh) -> Iterator[None]:
         yield
 
 
-def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapping[str, int], rules: Rules) -> Any:
+def parameter_spec(
+    names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapping[str, int], rules: Rules
+) -> PartitionSpec:
     """Returns the `PartitionSpec` of an array by its logical axes.
 
     An axis that its mesh axes do not divide evenly is sharded over the first of them that do, or not at all.
     Vectors of the model width (norm scales, biases) are not sharded either: that would cost a collective each.
+    (`nn.sharding.activation_spec` shards an axis over all of its mesh axes or over none.)
 
     Args:
         sizes: sizes of the mesh axes.
@@ -66,13 +69,13 @@ def partition(names: tuple[str | None, ...], shape: tuple[int, ...], sizes: Mapp
     return PartitionSpec(*map(place, names, shape))
 
 
-def partitions(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) -> Any:
+def parameter_specs(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) -> Any:
     """Returns the `PartitionSpec` of each leaf of a tree of shapes; leaves without logical axes are replicated."""
 
     def place(leaf: Any) -> PartitionSpec:
         if not isinstance(leaf, nn.LogicallyPartitioned):
             return PartitionSpec()
-        return partition(leaf.names, leaf.value.shape, sizes, rules)
+        return parameter_spec(leaf.names, leaf.value.shape, sizes, rules)
 
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
 
@@ -93,7 +96,7 @@ def state_shardings(
 
     def by_path(boxed: Any, rules: Rules) -> dict[Any, tuple[tuple[int, ...], PartitionSpec]]:
         shapes = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))
-        specs = jax.tree.leaves(partitions(boxed, mesh.shape, rules))
+        specs = jax.tree.leaves(parameter_specs(boxed, mesh.shape, rules))
         return {path: (leaf.shape, spec) for (path, leaf), spec in zip(shapes, specs, strict=True)}
 
     own, moments = (

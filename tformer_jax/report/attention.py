@@ -15,7 +15,7 @@ SIDES = {"encoder": ("encoder", "encoder"), "decoder": ("decoder", "decoder"), "
 MEAN, ROLLOUT = "mean of heads", "rollout"
 STEPS = 2**16 - 1
 """A weight w is stored as the 16-bit integer `round(w * STEPS)`."""
-MOST_WEIGHTS = 2**22
+MAX_WEIGHTS = 2**22
 """Maximum number of weights in a page, which is then about 8 MB; the heads of a longer text are left out."""
 
 
@@ -80,14 +80,14 @@ def has_heads(shapes: Collection[tuple[int, int, int, int]], head: int | None) -
         head: the head that the page shows first, as for `render`.
 
     Raises:
-        ConfigError: the page would have more than `MOST_WEIGHTS` weights, or no head `head`.
+        ConfigError: the page would have more than `MAX_WEIGHTS` weights, or no head `head`.
     """
     tokens = max((max(T, S) for _, _, T, S in shapes), default=0)
-    if sum(2 * L * T * S for L, _, T, S in shapes) > MOST_WEIGHTS:
+    if sum(2 * L * T * S for L, _, T, S in shapes) > MAX_WEIGHTS:
         raise ConfigError(
             f"the text has {tokens} tokens, too many for a page: shorten it, or write arrays (--batch FILE --npz FILE)"
         )
-    fits = sum(L * (N + 2) * T * S for L, N, T, S in shapes) <= MOST_WEIGHTS
+    fits = sum(L * (N + 2) * T * S for L, N, T, S in shapes) <= MAX_WEIGHTS
     if not fits and head is not None:
         raise ConfigError(f"--head {head}: the page of {tokens} tokens has only means of heads; shorten the text")
     return fits

@@ -18,7 +18,7 @@ from tformer_jax.report.series import to_csv
 ABSENT = "–"
 LONGEST = 2000
 """Number of characters of a text that is shown; the CSV files have longer ones."""
-MOST_CHARACTERS = 2**22
+MAX_CHARACTERS = 2**22
 """Maximum number of characters in the CSV file of the outputs of a split."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 GROUPS = {
@@ -213,9 +213,9 @@ def downloads(runs: Sequence[Run]) -> list[tuple[int, str, str, str]]:
 
 
 def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the first rows that together have at most `MOST_CHARACTERS` characters."""
+    """Returns the first rows that together have at most `MAX_CHARACTERS` characters."""
     sizes = itertools.accumulate(sum(len(value) for value in row.values() if isinstance(value, str)) for row in rows)
-    return [row for row, size in zip(rows, sizes, strict=True) if size <= MOST_CHARACTERS]
+    return [row for row, size in zip(rows, sizes, strict=True) if size <= MAX_CHARACTERS]
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-MOST_POINTS = 1200
+MAX_POINTS = 1200
 """Maximum number of points of a line in a chart."""
 KEPT = 3
 """Points kept of each bucket: the smallest value, the largest, and a missing one."""
@@ -50,7 +50,7 @@ class Series:
         ]
 
 
-def downsampled(values: np.ndarray, limit: int = MOST_POINTS) -> np.ndarray:
+def downsampled(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
     """Returns the rising indices of at most `limit` values that keep a line's extremes, ends and gaps.
 
     The values are cut into equal buckets; each keeps its smallest and its largest value, and the first NaN.
@@ -68,7 +68,7 @@ def downsampled(values: np.ndarray, limit: int = MOST_POINTS) -> np.ndarray:
     return np.array(sorted(kept))
 
 
-def bucket_means(values: np.ndarray, limit: int = MOST_POINTS) -> np.ndarray:
+def bucket_means(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
     """Returns, for each index of `downsampled`, the mean of its bucket: what to smooth without the extremes' bias."""
     means = np.array(values, np.float64)
     if len(values) > limit:

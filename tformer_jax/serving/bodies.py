@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from tformer_jax.config import ConfigError, DecodeConfig
-from tformer_jax.config.decode import MOST
-from tformer_jax.config.fields import Section, nearest, setting
+from tformer_jax.config.fields import INT32_MAX, Section, nearest, setting
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.served import Served, Text
 from tformer_jax.serving.worker import Empty
 
-MOST_OUTPUTS = 64
-MOST_BEAMS = 16
+MAX_OUTPUTS = 64
+MAX_BEAMS = 16
 """Maximum beam width: each width has its own cache, whose size grows with it."""
-MOST_LOGPROBS = 5
-MOST_INPUTS = 2048
+MAX_LOGPROBS = 5
+MAX_INPUTS = 2048
 """Maximum number of texts to classify or embed at once."""
 STOPS, STOP_LENGTH = 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
@@ -88,11 +87,13 @@ class Translation(Body):
 
     text: tuple[Any, ...] = setting((), "a text, or a list of texts")
     beams: int | None = setting(
-        None, "beam width (default: that of the run, or n_best for a run without beam search)", low=1, high=MOST_BEAMS
+        None, "beam width (default: that of the run, or n_best for a run without beam search)", low=1, high=MAX_BEAMS
     )
-    n_best: int = setting(1, "translations of each text", low=1, high=MOST_BEAMS)
-    max_new_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=1, high=MOST)
-    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MOST_LOGPROBS)
+    n_best: int = setting(1, "translations of each text", low=1, high=MAX_BEAMS)
+    max_new_tokens: int | None = setting(
+        None, "maximum number of tokens (default: that of the run)", low=1, high=INT32_MAX
+    )
+    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
 
     def check(self) -> None:
@@ -113,7 +114,7 @@ class Translation(Body):
         if self.max_new_tokens:
             changes |= at_most(self.max_new_tokens, saved)
         decode = dataclasses.replace(saved, **changes)
-        seed = secrets.randbelow(MOST)  # of a run that samples
+        seed = secrets.randbelow(INT32_MAX)  # of a run that samples
         return [
             Request(ids, decode, seed=seed, index=number * self.n_best, samples=self.n_best, scored=True)
             if ids
@@ -148,16 +149,16 @@ class Completion(Body):
 
     model: str | None = setting(None, "name of the model")
     prompt: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
-    max_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=0, high=MOST)
+    max_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=0, high=INT32_MAX)
     temperature: float | None = setting(None, "logits are divided by it; 0: greedy", low=0.0, high=100.0)
     top_p: float | None = setting(None, "only the most probable tokens with this total mass", low=0.0, high=1.0)
-    top_k: int | None = setting(None, "only the k most probable tokens", low=1, high=MOST)
+    top_k: int | None = setting(None, "only the k most probable tokens", low=1, high=INT32_MAX)
     min_p: float | None = setting(None, "minimum probability relative to the largest one", low=0.0, high=1.0)
-    n: int = setting(1, "outputs of each prompt", low=1, high=MOST_OUTPUTS)
+    n: int = setting(1, "outputs of each prompt", low=1, high=MAX_OUTPUTS)
     best_of: int | None = setting(None, "number of candidates, which must be n")
     stop: tuple[Any, ...] | None = setting(None, "texts that end an output (default: those of the run)")
-    seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=MOST)
-    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MOST_LOGPROBS)
+    seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=INT32_MAX)
+    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
     stream_options: StreamOptions = dataclasses.field(default_factory=StreamOptions)
     echo: bool = setting(False, "repeat the prompt before each output")
@@ -213,7 +214,7 @@ class Completion(Body):
             if text in saved.prefix:
                 raise self.error("stop", f"{text!r} occurs in {saved.prefix!r}, with which every output starts")
         decode = dataclasses.replace(saved, **changes)
-        seed = secrets.randbelow(MOST) if self.seed is None else self.seed
+        seed = secrets.randbelow(INT32_MAX) if self.seed is None else self.seed
 
         def request(number: int, ids: tuple[int, ...]) -> Request | Empty:
             if not ids or self.max_tokens == 0:
@@ -232,8 +233,8 @@ class Classification(Body):
     user: str | None = setting(None, "accepted, and not used")
 
     def check(self) -> None:
-        if len(self.texts("input")) > MOST_INPUTS:
-            raise self.error("input", f"at most {MOST_INPUTS} texts at once")
+        if len(self.texts("input")) > MAX_INPUTS:
+            raise self.error("input", f"at most {MAX_INPUTS} texts at once")
 
 
 @dataclasses.dataclass(frozen=True)

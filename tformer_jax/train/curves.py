@@ -8,9 +8,9 @@ import numpy as np
 
 from tformer_jax.train.run_folder import read_records
 
-MOST_POINTS = 100
+MAX_POINTS = 100
 """Maximum number of points of a curve, the first and the last record among them."""
-OF_TRAINING = ("step", "tokens", "seconds", "loss", "nll")
+TRAIN_METRICS = ("step", "tokens", "seconds", "loss", "nll")
 """Metrics of training in a curve."""
 Curve = dict[str, list[float | None]]
 """Values by metric, of equal lengths; None where a record has no finite value."""
@@ -29,7 +29,7 @@ def read(run: Path) -> dict[str, Curve]:
         if record.get("group") == "validation"
     ]
     names = dict.fromkeys(name for record in validation for name in ("step", *record) if name != "group")
-    return {"train": _curve(train, OF_TRAINING), "validation": _curve(validation, list(names))}
+    return {"train": _curve(train, TRAIN_METRICS), "validation": _curve(validation, list(names))}
 
 
 def _tokens(train: Sequence[Mapping[str, Any]], step: int) -> int | None:
@@ -41,7 +41,7 @@ def _tokens(train: Sequence[Mapping[str, Any]], step: int) -> int | None:
 
 def _curve(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Curve:
     """Returns `names` of evenly spaced records, rounded to six digits."""
-    places = np.unique(np.linspace(0, len(records) - 1, min(MOST_POINTS, len(records))).round().astype(int))
+    places = np.unique(np.linspace(0, len(records) - 1, min(MAX_POINTS, len(records))).round().astype(int))
     chosen = [records[place] for place in places]
     present = [name for name in names if any(name in record for record in chosen)]
     return {name: [_rounded(record.get(name)) for record in chosen] for name in present}

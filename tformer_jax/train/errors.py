@@ -1,4 +1,4 @@
-"""The error of a training run that cannot continue, and the causes of failed computations and writes."""
+"""The error of a command that cannot continue, and the causes of failed computations and writes."""
 
 import errno
 import re
@@ -12,7 +12,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunError(RuntimeError):
-    """Raised when a training run cannot continue; the message gives the cause and a remedy."""
+    """A command cannot continue; the message gives the cause and a remedy."""
 
 
 def out_of_memory(error: Exception) -> str | None:

@@ -114,11 +114,11 @@ class Watchdog:
 class SpikeDetector:
     """Detects losses far above the recent ones, by their running mean and standard deviation.
 
-    After `MOST_SPIKES` in a row the loss has risen for good, and the statistics restart with the next one. Most spikes
+    After `MAX_SPIKES` in a row the loss has risen for good, and the statistics restart with the next one. Most spikes
     end within fewer steps, and no more warnings are needed to notice one.
     """
 
-    DECAY, DEVIATIONS, LEAST_STEPS, LEAST_RISE, MOST_SPIKES = 0.9, 6.0, 50, 0.5, 20
+    DECAY, DEVIATIONS, MIN_STEPS, MIN_RISE, MAX_SPIKES = 0.9, 6.0, 50, 0.5, 20
 
     def __init__(self, *, mean: float = 0.0, variance: float = 0.0, count: int = 0, spikes: int = 0):
         self._mean, self._variance, self._count, self._spikes = mean, variance, count, spikes
@@ -131,11 +131,11 @@ class SpikeDetector:
         """Returns a warning if `loss` is a spike, else None; spikes and non-finite losses do not enter the mean."""
         if not math.isfinite(loss):
             return None
-        bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.LEAST_RISE)
-        if self._count >= self.LEAST_STEPS and loss > bound:
+        bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.MIN_RISE)
+        if self._count >= self.MIN_STEPS and loss > bound:
             warning = f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
             self._spikes += 1
-            if self._spikes == self.MOST_SPIKES:
+            if self._spikes == self.MAX_SPIKES:
                 self._count = self._spikes = 0
             return warning
         self._spikes = 0

@@ -153,7 +153,7 @@ class Trainer:
 
     def _start(self, start: state.TrainState, host: Mapping[str, Any] = NEW_RUN) -> None:
         self.state, self.meter = start, Meter(**host["meter"])
-        self.evaluated: tuple[int, Values] = host.get("evaluated_at", int(start.step)), {}
+        self.evaluated_at, self.last_evaluation = host.get("evaluated_at", int(start.step)), dict[str, float]()
         self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **host["best"])
         if "batches" in host:
             self.batches.set_state(host["batches"])
@@ -225,11 +225,11 @@ class Trainer:
         """Evaluates the newest weights on the validation split, for `train.metric`."""
         metrics = self.evaluate("validation", self.validators, weights.to_evaluate(self.cfg, self.state))
         self.best.update(metrics)
-        self.evaluated = self.step, metrics
+        self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def evaluate_last(self) -> None:
         """Logs and validates the last step if a resumed run ends at a checkpoint without an evaluation."""
-        if self.step == self.cfg.train.steps != self.evaluated[0]:
+        if self.step == self.cfg.train.steps != self.evaluated_at:
             self.log()
             self.validate()
 
@@ -322,15 +322,15 @@ class Trainer:
         """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
         self._record_finished(self.meter.fetch_all())
         self.writer.flush()
-        evaluated_at, metrics = self.evaluated
         host = {
             "batches": jsonable(self.batches.get_state()),
             "meter": self.meter.state(),
             "spikes": self.spikes.state(),
             "best": self.best.state(),
-            "evaluated_at": evaluated_at,
+            "evaluated_at": self.evaluated_at,
         }
-        score = self.best.score(metrics) if metrics and evaluated_at == self.step else None
+        evaluated = self.last_evaluation and self.evaluated_at == self.step
+        score = self.best.score(self.last_evaluation) if evaluated else None
         with self.watchdog.paused():
             self.checkpointer.save(self.step, self.state, host, score=score)
 
@@ -363,7 +363,7 @@ class Trainer:
             self.events.write(self.step, "averaged", shortage)
         weights.save(folder, params, kind, steps, self.step, self.experiment.group)
         validation = {}
-        if kind not in weights.OF_LAST_STEP:
+        if kind not in weights.LAST_STEP:
             validation["validation"], *_ = self._measured(self.validators, params)
             self.view.evaluation(f"{kind} weights validation", validation["validation"], [])
         result = {

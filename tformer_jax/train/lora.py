@@ -19,7 +19,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax.config import TrainConfig
-from tformer_jax.train.matrices import BATCH_AXES, matrix_axes
+from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
 
 
 @flax.struct.dataclass
@@ -98,7 +98,7 @@ def adapt(train: TrainConfig, shapes: Any, params: Any, key: jax.Array) -> Any:
             start[path] = given[path]
             continue
         draws = jax.random.normal(jax.random.fold_in(key, number), box.value.shape, box.value.dtype)
-        inputs = [size for name, size in zip(box.names, draws.shape, strict=True) if name not in BATCH_AXES][:-1]
+        inputs = [size for name, size in zip(box.names, draws.shape, strict=True) if name not in STACKED_AXES][:-1]
         start[path] = draws / math.sqrt(math.prod(inputs)) if path[-1] == "a" else jnp.zeros_like(draws)
     return Adapted(params, unflatten_dict(start), train.lora_alpha / train.lora_rank)
 

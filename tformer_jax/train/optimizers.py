@@ -25,12 +25,12 @@ from tformer_jax.models import registry
 from tformer_jax.nn import conversions
 from tformer_jax.nn.module import parameter_name
 from tformer_jax.train import lora, schedules
-from tformer_jax.train.matrices import BATCH_AXES, matrix_axes
+from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
 
 MUON_RMS = 0.2
 """RMS of Muon's updates: that of AdamW's, so that both use the same learning rate ("Muon is Scalable", 2025)."""
 
-OF_WHOLE_PARAMETERS = ("adafactor", "lamb", "muon")
+WHOLE_PARAMETER_OPTIMIZERS = ("adafactor", "lamb", "muon")
 """Optimizers whose update of an element depends on the whole parameter."""
 
 Build = Callable[[OptimConfig, optax.Schedule, Any, Any], optax.GradientTransformation]
@@ -99,7 +99,7 @@ def parameter_names(shapes: Any) -> Any:
 
 def split_shapes(cfg: Config) -> Any | None:
     """Returns boxed shapes with separate projections if the optimizer splits fused ones, else None."""
-    return _separate_shapes(cfg) if cfg.optim.optimizer in OF_WHOLE_PARAMETERS else None
+    return _separate_shapes(cfg) if cfg.optim.optimizer in WHOLE_PARAMETER_OPTIMIZERS else None
 
 
 def _separate_shapes(cfg: Config) -> Any | None:
@@ -161,11 +161,11 @@ def _on_separate_projections(
 
 
 def _by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.GradientTransformation:
-    """Maps an optimizer with `vmap` over the leading `BATCH_AXES` of each parameter."""
+    """Maps an optimizer with `vmap` over the leading `STACKED_AXES` of each parameter."""
 
     def sizes(box: Any) -> str:
         named = zip(box.names, box.value.shape, strict=True)
-        return ",".join(str(size) for _, size in itertools.takewhile(lambda axis: axis[0] in BATCH_AXES, named))
+        return ",".join(str(size) for _, size in itertools.takewhile(lambda axis: axis[0] in STACKED_AXES, named))
 
     def mapped(sizes: str) -> optax.GradientTransformation:
         init, update = optimizer.init, optimizer.update
@@ -181,7 +181,7 @@ def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
     """Applies `optax.adaptive_grad_clip` with the inputs of one kernel output, or a whole bias, as a unit."""
 
     def unit(box: Any) -> tuple[int, ...]:
-        kept = [axis for axis, name in enumerate(box.names) if name not in BATCH_AXES]
+        kept = [axis for axis, name in enumerate(box.names) if name not in STACKED_AXES]
         if len(kept) < 2 or axes.EMBED not in (box.names[kept[0]], box.names[kept[-1]]):
             return tuple(kept)
         return tuple(kept[:1] if box.names[kept[0]] == axes.EMBED else kept[:-1])

@@ -27,7 +27,7 @@ from tformer_jax.config.paths import is_remote, write_text
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
 
-CHANGEABLE = (
+RESUMABLE_SETTINGS = (
     "steps",
     "weights",
     "average",
@@ -45,7 +45,7 @@ CHANGEABLE = (
     "wandb",
 )
 """Settings of train that may change when a run is resumed, in addition to all of eval, decode and parallel."""
-GENERATED = ("bleu", "chrf", "exact_match")
+GENERATION_METRICS = ("bleu", "chrf", "exact_match")
 """Validation metrics of generated texts, which settings of decode and references determine."""
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
@@ -56,7 +56,7 @@ def checkpoints(run: Path) -> Path:
     return run / "checkpoints"
 
 
-def weights_facts(run: Path) -> Path:
+def weights_json(run: Path) -> Path:
     """Returns the path of `weights.json`: how the final weights were made, and after which step."""
     return run / "weights.json"
 
@@ -76,7 +76,7 @@ def holds_run(run: Path) -> bool:
 
 def holds_weights(run: Path) -> bool:
     """Returns whether a run has checkpoints or final weights; it may have been copied without its checkpoints."""
-    return checkpoints(run).is_dir() or weights_facts(run).exists()
+    return checkpoints(run).is_dir() or weights_json(run).exists()
 
 
 def holds_checkpoint(run: Path) -> bool:
@@ -135,16 +135,13 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     before = config.load(run / "config.json")
     differences = config.differences(before, cfg)
     unfinished = bool(differences) or not (run / "result.json").exists()
-    if unfinished and weights_facts(run).exists() and not holds_checkpoint(run):
+    if unfinished and weights_json(run).exists() and not holds_checkpoint(run):
         raise ConfigError(
             f"{run} has its final weights but no checkpoint to continue from; start another run from them with "
             f"--run DIR --config.train.start_from={run}"
         )
-    changed = [
-        difference
-        for difference in differences
-        if not difference.startswith((*(f"train.{name}:" for name in CHANGEABLE), "eval.", "decode.", "parallel."))
-    ]
+    allowed = (*(f"train.{name}:" for name in RESUMABLE_SETTINGS), "eval.", "decode.", "parallel.")
+    changed = [difference for difference in differences if not difference.startswith(allowed)]
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
         raise ConfigError(
@@ -181,7 +178,7 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
 
 def weights_of(run: Path) -> dict[str, Any]:
     """Returns the kind of the weights that a run is loaded with, and the steps that they come from."""
-    latest, path = latest_step(run), weights_facts(run)
+    latest, path = latest_step(run), weights_json(run)
     facts = read_json(path) if path.exists() else {"at_step": -1}
     if facts["at_step"] < (latest or 0):
         return {"kind": "checkpoint", "steps": [latest]}
@@ -196,7 +193,7 @@ def _of_other_scores(run: Path, before: Config, cfg: Config, differences: list[s
     if not (cfg.train.keep_best or cfg.train.patience) or not holds_checkpoint(run):
         return []
     settings = ["eval.examples:"]
-    if cfg.train.metric in GENERATED:
+    if cfg.train.metric in GENERATION_METRICS:
         settings += ["decode.", "eval.references:", "eval.bleu_tokenize:"]
     if "ema" in (before.train.weights, cfg.train.weights):
         settings.append("train.weights:")  # only those of the EMA are evaluated during training

@@ -11,7 +11,7 @@ from tformer_jax.config import Config
 ROUNDING = 2**-22
 """Relative error of a number of cycles in float32; without it, a restart may come one step late."""
 
-Course = Callable[[jax.Array], jax.Array]
+Decay = Callable[[jax.Array], jax.Array]
 """Maps the fraction of the steps after warm-up that are done to the fraction of the peak learning rate."""
 
 
@@ -34,30 +34,30 @@ def constant(done: jax.Array) -> jax.Array:
     return jnp.ones_like(done)
 
 
-def cosine(final: float) -> Course:
+def cosine(final: float) -> Decay:
     """Cosine decay from 1 to `final` (SGDR, 2017)."""
     return lambda done: final + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * done))
 
 
-def linear(final: float) -> Course:
+def linear(final: float) -> Decay:
     """Linear decay from 1 to `final`."""
     return lambda done: 1 - (1 - final) * done
 
 
-def warmup_stable_decay(final: float, decay_fraction: float) -> Course:
+def warmup_stable_decay(final: float, decay_fraction: float) -> Decay:
     """Constant 1, then linear decay to `final` over the last `decay_fraction` (MiniCPM, 2024)."""
     return lambda done: 1 - (1 - final) * jnp.maximum(1 - (1 - done) / max(decay_fraction, 1e-9), 0)
 
 
-def with_warmup(course: Course, peak: float, warmup_steps: int, steps: int, cycles: int) -> optax.Schedule:
-    """Linear warm-up, then `cycles` equal repetitions of `course` until step `steps`; then its final value."""
+def with_warmup(decay: Decay, peak: float, warmup_steps: int, steps: int, cycles: int) -> optax.Schedule:
+    """Linear warm-up, then `cycles` equal repetitions of `decay` until step `steps`; then its final value."""
 
     def schedule(step):
         t = jnp.asarray(step, jnp.float32) + 1
         done = cycles * jnp.clip((t - warmup_steps) / max(steps - warmup_steps, 1), 0, 1)
         cycle = jnp.minimum(jnp.floor(done * (1 + ROUNDING)), cycles - 1)
         inside = jnp.maximum(done - cycle, 0)
-        return peak * jnp.where(t < warmup_steps, t / warmup_steps, course(inside))
+        return peak * jnp.where(t < warmup_steps, t / warmup_steps, decay(inside))
 
     return schedule
 
@@ -68,10 +68,10 @@ def build(cfg: Config) -> optax.Schedule:
     peak = (cfg.model.fixed_dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
     if optim.schedule == "inverse_sqrt":
         return inverse_sqrt(peak, optim.warmup_steps)
-    courses: dict[str, Course] = {
+    decays: dict[str, Decay] = {
         "constant": constant,
         "cosine": cosine(optim.final_fraction),
         "linear": linear(optim.final_fraction),
         "warmup_stable_decay": warmup_stable_decay(optim.final_fraction, optim.decay_fraction),
     }
-    return with_warmup(courses[optim.schedule], peak, optim.warmup_steps, cfg.train.steps, optim.cycles)
+    return with_warmup(decays[optim.schedule], peak, optim.warmup_steps, cfg.train.steps, optim.cycles)

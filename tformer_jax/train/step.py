@@ -24,8 +24,6 @@ from tformer_jax.train.step_metrics import StepMetrics, pack
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-TRAINING_FLOPS = 3
-"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each."""
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config) -> TrainStep:
@@ -86,7 +84,7 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
 
 @contextlib.contextmanager
 def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batch]) -> Iterator[None]:
-    """Context in which another thread compiles a train step of `compiled` for the first batch.
+    """Context in which another thread compiles a train step of `jitted` for the first batch.
 
     Most of a compilation uses one core. Errors are ignored here; the first call raises them. With several
     processes, nothing is compiled here, so that all compile their programs in the same order.
@@ -122,12 +120,12 @@ def accumulated_gradients(
     labels = batch[registry.FAMILIES[cfg.model.family].labels]
     total = jnp.maximum((labels >= 0).sum(), 1)
 
-    given, params = params, lora.trained(params)
-    learned = optimizers.not_frozen(cfg.optim, params)
+    trained = lora.trained(params)
+    learned = optimizers.not_frozen(cfg.optim, trained)
 
-    def objective(params: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
-        params = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), learned, params)
-        full = lora.merged(lora.with_trained(given, params))
+    def objective(trained: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
+        trained = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), learned, trained)
+        full = lora.merged(lora.with_trained(params, trained))
         sums, auxiliary = batch_loss(
             model, full, micro_batch, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
         )
@@ -135,18 +133,18 @@ def accumulated_gradients(
 
     gradient = jax.grad(objective, has_aux=True)
     if count == 1:
-        grads, sums = gradient(params, batch, key)
+        grads, sums = gradient(trained, batch, key)
         return sums, grads, optax.tree.norm(grads)[None]
 
     def add(carry: tuple[Sums, Any], inputs: tuple[Batch, jax.Array]) -> tuple[tuple[Sums, Any], jax.Array]:
         micro_batch, number = inputs
-        grads, sums = gradient(params, micro_batch, jax.random.fold_in(key, number))
+        grads, sums = gradient(trained, micro_batch, jax.random.fold_in(key, number))
         grads = optax.tree.cast(grads, jnp.float32)
         norm = optax.tree.norm(grads) * total / jnp.maximum(sums.labels, 1)
         return jax.tree.map(jnp.add, carry, (sums, grads)), norm
 
     split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained)
     (sums, grads), norms = jax.lax.scan(add, (zero_sums(), zeros), (split, jnp.arange(count)))
     return sums, grads, norms
 
@@ -159,13 +157,13 @@ def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) ->
     if decay is None:
         return None
     d = jnp.minimum(decay, (1 + step) / (10 + step))
-    return jax.tree.map(lambda old, new: old + (1 - d) * (new.astype(jnp.float32) - old), mean, params)
+    return optax.incremental_update(optax.tree.cast(params, jnp.float32), mean, 1 - d)
 
 
 def training_flops(cfg: ModelConfig, batch: Mapping[str, Any]) -> float:
     """Returns the FLOPs of the matrix products of a step on a batch; traces once per model and batch shape."""
     shapes = tuple((name, array.shape, array.dtype) for name, array in batch.items())
-    return TRAINING_FLOPS * _forward_flops(cfg, shapes)
+    return cost.TRAINING_FLOPS * _forward_flops(cfg, shapes)
 
 
 @functools.cache

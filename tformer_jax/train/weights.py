@@ -19,11 +19,11 @@ from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import lora, optimizers
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.errors import RunError, cause_of_failed_write
-from tformer_jax.train.run_folder import weights_facts, write_json
+from tformer_jax.train.run_folder import weights_json, write_json
 from tformer_jax.train.state import TrainState
 
 FOLDER = "weights"
-OF_LAST_STEP = ("last", "ema")
+LAST_STEP = ("last", "ema")
 """Choices of `train.weights` that evaluations during training use as well."""
 
 
@@ -47,7 +47,7 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
         ConfigError: one of their checkpoints is damaged, or no checkpoint has a finite score.
     """
     train = cfg.train
-    if train.weights in OF_LAST_STEP:
+    if train.weights in LAST_STEP:
         return to_evaluate(cfg, state), [int(state.step)]
     checkpointer.wait()
     if train.weights == "average_last":
@@ -116,7 +116,7 @@ def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: Pr
         RunError: the disk is full or not writable.
     """
     if group.first:
-        weights_facts(run).unlink(missing_ok=True)
+        weights_json(run).unlink(missing_ok=True)
     try:
         with ocp.StandardCheckpointer() as writer:
             writer.save(resolved(run / FOLDER), params, force=True)
@@ -132,7 +132,7 @@ def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: Pr
     if not group.first:
         return
     facts = {"weights": kind, "steps": steps, "at_step": at, "checksums": _checksums(run / FOLDER)}
-    write_json(weights_facts(run), facts)
+    write_json(weights_json(run), facts)
 
 
 def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
@@ -153,7 +153,7 @@ def verify(run: Path, latest_step: int | None) -> bool:
     Raises:
         ConfigError: they are damaged.
     """
-    path = weights_facts(run)
+    path = weights_json(run)
     if not path.exists():
         return False
     with _damage_named(run):
@@ -173,7 +173,7 @@ def _damage_named(run: Path) -> Iterator[None]:
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = first_line(error)
         raise ConfigError(
-            f"{run / FOLDER} is damaged ({reason}): remove {weights_facts(run)}, then the newest checkpoint is used"
+            f"{run / FOLDER} is damaged ({reason}): remove {weights_json(run)}, then the newest checkpoint is used"
         ) from error
 
 

@@ -78,5 +78,5 @@ def test_bytes_groups_and_repetitions():
 )
 def test_bytes_sent_by_a_ring_of_four(kind, sent):
     """For a result of 100 bytes; the operand of a reduce-scatter has 400."""
-    assert Collective(kind, "", 100, 4, 1).sent == sent
-    assert Collective(kind, "", 100, 4, 5).sent == 5 * sent
+    assert Collective(kind, "", 100, 4, 1).bytes_sent == sent
+    assert Collective(kind, "", 100, 4, 5).bytes_sent == 5 * sent

@@ -31,7 +31,7 @@ def test_a_train_step_on_eight_devices():
     assert (found.mesh, found.rows, found.length) == ({"data": 8}, 8, T)
     # parameters and two moments of each, four counts of steps, a row and its labels
     assert found.arguments == pytest.approx(3 * 4 * numbers + 16 + 2 * 4 * T, abs=64)
-    reduced = sum(one.times * one.size for one in found.sent if one.kind == "all-reduce")
+    reduced = sum(one.times * one.size for one in found.collectives if one.kind == "all-reduce")
     table = 4 * 11 * 16  # of tied embeddings, whose two gradients are summed apart
     assert 4 * numbers <= reduced <= 4 * numbers + table + 64
     assert found.hbm == found.arguments + found.outputs + found.temporaries + found.code

@@ -31,7 +31,7 @@ LENGTH = np.dtype("<u4")
 """How a length is stored."""
 TOKENIZERS = "tokenizers"
 SUFFIXES = (".array_record", ".lengths", ".tokens")
-OF_TOKENIZERS = (
+TOKENIZER_SETTINGS = (
     *("tokenizer", "source_tokenizer", "target_tokenizer", "tokenizer_file"),
     *("vocab_size", "split_digits", "shared_vocab", "tokenizer_examples"),
 )
@@ -286,7 +286,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     if (objective := metadata["data"].get("objective")) != cfg.data.objective:
         raise DataError(f"{folder} was prepared for data.objective={objective!r}, not {cfg.data.objective!r}")
     prepared, wanted = metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
-    for name in ("source_language", "target_language", "normalize", *OF_TOKENIZERS):
+    for name in ("source_language", "target_language", "normalize", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
     return metadata

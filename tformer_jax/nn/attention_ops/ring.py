@@ -45,7 +45,7 @@ class _Keys(NamedTuple):
 
 
 def ring(x: Operands, block: int = BLOCK) -> jax.Array:
-    """Computes `blockwise` with T and S sharded as in `nn.sharding.partition`.
+    """Computes `blockwise` with T and S sharded as in `nn.sharding.activation_spec`.
 
     Runs `blockwise` itself unless both are sharded along the same mesh axes, and for an explicit mask, which is as
     large as all weights.

@@ -49,7 +49,7 @@ def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, leng
         mask=jax.tree.map(lambda leaf: _spec(leaf, *(along,) * min(leaf.ndim - 1, 1)), x.mask),
         bias=jax.tree.map(lambda _: PartitionSpec(), x.bias),
         dropout_key=None,
-        sinks=jax.tree.map(lambda leaf: PartitionSpec(*sharding.partition((axes.HEADS,), leaf.shape)), x.sinks),
+        sinks=jax.tree.map(lambda leaf: PartitionSpec(*sharding.activation_spec((axes.HEADS,), leaf.shape)), x.sinks),
     )
     out: jax.Array = jax.shard_map(kernel, in_specs=(specs,), out_specs=where, check_vma=False)(x)
     return out
@@ -70,4 +70,6 @@ def _spec(x: jax.Array, *names: str | None) -> PartitionSpec:
     Includes the mesh axes of size 1, because gradients are summed over the mesh axes that a spec omits.
     """
     size_1 = (axis for axis, size in jax.sharding.get_abstract_mesh().shape.items() if size == 1)
-    return PartitionSpec((*sharding.mesh_axes(axes.BATCH, len(x)), *size_1), *sharding.partition(names, x.shape[1:]))
+    return PartitionSpec(
+        (*sharding.mesh_axes(axes.BATCH, len(x)), *size_1), *sharding.activation_spec(names, x.shape[1:])
+    )

@@ -17,7 +17,7 @@ from flax import linen as nn
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.report.explain.mathml import Math
 
-FEWEST, MOST = 2, 32
+MIN_TOKENS, MAX_TOKENS = 2, 32
 """Numbers of tokens that a text may have."""
 DIGITS = 5
 """Significant digits of the numbers in a figure."""
@@ -38,7 +38,7 @@ class Example:
         """Splits the texts into tokens; without a target, it is the text backwards.
 
         Raises:
-            ConfigError: a text has fewer than `FEWEST` or more than `MOST` tokens.
+            ConfigError: a text has fewer than `MIN_TOKENS` or more than `MAX_TOKENS` tokens.
         """
         source = tuple(_TOKEN.findall(text))
         return cls.checked(source, source[::-1] if target is None else tuple(_TOKEN.findall(target)), WORDS)
@@ -58,8 +58,8 @@ class Example:
         """
         by_run = "" if translated is None else f", in place of the run's translation {translated!r}"
         for name, tokens in (("--text", source), (f"--target{by_run}", target)):
-            if not FEWEST <= len(tokens) <= MOST:
-                raise ConfigError(f"{name}: write {FEWEST} to {MOST} tokens ({kind}), not {len(tokens)}")
+            if not MIN_TOKENS <= len(tokens) <= MAX_TOKENS:
+                raise ConfigError(f"{name}: write {MIN_TOKENS} to {MAX_TOKENS} tokens ({kind}), not {len(tokens)}")
         return cls(tuple(source), tuple(target))
 
     @property

@@ -12,7 +12,7 @@ from tformer_jax.report.attention import SIDES, TITLES, norms
 from tformer_jax.report.explain.search import BY_ALPHA, length_penalty
 from tformer_jax.report.explain.topic import Curve, Heat, Lines, Topic, cell_texts
 
-MOST_HEADS = 8
+MAX_HEADS = 8
 """Maximum number of heads that are shown."""
 
 
@@ -45,7 +45,7 @@ class Trained:
         if kind is None:
             return []
         layer = len(self.found.weights[kind]) - 1
-        weights = np.asarray(self.found.weights[kind])[-1, :MOST_HEADS]
+        weights = np.asarray(self.found.weights[kind])[-1, :MAX_HEADS]
         caption = f"{TITLES[kind]} of layer {layer}, the last one."
         return [self._map(f"Head {n} of {self.name}", kind, one, caption) for n, one in enumerate(weights)]
 

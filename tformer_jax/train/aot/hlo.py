@@ -38,7 +38,7 @@ class Collective(NamedTuple):
     """Number of executions on one device per call of the program."""
 
     @property
-    def sent(self) -> float:
+    def bytes_sent(self) -> float:
         """Total bytes that one device sends, with a bandwidth-optimal algorithm."""
         n = self.devices
         factor = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1, "collective-permute": 1.0}
@@ -67,7 +67,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
     for one, times in operations.values():
         found[one] += times
     merged = [one._replace(times=times) for one, times in found.items()]
-    return sorted(merged, key=lambda one: one.sent, reverse=True)
+    return sorted(merged, key=lambda one: one.bytes_sent, reverse=True)
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:

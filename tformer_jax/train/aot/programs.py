@@ -17,7 +17,7 @@ from tformer_jax.train import optimizers, state
 from tformer_jax.train.aot.hlo import Collective, collectives
 from tformer_jax.train.chips import Chip
 from tformer_jax.train.errors import LESS_MEMORY, out_of_memory
-from tformer_jax.train.step import TRAINING_FLOPS, jitted, make_train_step
+from tformer_jax.train.step import jitted, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Program:
     temporaries: int
     """Peak size of temporary buffers: activations, gradients, gathered parameters, fragmentation."""
     code: int
-    sent: tuple[Collective, ...]
+    collectives: tuple[Collective, ...]
     useful_flops: float
     """FLOPs per device of the products in the model's formula, estimated by tracing.
 
@@ -57,7 +57,7 @@ class Program:
 
     def seconds_sending(self, chip: Chip) -> float:
         """Returns the time to communicate with all ICI links of the chip saturated, in seconds."""
-        return sum(one.sent for one in self.sent) / chip.ici
+        return sum(one.bytes_sent for one in self.collectives) / chip.ici
 
     def utilization(self, chip: Chip, *, overlap: bool) -> float:
         """Returns an upper bound on the model FLOPs utilization (MFU).
@@ -162,7 +162,7 @@ def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, ex
         outputs=planned.output_size_in_bytes - planned.alias_size_in_bytes,
         temporaries=planned.temp_size_in_bytes,
         code=planned.generated_code_size_in_bytes,
-        sent=tuple(collectives(program.as_text(), mesh.size)),
+        collectives=tuple(collectives(program.as_text(), mesh.size)),
         useful_flops=useful / mesh.size,
         flops=executed / mesh.size,
     )
@@ -171,6 +171,6 @@ def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, ex
 def _training_flops(cfg: Config, rows: int, length: int) -> tuple[float, float]:
     """Returns the FLOPs of a train step by the model's formula, and those executed, recomputation included."""
     row = registry.example_batch(cfg.model, 1, length)
-    useful = TRAINING_FLOPS * rows * cost.forward_flops(cfg.model, row, all_scores=True)
+    useful = cost.TRAINING_FLOPS * rows * cost.forward_flops(cfg.model, row, all_scores=True)
     head = 2 * cfg.model.dim * rows * length * cfg.model.known("vocab_size") if cfg.train.loss_chunk else 0
     return useful, useful + rows * cost.recomputed_flops(cfg.model, row) + head
