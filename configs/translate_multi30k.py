@@ -153,7 +153,12 @@ FIRST_STAGE = f"runs/{BOTH_DIRECTIONS.name}"
 BIDIRECTIONAL = dataclasses.replace(
     PUBLISHED,
     name="translate_multi30k_bidirectional",
-    data=dataclasses.replace(PUBLISHED.data, tokenizer="file", tokenizer_file=str(Path(FIRST_STAGE).resolve())),
+    data=dataclasses.replace(
+        PUBLISHED.data,
+        tokenizer="file",
+        tokenizer_file=str(Path(FIRST_STAGE).resolve()),
+        vocab_size=DataConfig.vocab_size,
+    ),
     train=dataclasses.replace(PUBLISHED.train, start_from=FIRST_STAGE),
 )
 PUBLISHED_VARIANTS = {

@@ -49,7 +49,8 @@ def test_the_command(corpus_folder, tmp_path, capsys):
     assert "81" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
         prepare_data.main(arguments)
-    prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / "p" / "tokenizers")])
+    for tokenizers in ("p/tokenizers", "p"):  # as of a run folder
+        prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / tokenizers)])
     with pytest.raises(ConfigError, match="contains files other than prepared data"):
         prepare_data.main([*arguments[:-1], str(corpus_folder)])
     (tmp_path / "p" / "notes.txt").touch()

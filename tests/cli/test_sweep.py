@@ -107,8 +107,16 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert output.count("training") == 1
     found = json.loads((folder / "results.json").read_text())
     assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
-    with pytest.raises(ConfigError, match="is a sweep of another config; choose another --output"):
+    with pytest.raises(ConfigError, match=r"is a sweep of another config \(model.dim: 16 -> 32\); choose "):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
+    saved = json.loads((folder / "sweep.json").read_text())
+    del saved["seed=0"]["train"]["report"]  # as of a version without this setting
+    (folder / "sweep.json").write_text(json.dumps(saved))
+    sweep.main([*arguments, "--sweep", "seed=0"])
+    saved["seed=0"]["train"]["unknown"] = 1
+    (folder / "sweep.json").write_text(json.dumps(saved))
+    with pytest.raises(ConfigError, match=r"is a sweep of another config \(.*unknown.*\); choose another --output"):
+        sweep.main([*arguments, "--sweep", "seed=0"])
     for seed in (7, 8):  # the config of a run that has not started may be corrected
         sweep.check_same_sweep(folder, [Config(seed=seed)], [("name=x",)])
     for damaged in ("{", "[]", "3"):
@@ -262,6 +270,38 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):
         folders = ["--output", str(tmp_path / "sweep"), "--data", str(tmp_path)]
         sweep.main(["--config", str(path), *folders, "--sweep", "seed=0"])
     assert "seed=0: failed: error:" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "problem"),
+    [
+        (1, "error: data.train: one\nerror: two\n", "error: two"),
+        (1, "error: two\nTraceback\n", "error: two"),
+        (-9, "step 300/550  loss 0.1577\n", "killed by SIGKILL after: step 300/550  loss 0.1577"),
+        (4, "", "exit status 4 after: no output"),
+    ],
+)
+def test_the_reason_of_a_failure(status, output, problem):
+    assert sweep.problem_of(status, output) == problem
+
+
+def test_only_the_output_of_the_last_start_is_searched(corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "TRAIN", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "seed=0.log").write_text("error: of an earlier start\n")
+    with pytest.raises(RunError, match="seed=0: killed by SIGKILL after: no output"):
+        sweep.main([*flags(tmp_path, corpus_folder, folder), "--sweep", "seed=0"])
+
+
+def test_nothing_is_chosen_if_no_trial_has_a_result(corpus_folder, tmp_path, monkeypatch):
+    folder, rates = tmp_path / "sweep", "optim.learning_rate=1,2"
+    arguments = flags(tmp_path, corpus_folder, folder)
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    sweep.main([*arguments, "--sweep", f"{rates}; seed=1"])
+    monkeypatch.setattr(sweep, "TRAIN", "raise SystemExit(1)")
+    with pytest.raises(RunError, match="2 of 4 runs failed"):
+        sweep.main([*arguments, "--sweep", f"{rates}; seed=0,1", "--choose", "optim.learning_rate"])
 
 
 @pytest.mark.parametrize("devices", ["", ",", "0,", "0, ,1", "0,0"])

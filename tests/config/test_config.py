@@ -8,7 +8,16 @@ import pytest
 from ml_collections import config_dict
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, OptimConfig, read_mesh
+from tformer_jax.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    read_mesh,
+)
 from tformer_jax.config.fields import Section
 
 
@@ -235,6 +244,11 @@ def test_a_setting_that_the_optimizer_does_not_use_is_refused(tmp_path, sentence
             DataConfig(batching="packed", batch_tokens=2048, window=64),
             ["data.batch_tokens=2048 has no effect with data.batching='packed'"],
         ),
+        (
+            DataConfig(tokenizer="bytes", vocab_size=99),
+            ["data.vocab_size=99 has no effect with data.tokenizer='bytes'"],
+        ),
+        (DataConfig(tokenizer="bytes", target_tokenizer="bpe", vocab_size=99, shared_vocab=False), []),
         (DecodeConfig(beams=8), ["decode.beams=8 has no effect with decode.strategy='greedy'"]),
         (DecodeConfig(strategy="beam", beams=8), []),
         (DecodeConfig(strategy="beam", top_k=9), ["decode.top_k=9 has no effect with decode.strategy='beam'"]),
@@ -242,6 +256,25 @@ def test_a_setting_that_the_optimizer_does_not_use_is_refused(tmp_path, sentence
 )
 def test_settings_that_another_one_makes_useless_are_named(section, unused):
     assert Config(**{section.path: section}).without_effect() == unused
+
+
+@pytest.mark.parametrize(
+    ("train", "unused"),
+    [
+        ({"ema_decay": 0.9}, ["train.ema_decay=0.9 has no effect with train.weights='last'"]),
+        ({"ema_decay": 0.9, "weights": "ema"}, []),
+        ({"average": 3}, ["train.average=3 has no effect with train.weights='last'"]),
+        ({"average": 2, "weights": "average_last"}, []),
+    ],
+)
+def test_averages_that_are_not_used_are_named(train, unused):
+    assert Config(train=TrainConfig(**train), data=DataConfig(source="cldr_translation")).without_effect() == unused
+
+
+def test_only_translation_has_two_vocabularies():
+    data = DataConfig(source="stdlib_text", batching="windows", shared_vocab=False)
+    unused = Config(model=ModelConfig(family="decoder_lm"), data=data).without_effect()
+    assert unused == ["data.shared_vocab=False has no effect without translation"]
 
 
 def test_the_output_bias_of_a_saved_classifier_is_ignored(tmp_path):

@@ -101,6 +101,12 @@ def test_fine_tuning_of_a_masked_language_model(tmp_path):
     assert (found.family, found.dim, found.head_transform, found.output_bias) == ("classifier", 8, False, False)
 
 
+def test_fine_tuning_needs_an_encoder(tmp_path):
+    config.save(Config(data=DataConfig(source="tsv", train="a.tsv")), tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=" is a seq2seq: name the run of a classifier or a masked language model$"):
+        read_config(f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}")
+
+
 def test_every_config_shows_its_command():
     for path in FOLDER.glob("*.py"):
         assert f"python scripts/train.py --config configs/{path.name}" in path.read_text(encoding="utf-8")

@@ -159,6 +159,46 @@ def test_a_row_that_is_not_utf8_is_named_or_skipped(tmp_path, name):
     assert [tuple(example.values()) for example in read] == [("a", "A"), ("c", "C")]
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_other_columns_are_not_converted(tmp_path, name):
+    """Neither nanoseconds nor bytes that are not UTF-8 have a value in Python."""
+    others = {
+        "when": pa.array([1234567890123456789] * 2, pa.timestamp("ns")),
+        "raw": pa.array([b"\xff"] * 2).view(pa.string()),
+    }
+    table = pa.table({"source": ["a", "b"], "target": ["A", "B"], **others})
+    if name == "a.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        with pa.ipc.new_file(str(tmp_path / name), table.schema) as file:
+            file.write_table(table)
+    read = load_corpus(config("parquet", name, validation=name), tmp_path).train
+    assert [tuple(example.values()) for example in read] == [("a", "A"), ("b", "B")]
+    with pytest.raises(
+        DataError, match=rf"{name}, line 1: has no field 'text', only 'source', .*'raw': set data.fields"
+    ):
+        load_corpus(config("parquet", name, "decoder_lm", validation=name), tmp_path)
+
+
+def test_empty_files_are_skipped_counted_and_reported(tmp_path, caplog):
+    write(tmp_path, **{"a.py": b"x = 1\n", "b.py": b"", "c.py": b" \n", "d.tsv": b"", "e.tsv": b"1\t2\n"})
+    cfg = config("text", "*.py", "decoder_lm", validation="a.py", on_bad_line="skip")
+    assert load_corpus(cfg, tmp_path).train == [{"text": "x = 1\n"}]
+    assert "b.py: skipped 1 lines, first at line 1: the file is empty" in caplog.text
+    pairs = load_corpus(config("tsv", "*.tsv", validation="e.tsv", on_bad_line="skip"), tmp_path).train
+    assert pairs == [{"source": "1", "target": "2"}]
+
+
+def test_a_file_of_two_splits_is_reported(tmp_path, caplog):
+    write(tmp_path, **dict.fromkeys(("train.tsv", "dev.tsv", "test.tsv"), b"1\t2\n"))
+    load_corpus(config("tsv", "*.tsv", validation="dev.tsv", test="test.tsv"), tmp_path)
+    for name, split in (("dev", "validation"), ("test", "test")):
+        assert f"{name}.tsv is read for data.train and data.{split}: metrics of the {split} split are" in caplog.text
+    caplog.clear()
+    load_corpus(config("tsv", "train.tsv", validation="dev.tsv", test="test.tsv"), tmp_path)
+    assert not caplog.text
+
+
 def test_streams_can_be_read_again_and_equal_what_is_loaded(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"{i}\t-{i}\n" for i in range(10)))
     cfg = config("tsv", "pairs.tsv")

@@ -32,6 +32,13 @@ def test_one_step(step, text, normalized):
     assert normalizer((step,), "en")(text) == normalized
 
 
+def test_a_region_has_the_rules_of_its_language():
+    """In German, a number with a period is an ordinal, which is one token."""
+    text = "bzw. der 3. März"
+    assert normalizer(("moses",), "de_CH")(text) == normalizer(("moses",), "de")(text) == text
+    assert normalizer(("moses",), "en")(text) != text
+
+
 def trained(**changes) -> Tokenizers:
     return train_tokenizers(DataConfig(vocab_size=300, **changes), PAIRS)
 

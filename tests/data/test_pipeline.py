@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import random
+import time
 
 import numpy as np
 import pytest
@@ -170,6 +171,16 @@ def test_a_mixture_has_its_shares():
         for row in batch["source"]
     ]
     assert sum(word in first_half for word in seen) / len(seen) == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, pipeline.SMALL - 1, pipeline.SMALL])
+def test_shuffling_is_a_permutation_and_fast(size):
+    """Of few examples, `grain.experimental.index_shuffle` needs up to 9 ms for each."""
+    start = time.process_time()
+    for seed in range(3):
+        order = [pipeline._shuffled_index(index, size, seed) for index in range(size)]
+        assert sorted(order) == list(range(size))
+    assert time.process_time() - start < 0.5
 
 
 def test_each_epoch_has_every_example_once_and_another_order():

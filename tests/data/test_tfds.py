@@ -1,6 +1,8 @@
 """TFDS datasets, offline: existing ones on mock data, one prepared by TFDS, and the builders of this project."""
 
 import gzip
+import http.server
+import threading
 import zipfile
 from pathlib import Path
 
@@ -186,6 +188,26 @@ def test_multi30k_pairs_lines_by_number(tmp_path):
 )
 def test_records_are_prepared_in_the_order_of_the_corpus(builder, tmp_path):
     assert builder(data_dir=tmp_path).info.disable_shuffling
+
+
+def test_text_that_is_not_utf8_is_named():
+    records = source.TfdsRecords([{"en": b"a"}, {"en": b"caf\xe9"}], {"text": "en"}, None)
+    assert records[0] == {"text": "a"}
+    with pytest.raises(DataError, match="example 1 is not valid UTF-8"):
+        records[1]
+
+
+def test_a_failed_download_is_named(tmp_path, monkeypatch):
+    class Missing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(404)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Missing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(multi30k, "HOME", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(DataError, match="cannot be prepared: Failed to get url .*HTTP code: 404"):
+            source.download(config("multi30k"), tmp_path)
+        server.shutdown()
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """The name of the first value of a step that is not finite."""
 
+import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -7,10 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tests.helpers import build, tiny
+from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from tformer_jax.models import registry
-from tformer_jax.train.diagnostics import first_non_finite
+from tformer_jax.train.non_finite import first_non_finite
+
+
+def config(model: ModelConfig, **train: Any) -> Config:
+    data = DataConfig(source="stdlib_text", batching="windows", window=4)
+    return Config(model=model, data=data, train=TrainConfig(**train))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +35,38 @@ def test_the_first_value_that_is_not_finite_is_named(factor, found):
     expand = params["decoder"]["layers_0"]["ffn"]["expand"]
     expand["kernel"] = expand["kernel"] * factor
     batch = registry.example_batch(model.cfg)
-    assert first_non_finite(model, jax.device_get(params), batch, jax.random.key(0), 0.0).startswith(found)
+    cfg = config(model.cfg)
+    assert first_non_finite(model, jax.device_get(params), batch, jax.random.key(0), cfg).startswith(found)
+
+
+@pytest.mark.parametrize(("z_loss", "found"), [(0.0, "sum of the squared gradients"), (3e38, "z-loss (train.z_loss)")])
+def test_the_objective_of_the_step_is_searched(z_loss, found):
+    """With the parameters of a host, from the losses to the gradients, which are finite without z-loss."""
+    model, params = build(tiny("decoder_lm", decoder_layers=1, dropout=0.0))
+    batch, cfg = registry.example_batch(model.cfg), config(model.cfg, z_loss=z_loss)
+    assert first_non_finite(model, jax.device_get(params), batch, jax.random.key(0), cfg) == found
+
+
+def test_gradients_of_frozen_parameters_are_not_searched():
+    """The gradient of `root` is infinite at 0."""
+    batch = {"tokens": np.array([[5]]), "targets": np.array([[4]])}
+    params = {"root": np.float32(0), "table": np.arange(121, dtype=np.float32).reshape(11, 11)}
+    cfg = config(tiny("decoder_lm"))
+    frozen = dataclasses.replace(cfg, optim=OptimConfig(learning_rates=("root=0",)))
+    names = [first_non_finite(Bigram(one.model), params, batch, jax.random.key(0), one) for one in (cfg, frozen)]
+    assert names == ["gradient of root", "sum of the squared gradients"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"remat": "nothing_saveable"}, {"scan_layers": True}])
+def test_rematerialized_and_scanned_layers_are_searched(changes):
+    model, params = build(tiny("decoder_lm", dropout=0.0, **changes))
+    factors = {"expand": 1e19, "contract": 1e38}
+    params = flatten_dict(params, sep="/")
+    params = {name: leaf * factors.get(name.split("/")[-2], 1) for name, leaf in params.items()}
+    params = unflatten_dict(params, sep="/")
+    found = first_non_finite(model, params, registry.example_batch(model.cfg), jax.random.key(0), config(model.cfg))
+    assert re.fullmatch(r"output of decoder/(periods/)?layers_0/ffn/contract", found)
 
 
 class Bigram(nn.Module):
@@ -54,4 +94,5 @@ class Bigram(nn.Module):
 def test_values_are_named_in_the_order_in_which_they_are_computed(root, label, found):
     batch = {"tokens": np.array([[5]]), "targets": np.array([[label]])}
     params = {"root": jnp.float32(root), "table": jnp.arange(121.0).reshape(11, 11)}
-    assert first_non_finite(Bigram(tiny("decoder_lm")), params, batch, jax.random.key(0), 0.1) == found
+    cfg = config(tiny("decoder_lm"), label_smoothing=0.1)
+    assert first_non_finite(Bigram(cfg.model), params, batch, jax.random.key(0), cfg) == found

@@ -15,7 +15,7 @@ import pytest
 
 from tformer_jax.config import Config, ConfigError, TrainConfig
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.train import diagnostics, failures, guards
+from tformer_jax.train import failures, guards, non_finite
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.guards import HUNG, FolderLock, SpikeDetector
@@ -137,7 +137,7 @@ def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(mon
     """Of seven steps that were started, the sixth is the second in a row that was skipped."""
     trainer = started_seven_steps()
     looked_at = mock.Mock(return_value="output of decoder/norm")
-    monkeypatch.setattr(diagnostics, "first_non_finite", looked_at)
+    monkeypatch.setattr(non_finite, "first_non_finite", looked_at)
     sentence = (
         "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 4"
     )
@@ -152,7 +152,7 @@ FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9\nof 8 GiB")
 
 
 def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
-    monkeypatch.setattr(diagnostics, "first_non_finite", mock.Mock(side_effect=FULL))
+    monkeypatch.setattr(non_finite, "first_non_finite", mock.Mock(side_effect=FULL))
     found = str(started_seven_steps()._not_finite(2))
     assert (
         "(the search for the first non-finite value failed: RESOURCE_EXHAUSTED: 9 of 8 GiB; last checkpoint: step 4"

@@ -339,6 +339,19 @@ def test_damaged_weights_to_start_from_replace_no_run(first, corpus_folder, tmp_
     jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)
 
 
+def test_a_run_without_a_checkpoint_to_start_from_replaces_no_run(first, corpus_folder, tmp_path):
+    """A run that is killed before its first checkpoint has an empty folder of checkpoints."""
+    kept = shutil.copytree(first, tmp_path / "kept")
+    (tmp_path / "killed" / "checkpoints").mkdir(parents=True)
+    for name in ("config.json", "tokenizers"):
+        copy = shutil.copytree if (first / name).is_dir() else shutil.copy
+        copy(first / name, tmp_path / "killed" / name)
+    cfg = small_config(start_from=str(tmp_path / "killed"))
+    with pytest.raises(ConfigError, match="killed': holds no checkpoint: it was stopped before its first one; train"):
+        experiment.build(cfg, kept, data_root=corpus_folder, overwrite=True)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)
+
+
 @pytest.mark.parametrize(("kind", "flag"), [("last", "resume"), ("imported", "overwrite")])
 def test_weights_that_do_not_fit_on_the_disk(tmp_path, kind, flag):
     """Files of more than 4 KiB cannot be written."""

@@ -21,15 +21,15 @@ REFERENCE = 400
 
 def about(run: tj.Run) -> dict[str, Any]:
     """Returns the description of a run, ready for JSON."""
-    (found,) = load_all([run.path])
-    cfg, split = run.config, found.split or "validation"
+    (loaded,) = load_all([run.path])
+    cfg, split = run.config, loaded.split or "validation"
     return {
         "languages": languages(cfg),
         "labels": run.labels,
-        "facts": facts(cfg, found),
+        "facts": facts(cfg, loaded),
         "split": split,
-        "metrics": metrics(found, split),
-        "examples": examples(found.outputs[split]) if split in found.outputs else [],
+        "metrics": metrics(loaded, split),
+        "examples": examples(loaded.outputs[split]) if split in loaded.outputs else [],
     }
 
 
@@ -41,25 +41,25 @@ def languages(cfg: Config) -> tuple[str, str] | None:
     return pair if cfg.model.family == "seq2seq" and cfg.data.objective is None and told else None
 
 
-def facts(cfg: Config, found: Run) -> list[str]:
+def facts(cfg: Config, loaded: Run) -> list[str]:
     """Returns the size of the model and of its training, each as a few words."""
-    known, model = sections.facts(found), cfg.model
+    known, model = sections.facts(loaded), cfg.model
     layers = " + ".join(map(str, model.depths))
     found_facts = [
         f"{known['parameters']} parameters",
         f"{layers} layer{'' if layers == '1' else 's'}",
         f"width {model.dim}",
         f"{model.num_heads} head{'' if model.num_heads == 1 else 's'}",
-        f"trained for {found.step:,} steps on {known['tokens']} tokens",
+        f"trained for {loaded.step:,} steps on {known['tokens']} tokens",
     ]
     return [fact for fact in found_facts if sections.ABSENT not in fact]
 
 
-def metrics(found: Run, split: str) -> list[dict[str, str]]:
+def metrics(loaded: Run, split: str) -> list[dict[str, str]]:
     """Returns titles, values and sacreBLEU's signatures of the main metrics of a split."""
-    series = found.group(split)
+    series = loaded.group(split)
     values = {name: series.last(name) for name in METRICS}
-    outputs = found.outputs.get(split)
+    outputs = loaded.outputs.get(split)
     signatures = outputs.signatures if outputs else {}
     return [
         {

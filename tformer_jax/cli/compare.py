@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import run_path
+from tformer_jax.cli.common import check_writable, run_path
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     if options.report:
         html.check_installed("--report")
+        check_writable(options.report, "--report")
     folders = [options.baseline, options.run]
     a, b = run.load_all(folders)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
@@ -59,48 +60,48 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def shown(found: Comparison, sentences: int) -> list[Table | str]:
+def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
     """Returns the parts of a comparison, ready to print."""
-    parts: list[Table | str] = [f"A  {escape(found.a.name)}\nB  {escape(found.b.name)}"]
-    if found.metrics:
-        parts.append(_metrics(found))
-    elif found.a.family != found.b.family:
+    parts: list[Table | str] = [f"A  {escape(comparison.a.name)}\nB  {escape(comparison.b.name)}"]
+    if comparison.metrics:
+        parts.append(_metrics(comparison))
+    elif comparison.a.family != comparison.b.family:
         parts.append("The models are of different families.")
     else:
         parts.append("The runs were not evaluated on the same examples, so their metrics cannot be paired.")
-    if found.losses:
-        parts.append(_losses(found))
-    parts.append(_settings(found) if found.settings else "All settings are equal.")
-    for title, changes in (("gained most", found.gained), ("lost most", found.lost)):
-        parts += [_change(title, change, found.a.family) for change in changes[:sentences]]
+    if comparison.losses:
+        parts.append(_losses(comparison))
+    parts.append(_settings(comparison) if comparison.settings else "All settings are equal.")
+    for title, changes in (("gained most", comparison.gained), ("lost most", comparison.lost)):
+        parts += [_change(title, change, comparison.a.family) for change in changes[:sentences]]
     return parts
 
 
-def _metrics(found: Comparison) -> Table:
-    steps = [f"{name}, step {step:,}" for name, step in zip("AB", found.steps, strict=True)]
-    title = f"{found.split}: {found.counted}; 95 % intervals"
+def _metrics(comparison: Comparison) -> Table:
+    steps = [f"{name}, step {step:,}" for name, step in zip("AB", comparison.steps, strict=True)]
+    title = f"{comparison.split}: {comparison.counted}; 95 % intervals"
     table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
-    for name, (a, b) in found.metrics.items():
+    for name, (a, b) in comparison.metrics.items():
         cells = [text for one in (a, b) for text in (metric(one.score, name), interval(one, name))]
         table.add_row(TITLES[name][0], *cells, difference(b.score - a.score, name), f"{b.p_value:.3f}")
     return table
 
 
-def _losses(found: Comparison) -> Table:
+def _losses(comparison: Comparison) -> Table:
     headings = ["at equal", "", "training A", "B", "B - A", "validation A", "B", "B - A"]
     table = _table("loss, interpolated between records", headings)
-    for row in found.losses:
+    for row in comparison.losses:
         cells = [AXES[row.axis], duration(row.at) if row.axis == "seconds" else compact(row.at)]
         for a, b in (row.train, row.validation):
             cells += [metric(a, "loss"), metric(b, "loss")]
-            cells.append(ABSENT if a is None or b is None or not found.same_tokens else difference(b - a, "loss"))
+            cells.append(ABSENT if a is None or b is None or not comparison.same_tokens else difference(b - a, "loss"))
         table.add_row(*cells)
     return table
 
 
-def _settings(found: Comparison) -> Table:
+def _settings(comparison: Comparison) -> Table:
     table = _table("settings that differ", ["setting", "A", "B"], right=False)
-    for name, values in found.settings.items():
+    for name, values in comparison.settings.items():
         table.add_row(name, *(escape(repr(value)) for value in values))
     return table
 

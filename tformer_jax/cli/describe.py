@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.models import cost
 
     batch = options.batch or 1
-    found = cost.of(config.model, batch, length, cache_dtype=config.decode.cache_dtype)
-    show(config.name, found, batch, length)
+    model_cost = cost.of(config.model, batch, length, cache_dtype=config.decode.cache_dtype)
+    show(config.name, model_cost, batch, length)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,25 +97,25 @@ def of_preset(name: str) -> Config:
     return Config(name=name, model=model, data=data)
 
 
-def show(name: str, found: "Cost", batch: int, length: int) -> None:
+def show(name: str, model_cost: "Cost", batch: int, length: int) -> None:
     """Prints a table of the parameters by module, and a table of everything else."""
     console = Console()
-    modules = Table("module", "parameters", "share", title=escape(f"{name}: {found.total:,} parameters"))
+    modules = Table("module", "parameters", "share", title=escape(f"{name}: {model_cost.total:,} parameters"))
     for column in modules.columns[1:]:
         column.justify = "right"
-    for module, size in found.parameters.items():
-        modules.add_row(module, f"{size:,}", f"{size / found.total:.1%}")
+    for module, size in model_cost.parameters.items():
+        modules.add_row(module, f"{size:,}", f"{size / model_cost.total:.1%}")
     console.print(modules)
 
-    per_token = found.forward_flops / found.tokens
+    per_token = model_cost.forward_flops / model_cost.tokens
     costs = Table("", "value", title=f"batch of {batch} rows of {length} tokens")
     costs.columns[1].justify = "right"
     for label, value in (
-        ("parameters without embeddings", f"{found.total - found.embeddings:,}"),
+        ("parameters without embeddings", f"{model_cost.total - model_cost.embeddings:,}"),
         ("FLOPs per token, forward", f"{per_token:.4g}"),
         ("FLOPs per token, training (3 x forward)", f"{3 * per_token:.4g}"),
-        ("parameters", size_of(found.parameter_bytes)),
-        ("KV cache of decoding", size_of(found.cache_bytes)),
+        ("parameters", size_of(model_cost.parameter_bytes)),
+        ("KV cache of decoding", size_of(model_cost.cache_bytes)),
     ):
         costs.add_row(label, value)
     console.print(costs)

@@ -68,9 +68,9 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
     findings.add(checks.packages())
     findings.add(checks.harmful_xla_flags())
     findings.hints += checks.slow_xla_flags()
-    found = examine(cfg, options, console, findings) if cfg else None
+    estimate = examine(cfg, options, console, findings) if cfg else None
     run = options.run or Path("runs") / (cfg.name if cfg else "NAME")
-    findings.add(checks.folder(run, found.checkpoint if found else 0, kept(cfg.train) if cfg else 0))
+    findings.add(checks.folder(run, estimate.checkpoint if estimate else 0, kept(cfg.train) if cfg else 0))
     for label, sentences in (("problem", findings.problems), ("hint", findings.hints)):
         for sentence in sentences:
             console.print(escape(f"{label}: {sentence}"), soft_wrap=True, highlight=False)
@@ -135,15 +135,15 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     except ConfigError as error:
         findings.hints.append(f"memory per device is not shown: {error}")
         return None
-    findings.hints += [found] if (found := assumption(cfg)) else []
+    findings.hints += [hint] if (hint := assumption(cfg)) else []
     if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled, train=True))):
         return None
-    found = findings.attempt(lambda: placement.of(dataclasses.replace(cfg, model=filled), sizes))
-    if found:
-        console.print(parameters(found))
-        console.print(budget(cfg, found))
-        findings.add(memory_problems(found, memory_of(options)))
-    return found
+    estimate = findings.attempt(lambda: placement.of(dataclasses.replace(cfg, model=filled), sizes))
+    if estimate:
+        console.print(parameters(estimate))
+        console.print(budget(cfg, estimate))
+        findings.add(memory_problems(estimate, memory_of(options)))
+    return estimate
 
 
 def memory_of(options: argparse.Namespace) -> int | None:
@@ -153,10 +153,10 @@ def memory_of(options: argparse.Namespace) -> int | None:
     return None if options.devices and jax.default_backend() == "cpu" else checks.device_memory()
 
 
-def memory_problems(found: Placement, memory: int | None) -> Iterable[str]:
+def memory_problems(estimate: Placement, memory: int | None) -> Iterable[str]:
     """Yields a problem if a device is too small for its state, gradients and fewest activations."""
-    fixed = found.state + found.gradients
-    if memory is None or fixed + found.activations <= memory:
+    fixed = estimate.state + estimate.gradients
+    if memory is None or fixed + estimate.activations <= memory:
         return
     if fixed > memory:
         yield (
@@ -165,7 +165,7 @@ def memory_problems(found: Placement, memory: int | None) -> Iterable[str]:
         )
         return
     yield (
-        f"state and gradients take about {size_of(fixed)} and activations at least {size_of(found.activations)} "
+        f"state and gradients take about {size_of(fixed)} and activations at least {size_of(estimate.activations)} "
         f"(estimated) per device, which has {size_of(memory)}: try train.accumulate, train.loss_chunk or "
         "a smaller batch"
     )
@@ -180,13 +180,13 @@ def mesh(sizes: dict[str, int], devices: int) -> Table:
     return table
 
 
-def parameters(found: Placement) -> Table:
+def parameters(estimate: Placement) -> Table:
     """Returns a table of the groups of parameters, and their placement."""
     table = Table("parameter", "count", "shape", "logical axes", "mesh axes", "per device", title="parameters")
     table.columns[0].overflow, table.columns[0].min_width = "fold", 24
     for column in (table.columns[1], table.columns[-1]):
         column.justify = "right"
-    for group in found.groups:
+    for group in estimate.groups:
         placed = ["+".join(where) if isinstance(where, tuple) else where or "-" for where in group.spec]
         table.add_row(
             group.name,
@@ -199,19 +199,19 @@ def parameters(found: Placement) -> Table:
     return table
 
 
-def budget(cfg: Config, found: Placement) -> Table:
+def budget(cfg: Config, estimate: Placement) -> Table:
     """Returns a table of the memory that one device needs."""
     table = Table("", "value", title="one device")
     table.columns[1].justify = "right"
     for label, value in (
-        ("rows of a batch", f"{found.rows} of {found.length} tokens"),
+        ("rows of a batch", f"{estimate.rows} of {estimate.length} tokens"),
         ("micro-batches", str(cfg.train.accumulate)),
-        ("parameters", size_of(found.parameters)),
-        ("optimizer state", size_of(found.optimizer)),
-        ("EMA of the parameters", size_of(found.mean)),
-        ("gradients (estimated)", size_of(found.gradients)),
-        ("activations, at least (estimated)", size_of(found.activations)),
-        ("checkpoint, on disk", size_of(found.checkpoint)),
+        ("parameters", size_of(estimate.parameters)),
+        ("optimizer state", size_of(estimate.optimizer)),
+        ("EMA of the parameters", size_of(estimate.mean)),
+        ("gradients (estimated)", size_of(estimate.gradients)),
+        ("activations, at least (estimated)", size_of(estimate.activations)),
+        ("checkpoint, on disk", size_of(estimate.checkpoint)),
     ):
         table.add_row(label, value)
     return table

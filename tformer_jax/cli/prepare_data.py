@@ -32,9 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         download(cfg, options.data, options.manual)
     if options.output is None:
         return
-    if options.tokenizers and not options.tokenizers.is_dir():
-        raise ConfigError(f"--tokenizers {options.tokenizers}: is not a folder")
-    tokenizers = Tokenizers.load(options.tokenizers) if options.tokenizers else None
+    tokenizers = _tokenizers(options.tokenizers) if options.tokenizers else None
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} examples"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
@@ -48,6 +46,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress=lambda split, count: bar.advance(tasks[split], count),
         )
     Console().print(table(options.output, summaries))
+
+
+def _tokenizers(folder: Path) -> Tokenizers:
+    """Loads the tokenizers of a run folder, or of a folder of tokenizers."""
+    if not folder.is_dir():
+        raise ConfigError(f"--tokenizers {folder}: is not a folder")
+    of_run = folder / "tokenizers"
+    return Tokenizers.load(of_run if of_run.is_dir() else folder)
 
 
 def parser() -> argparse.ArgumentParser:

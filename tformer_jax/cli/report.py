@@ -71,4 +71,4 @@ def write_page(text: str, path: Path) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); choose another --output") from error
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another file") from error

@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from rich.table import Table
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import PER_TOKEN, Config, ConfigError, flat, target_tokens, to_dict
+from tformer_jax.config import PER_TOKEN, Config, ConfigError, differences, flat, target_tokens, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import curves
@@ -47,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, overrides = parser().parse_known_args(argv)
     combinations = expand(options.sweep)
     check_options(options, combinations)
-    configs = [read_config(location(options.config, found), [*overrides, *as_flags(found)]) for found in combinations]
+    configs = [
+        read_config(location(options.config, combination), [*overrides, *as_flags(combination)])
+        for combination in combinations
+    ]
     name, metric = name_of(options.config, overrides, combinations), configs[0].train.metric
     folder = options.output or Path("runs") / f"{name}_sweep"
     check_comparable(configs, combinations)
@@ -57,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         trials = of_first_seed(combinations)
         failed = train_all(options, overrides, trials, folder)
         best = sweeps.chosen(read_results(folder, trials), options.choose, metric)
-    todo = [found for found in combinations if best is None or sweeps.without(found, "seed") in best]
+    todo = [combination for combination in combinations if best is None or sweeps.without(combination, "seed") in best]
     failed += train_all(options, overrides, todo, folder)
     results = read_results(folder, combinations)
     write_results(folder / "results.json", results)
-    if results:
+    if results and best != set():
         facts = {"name": name, "command": shlex.join(["python", *sys.argv]), "metric": metric, "chosen": options.choose}
         write(options, facts | sweeps.record(results, metric, of=best) | {"failed": failed})
     if failed:
@@ -132,7 +136,7 @@ def expand(text: str) -> list[Combination]:
 def of_first_seed(combinations: Sequence[Combination]) -> list[Combination]:
     """Returns the combinations with the seed of the first one; all, if the sweep has no seeds."""
     seed = {part for part in combinations[0] if part.startswith("seed=")}
-    return [found for found in combinations if seed <= {*found}]
+    return [combination for combination in combinations if seed <= {*combination}]
 
 
 def location(config: str, combination: Combination) -> str:
@@ -180,20 +184,22 @@ def check_comparable(configs: Sequence[Config], combinations: Sequence[Combinati
     kinds: dict[Any, Combination] = {}
     vocabularies: dict[Any, Combination] = {}
     known: dict[Config, Combination] = {}
-    for cfg, found in zip(configs, combinations, strict=True):
+    for cfg, combination in zip(configs, combinations, strict=True):
         if cfg in known:
-            raise ConfigError(f"--sweep: {' '.join(known[cfg])} and {' '.join(found)} are the same run; leave out one")
-        known[cfg] = found
-        kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), found)
+            raise ConfigError(
+                f"--sweep: {' '.join(known[cfg])} and {' '.join(combination)} are the same run; leave out one"
+            )
+        known[cfg] = combination
+        kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), combination)
         if cfg.model.family != "classifier" and cfg.train.metric in PER_TOKEN:
-            vocabularies.setdefault(tuple(target_tokens(flat(cfg)).items()), found)
+            vocabularies.setdefault(tuple(target_tokens(flat(cfg)).items()), combination)
     metric = configs[0].train.metric
     for groups, reason in (
         (kinds, "their model.family, data.objective or train.metric differ"),
         (vocabularies, f"train.metric={metric!r} is per token, and their tokenizers or texts differ"),
     ):
         if len(groups) > 1:
-            one, other = (" ".join(found) for found in list(groups.values())[:2])
+            one, other = (" ".join(combination) for combination in list(groups.values())[:2])
             raise ConfigError(f"--sweep: {one} and {other} are not comparable: {reason}")
 
 
@@ -204,19 +210,27 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
         ConfigError: it holds runs of other configs, or cannot be written.
     """
     path = folder / "sweep.json"
-    wanted = {run_name(found): to_dict(cfg) for found, cfg in zip(combinations, configs, strict=True)}
-    wanted = json.loads(json.dumps(wanted))
+    wanted = {run_name(combination): cfg for combination, cfg in zip(combinations, configs, strict=True)}
     try:
         known: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
-    if any(known.get(name, values) != values and (folder / name).exists() for name, values in wanted.items()):
-        raise ConfigError(f"{folder} is a sweep of another config; choose another --output")
+    for name, cfg in wanted.items():
+        if name in known and (folder / name).exists() and (changed := _differences(known[name], cfg)):
+            raise ConfigError(f"{folder} is a sweep of another config ({changed[0]}); choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**known, **wanted})
+        write_json(path, {**known, **{name: to_dict(cfg) for name, cfg in wanted.items()}})
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written ({error.strerror}); choose another --output") from error
+
+
+def _differences(known: Mapping[str, Any], cfg: Config) -> list[str]:
+    """Returns the settings in which a config differs from a saved one; settings that are new since have defaults."""
+    try:
+        return differences(Config.from_dict(known), cfg)
+    except ConfigError as error:
+        return [str(error)]
 
 
 def train_all(
@@ -231,8 +245,8 @@ def train_all(
         slots.put(device)
     with Children() as children, concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
         jobs = [
-            pool.submit(train, options, overrides, found, folder / run_name(found), slots, children)
-            for found in combinations
+            pool.submit(train, options, overrides, combination, folder / run_name(combination), slots, children)
+            for combination in combinations
         ]
         problems = [problem for job in jobs if (problem := job.result())]
     if children.stopped_by is not None:
@@ -244,7 +258,7 @@ def train_all(
 def train(
     options: argparse.Namespace,
     overrides: Sequence[str],
-    found: Combination,
+    combination: Combination,
     run: Path,
     slots: queue.Queue,
     children: Children,
@@ -257,19 +271,29 @@ def train(
         if children.stopped_by is not None:
             return None
         print(f"{run}: training" + (f" on device {device}" if device is not None else ""), flush=True)
-        config = location(options.config, found)
-        command = [sys.executable, "-c", TRAIN, f"--config={config}", *overrides, *as_flags(found)]
+        config = location(options.config, combination)
+        command = [sys.executable, "-c", TRAIN, f"--config={config}", *overrides, *as_flags(combination)]
         command += [f"--run={run}", "--resume"]
         log = run.with_name(f"{run.name}.log")
         with log.open("a", encoding="utf-8") as output:
+            start = output.tell()
             status = children.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment(options, device))
         if status == 0 or children.stopped_by is not None:
             return None
-        last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"])[-1]
-        print(f"{run}: failed: {last}", flush=True)
-        return f"{run}: {last} (full log: {log})"
+        problem = problem_of(status, log.read_bytes()[start:].decode(errors="replace"))
+        print(f"{run}: failed: {problem}", flush=True)
+        return f"{run}: {problem} (full log: {log})"
     finally:
         slots.put(device)
+
+
+def problem_of(status: int, output: str) -> str:
+    """Returns why a run failed: its error, or else its exit status, or the signal that killed it, and its last line."""
+    lines = output.split("\n")
+    if errors := [line for line in lines if line.startswith("error: ")]:
+        return errors[-1]
+    ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return f"{ended} after: {next(filter(None, reversed(lines)), 'no output')}"
 
 
 def environment(options: argparse.Namespace, device: str | None) -> dict[str, str]:
@@ -284,22 +308,22 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
 
     A result has validation metrics if its weights are not those of the last step.
     """
-    found = {}
+    results = {}
     for combination in combinations:
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = read_json(run / "result.json")
-            found[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
-            if "tokens_per_second" not in found[combination]:
-                found[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
-    return found
+            results[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
+            if "tokens_per_second" not in results[combination]:
+                results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
+    return results
 
 
 def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
     """Writes the results, and those of other combinations that the file has."""
     known = read_json(path) if path.exists() else []
     others = [result for result in known if tuple(result["settings"]) not in results]
-    write_json(path, [*others, *({"settings": found, **result} for found, result in results.items())])
+    write_json(path, [*others, *({"settings": combination, **result} for combination, result in results.items())])
 
 
 def measured(path: Path) -> dict[str, Any]:

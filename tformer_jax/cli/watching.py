@@ -64,8 +64,8 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
         if wanted is not None and wanted >= count:
             raise ConfigError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
     with_heads = attention.has_heads(shapes, head)
-    (found,) = run.watch([example])
-    tokens = read_tokens(run, found)
+    (watched,) = run.watch([example])
+    tokens = read_tokens(run, watched)
     names = ("source", "target") if family == "seq2seq" else ("prompt", "continuation")
     parts = {"text": example} if isinstance(example, str) else dict(zip(names, example, strict=True))
 
@@ -74,17 +74,17 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
             return run.labels[number] if run.labels else str(number)
         return token_texts(run.tokenizers.target, [number])[0]
 
-    shown = run.path.name, parts, found, tokens, label
+    shown = run.path.name, parts, watched, tokens, label
     return attention.render(*shown, layer=layer, head=head, with_heads=with_heads)
 
 
-def read_tokens(run: tj.Run, found: Watched) -> dict[str, list[str]]:
+def read_tokens(run: tj.Run, watched: Watched) -> dict[str, list[str]]:
     """Returns the texts of the tokens that the stacks "encoder" and "decoder" read, as far as the model has them.
 
     Raises:
         ConfigError: there are none.
     """
-    texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in found.tokens.items()}
+    texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in watched.tokens.items()}
     if not all(texts.values()):
         raise ConfigError(EMPTY)
     kinds = ATTENTIONS[run.config.model.family].items()
@@ -94,8 +94,8 @@ def read_tokens(run: tj.Run, found: Watched) -> dict[str, list[str]]:
 def write_arrays(path: Path, run: tj.Run, results: Iterable[Watched]) -> None:
     """Writes an .npz file with the arrays of one example after the other, and the texts of its tokens."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, found in enumerate(results):
-            for name, array in _arrays(run, found):
+        for number, watched in enumerate(results):
+            for name, array in _arrays(run, watched):
                 with archive.open(f"{number}/{name}.npy", "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, array, allow_pickle=False)
 
@@ -114,11 +114,11 @@ def write(path: Path, content: Any) -> None:
     print(path)
 
 
-def _arrays(run: tj.Run, found: Watched) -> Iterator[tuple[str, np.ndarray]]:
-    for key, ids in found.tokens.items():
+def _arrays(run: tj.Run, watched: Watched) -> Iterator[tuple[str, np.ndarray]]:
+    for key, ids in watched.tokens.items():
         yield f"texts/{key}", np.array(token_texts(_tokenizer(run, key), ids.tolist()), np.str_)
-    for field in dataclasses.fields(found):
-        value = getattr(found, field.name)
+    for field in dataclasses.fields(watched):
+        value = getattr(watched, field.name)
         named = value if isinstance(value, dict) else {"": value}
         yield from ((f"{field.name}/{name}".rstrip("/"), np.asarray(array)) for name, array in named.items())
 

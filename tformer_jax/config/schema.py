@@ -1,7 +1,7 @@
 """The settings of an experiment; those of its larger sections are declared in the other modules of this package."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.fields import Section, section, setting
@@ -19,6 +19,8 @@ OBJECTIVES: dict[str, tuple[str | None, ...]] = {
 }
 """Values of `data.objective` by model family."""
 TOKENIZERS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file")
+SIZED = ("words", "bpe", "unigram", "wordpiece")
+"""Tokenizers with a vocabulary of at most `data.vocab_size`."""
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BATCHINGS = {
     "seq2seq": ("buckets", "packed"),
@@ -37,7 +39,7 @@ class DataConfig(Section):
     """Where text comes from, how it is tokenized, and how tokens are batched."""
 
     path: ClassVar[str] = "data"
-    selectable: ClassVar[tuple[str, ...]] = ("batching",)
+    selectable: ClassVar[tuple[str, ...]] = ("batching", "tokenizer")
 
     source: str = setting(
         "cldr_translation",
@@ -86,7 +88,10 @@ class DataConfig(Section):
         used_by={"source": ("cldr_translation", "cldr_language", "prepared")},
     )
     on_bad_line: str = setting(
-        "stop", "malformed lines: stop, or skip, count and report them", choices=("stop", "skip")
+        "stop",
+        "malformed lines: stop, or skip, count and report them",
+        choices=("stop", "skip"),
+        used_by={"source": ("parallel_lines", "text", "lines", "tsv", "jsonl", "parquet", "prepared")},
     )
     objective: str | None = setting(
         None,
@@ -115,12 +120,20 @@ class DataConfig(Section):
         "a Hugging Face checkpoint or of a run, below the data folder",
     )
     vocab_size: int = setting(
-        8000, "maximum size of a trained vocabulary, special tokens included (characters: all that occur)", low=8
+        8000,
+        "maximum size of a trained vocabulary, special tokens included (characters: all that occur)",
+        low=8,
+        used_by={"tokenizer": SIZED},
     )
     split_digits: bool = setting(False, "bpe and unigram: one token per digit")
     bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
-    tokenizer_examples: int = setting(100_000, "maximum number of training examples for the tokenizer", low=1)
+    tokenizer_examples: int = setting(
+        100_000,
+        "maximum number of training examples for the tokenizer",
+        low=1,
+        used_by={"tokenizer": ("characters", *SIZED)},
+    )
 
     batching: str = setting(
         "buckets",
@@ -156,6 +169,10 @@ class DataConfig(Section):
         self._check_objective()
         self._check_tokenizer()
         self._check_batching()
+
+    def values_of(self, switch: str) -> tuple[Any, ...]:
+        """As `Section.values_of`; `tokenizer` has a value for each side."""
+        return self.tokenizer_kinds if switch == "tokenizer" else super().values_of(switch)
 
     def _check_source(self) -> None:
         if self.source == "tfds" and self.dataset is None:
@@ -268,6 +285,13 @@ class Config(Section):
     parallel: ParallelConfig = section(ParallelConfig)
     decode: DecodeConfig = section(DecodeConfig)
     eval: EvalConfig = section(EvalConfig)
+
+    def without_effect(self) -> list[str]:
+        """As `Section.without_effect`."""
+        unused = super().without_effect()
+        if not self.data.shared_vocab and (self.model.family != "seq2seq" or self.data.objective):
+            unused.append("data.shared_vocab=False has no effect without translation")
+        return unused
 
     def check(self) -> None:
         if {"", ".", ".."} & {*self.name.split("/")}:

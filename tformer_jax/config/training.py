@@ -181,6 +181,15 @@ class TrainConfig(Section):
     report: bool = setting(False, "write the report of the run, report.html, at the end")
     wandb: str | None = setting(None, "Weights & Biases project that also receives the metrics")
 
+    def without_effect(self) -> list[str]:
+        """As `Section.without_effect`."""
+        unused = super().without_effect()
+        if self.ema_decay is not None and self.weights != "ema":
+            unused.append(f"train.ema_decay={self.ema_decay} has no effect with train.weights={self.weights!r}")
+        if "average" in self.changed_settings() and not self.weights.startswith("average"):
+            unused.append(f"train.average={self.average} has no effect with train.weights={self.weights!r}")
+        return unused
+
     def check(self) -> None:
         if self.weights == "ema" and self.ema_decay is None:
             raise self.error("weights", "needs train.ema_decay, such as 0.999")

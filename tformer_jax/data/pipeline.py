@@ -34,6 +34,8 @@ BLOCK = 512
 """Number of examples that are read together."""
 DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
+SMALL = 1024
+"""Number of examples below which a permutation of them is kept in memory."""
 PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 8
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
@@ -239,6 +241,19 @@ def shuffle_seed(seed: int, source: int, epoch: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {source} {epoch}".encode(), digest_size=4).digest())
 
 
+def _shuffled_index(index: int, size: int, seed: int) -> int:
+    """Returns the element `index` of a permutation of `size` elements.
+
+    `index_shuffle` needs no memory, but 9 ms for one of 2 elements (3 us for one of 29,000).
+    """
+    return int(_permutation(size, seed)[index]) if size < SMALL else index_shuffle(index, size - 1, seed, 4)
+
+
+@functools.lru_cache(maxsize=64)
+def _permutation(size: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(size)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Shuffled:
     """The indices from `start` to `start + size`, repeated endlessly and reshuffled in each epoch.
@@ -254,7 +269,7 @@ class _Shuffled:
 
     def __call__(self, position: int) -> int:
         epoch, inside = divmod(int(position), self.size)
-        shuffled = index_shuffle(inside, self.size - 1, shuffle_seed(self.seed, self.source, epoch), 4)
+        shuffled = _shuffled_index(inside, self.size, shuffle_seed(self.seed, self.source, epoch))
         return epoch * self.total + self.start + shuffled
 
     def together(self, count: int, number: int) -> np.ndarray:

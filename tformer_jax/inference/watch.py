@@ -146,19 +146,19 @@ def weight_shapes(cfg: ModelConfig, lengths: Mapping[str, int]) -> dict[str, tup
     }
 
 
-def without_padding(found: Watched, family: str, lengths: dict[str, int]) -> Watched:
+def without_padding(watched: Watched, family: str, lengths: dict[str, int]) -> Watched:
     """Removes the padding of one row, whose arrays have no axis B; `lengths` are numbers of tokens by batch key."""
     sides = {name: tuple(lengths[key] for key in keys) for name, keys in ATTENTIONS[family].items()}
     queries = {name: T for name, (T, _) in sides.items()}
     T = 1 if family == "classifier" else queries.get("decoder", queries.get("encoder"))
     return Watched(
-        tokens={key: tokens[: lengths[key]] for key, tokens in found.tokens.items()},
-        weights={name: x[..., : sides[name][0], : sides[name][1]] for name, x in found.weights.items()},
-        masks={name: x[..., : sides[name][0], : sides[name][1]] for name, x in found.masks.items()},
-        norms={name: x[..., : queries[name]] for name, x in found.norms.items()},
-        added={name: x[..., : queries[name]] for name, x in found.added.items()},
-        predictions=found.predictions[:, :T],
-        probabilities=found.probabilities[:, :T],
+        tokens={key: tokens[: lengths[key]] for key, tokens in watched.tokens.items()},
+        weights={name: x[..., : sides[name][0], : sides[name][1]] for name, x in watched.weights.items()},
+        masks={name: x[..., : sides[name][0], : sides[name][1]] for name, x in watched.masks.items()},
+        norms={name: x[..., : queries[name]] for name, x in watched.norms.items()},
+        added={name: x[..., : queries[name]] for name, x in watched.added.items()},
+        predictions=watched.predictions[:, :T],
+        probabilities=watched.probabilities[:, :T],
     )
 
 

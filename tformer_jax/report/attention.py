@@ -22,7 +22,7 @@ MAX_WEIGHTS = 2**22
 def render(
     name: str,
     texts: dict[str, str],
-    found: Watched,
+    watched: Watched,
     tokens: Mapping[str, Sequence[str]],
     label: Callable[[int], str],
     *,
@@ -35,18 +35,18 @@ def render(
     Args:
         name: name of the run.
         texts: texts to show, by what they are.
-        found: result of `tj.Run.watch`.
+        watched: result of `tj.Run.watch`.
         tokens: texts of the tokens of "encoder" and "decoder", as far as the model has them.
         label: returns the text of a token or class that the model predicts.
         layer, head: what the page shows first; None: the last layer, the mean of its heads.
         with_heads: whether to store the weights of all heads; see `has_heads`.
     """
     shown = {stack: [visible(text) for text in pieces] for stack, pieces in tokens.items()}
-    kinds = [kind for kind in SIDES if kind in found.weights]
-    attentions = [_attention(kind, np.asarray(found.weights[kind]), shown, layer, head, with_heads) for kind in kinds]
-    masks = [packed(np.packbits(found.masks[kind]).tobytes()) for kind in kinds]
+    kinds = [kind for kind in SIDES if kind in watched.weights]
+    attentions = [_attention(kind, np.asarray(watched.weights[kind]), shown, layer, head, with_heads) for kind in kinds]
+    masks = [packed(np.packbits(watched.masks[kind]).tobytes()) for kind in kinds]
     data = [{key: one[key] for key in ("name", "queries", "keys", "layers", "heads")} for one in attentions]
-    residuals = [norms(stack, found, shown) for stack in shown]
+    residuals = [norms(stack, watched, shown) for stack in shown]
     return render_page(
         "attention",
         {"attentions": data, "norms": residuals},
@@ -55,16 +55,16 @@ def render(
         texts=texts,
         attentions=list(zip(attentions, masks, strict=True)),
         norms=residuals,
-        lens=_lens(found, label),
-        read=_read(found, shown),
+        lens=_lens(watched, label),
+        read=_read(watched, shown),
         with_heads=with_heads,
     )
 
 
-def _read(found: Watched, shown: Mapping[str, list[str]]) -> list[str]:
-    """Returns the texts of the tokens from which `found` has predictions; a classifier has one for the whole text."""
+def _read(watched: Watched, shown: Mapping[str, list[str]]) -> list[str]:
+    """Returns the texts of the tokens from which `watched` has predictions; a classifier has one for the whole text."""
     tokens = shown.get("decoder") or shown["encoder"]
-    return tokens if found.predictions.shape[1] == len(tokens) else ["text"]
+    return tokens if watched.predictions.shape[1] == len(tokens) else ["text"]
 
 
 def visible(text: str) -> str:
@@ -120,30 +120,30 @@ def _attention(
     }
 
 
-def norms(stack: str, found: Watched, tokens: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def norms(stack: str, watched: Watched, tokens: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Returns the norms of a stack's residual stream and of what each sub-layer adds, by row of the chart."""
-    stream = found.norms[stack]
+    stream = watched.norms[stack]
     sublayers = [
-        name for name in SUBLAYERS if name != "cross_attention" or (stack == "decoder" and "cross" in found.weights)
+        name for name in SUBLAYERS if name != "cross_attention" or (stack == "decoder" and "cross" in watched.weights)
     ]
     names = [f"{number // len(sublayers)} {sublayers[number % len(sublayers)]}" for number in range(len(stream) - 1)]
     return {
         "name": stack,
         "tokens": tokens[stack],
         "stream": {"rows": [*(f"before {name}" for name in names), "end"], "values": _rounded(stream)},
-        "added": {"rows": names, "values": _rounded(found.added[stack]) if names else []},
+        "added": {"rows": names, "values": _rounded(watched.added[stack]) if names else []},
     }
 
 
-def _lens(found: Watched, label: Callable[[int], str]) -> list[tuple[str, list[list[tuple[str, float]]]]]:
+def _lens(watched: Watched, label: Callable[[int], str]) -> list[tuple[str, list[list[tuple[str, float]]]]]:
     """Returns the columns of the table of predictions, by layer: for each token, texts and probabilities."""
-    names = ["embeddings", *(f"layer {number}" for number in range(len(found.predictions) - 1))]
+    names = ["embeddings", *(f"layer {number}" for number in range(len(watched.predictions) - 1))]
     columns = [
         [
             [(visible(label(token)), float(p)) for token, p in zip(ids, values, strict=True)]
             for ids, values in zip(tokens.tolist(), probabilities, strict=True)
         ]
-        for tokens, probabilities in zip(found.predictions, found.probabilities, strict=True)
+        for tokens, probabilities in zip(watched.predictions, watched.probabilities, strict=True)
     ]
     return list(zip(names, columns, strict=True))
 

@@ -173,16 +173,16 @@ def environment(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _environment(run: Run) -> dict[str, str]:
-    found = run.provenance
+    provenance = run.provenance
     backends = run.model.get("attention_backends", {}).values()
     return {
         "run folder": run.folder.name,
-        "command": found.get("command", ABSENT),
-        "revision": found.get("git_revision") or ABSENT,
-        **{name: str(value) for name, value in found.get("hardware", {}).items()},
+        "command": provenance.get("command", ABSENT),
+        "revision": provenance.get("git_revision") or ABSENT,
+        **{name: str(value) for name, value in provenance.get("hardware", {}).items()},
         "attention": ", ".join(sorted(set(backends))) or ABSENT,
-        "python": found.get("python", ABSENT),
-        **found.get("packages", {}),
+        "python": provenance.get("python", ABSENT),
+        **provenance.get("packages", {}),
     }
 
 
@@ -194,7 +194,7 @@ def parameters(runs: Sequence[Run]) -> dict[str, list[int | None]]:
 
 def downloads(runs: Sequence[Run]) -> list[tuple[int, str, str, str]]:
     """Returns the number of the run, the label, the file name and the contents of each CSV file."""
-    found = []
+    downloads = []
     for number, run in enumerate(runs):
         prefix = run.name.replace("/", "_")
         files = [
@@ -208,8 +208,8 @@ def downloads(runs: Sequence[Run]) -> list[tuple[int, str, str, str]]:
             label = f"{split} outputs".capitalize()
             label += f" (the first {len(kept):,} of {len(rows):,})" if len(kept) < len(rows) else ""
             files.append((label, f"{split}_outputs.csv", kept))
-        found += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
-    return found
+        downloads += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
+    return downloads
 
 
 def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

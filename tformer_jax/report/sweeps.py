@@ -35,10 +35,10 @@ def chosen(results: Results, setting: str, metric: str) -> set[Combination]:
         The best combinations, without their seed.
     """
     groups: dict[Combination, list[Combination]] = {}
-    for found in results:
-        groups.setdefault(without(found, setting, "seed"), []).append(found)
+    for combination in results:
+        groups.setdefault(without(combination, setting, "seed"), []).append(combination)
     return {
-        without(min(group, key=lambda found: badness(results[found]["validation"][metric], metric)), "seed")
+        without(min(group, key=lambda combination: badness(results[combination]["validation"][metric], metric)), "seed")
         for group in groups.values()
     }
 
@@ -79,16 +79,16 @@ def record(results: Results, metric: str, *, of: Collection[Combination] | None 
         training, if the curves have it; `common`, the facts in which all runs agree; `runs`, the others.
     """
     members: dict[Combination, list[Mapping[str, Any]]] = {}
-    for found, result in results.items():
-        members.setdefault(without(found, "seed"), []).append(result)
+    for combination, result in results.items():
+        members.setdefault(without(combination, "seed"), []).append(result)
     facts = [{name: value for name, value in result.items() if name != "command"} for result in results.values()]
     common = {name: value for name, value in facts[0].items() if all(one.get(name) == value for one in facts)}
     runs = [
-        {"settings": found, **{name: value for name, value in one.items() if name not in common}}
-        for found, one in zip(results, facts, strict=True)
+        {"settings": combination, **{name: value for name, value in one.items() if name not in common}}
+        for combination, one in zip(results, facts, strict=True)
     ]
-    members = {found: group for found, group in members.items() if of is None or found in of}
-    groups = [_group(found, group) for found, group in members.items()]
+    members = {combination: group for combination, group in members.items() if of is None or combination in of}
+    groups = [_group(combination, group) for combination, group in members.items()]
     seconds, values = at_equal_time(list(members.values()), metric)
     for group, at in zip(groups, values, strict=False):
         group["at_equal_seconds"] = {"mean": statistics.mean(at), "interval": interval(at)}

@@ -54,11 +54,11 @@ class Reply:
         """Returns what the model computes after the last token, by default the log-probabilities; None for nothing."""
         return None if self._scores is None else self._scores.work(outputs)
 
-    def response(self, outputs: Outputs, found: Any) -> Response:
-        """Returns the HTTP response without a stream; `found` is the result of `work`."""
-        return JSONResponse(self.complete(outputs, found))
+    def response(self, outputs: Outputs, result: Any) -> Response:
+        """Returns the HTTP response without a stream; `result` is the result of `work`."""
+        return JSONResponse(self.complete(outputs, result))
 
-    def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
+    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns the JSON of the response without a stream; arguments are as for `response`."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class Reply:
         """Returns the chunk for an event, whose `request` is an index into this reply; None if there is nothing new."""
         raise NotImplementedError
 
-    def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
+    def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields the chunks after those of all events; arguments are as for `complete`."""
         yield from ()
 
@@ -95,10 +95,10 @@ class TokenScores:
         return lambda: self._named(outputs, self.served.score(rows, self.top))
 
     def _named(self, outputs: Outputs, scored: Sequence[Scored]) -> Named:
-        found = iter(scored)
+        scores = iter(scored)
         prompts = [[(self.served.tokenizer, ids)] if self.echo else [] for ids in self.rows]
         return [
-            [logprobs([*prompt, (self._decoder, output.ids)], next(found)) for output in row]
+            [logprobs([*prompt, (self._decoder, output.ids)], next(scores)) for output in row]
             for prompt, row in zip(prompts, outputs, strict=True)
         ]
 
@@ -119,10 +119,10 @@ class TranslationReply(Reply):
     def __init__(self, scores: TokenScores | None) -> None:
         self._scores = scores
 
-    def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
+    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns `{"translations": [[{"text", "score"}, ...], ...]}`, with "logprobs" if they are requested."""
         rows: list[list[dict[str, Any]]] = [[{"text": one.text, "score": one.score} for one in row] for row in outputs]
-        for row, named in zip(rows, found or (), strict=False):
+        for row, named in zip(rows, result or (), strict=False):
             for one, of in zip(row, named, strict=True):
                 one["logprobs"] = of
         return {"translations": rows}
@@ -135,9 +135,9 @@ class TranslationReply(Reply):
             return None
         return piece(event.request, event.sample, event.text, event.finish, score_or_none(event.score))
 
-    def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
+    def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields the end of each translation with its "logprobs", if they are requested."""
-        for index, named in enumerate(found or ()):
+        for index, named in enumerate(result or ()):
             for rank, (one, of) in enumerate(zip(outputs[index], named, strict=True)):
                 yield {**piece(index, rank, "", one.finish, one.score), "logprobs": of}
 
@@ -168,10 +168,10 @@ class CompletionReply(Reply):
             "model": served.name,
         }
 
-    def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
+    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns the completion, with its usage."""
         texts = [self._echo(number) + output.text for number, row in enumerate(outputs) for output in row]
-        choices = self._choices(texts, outputs, found)
+        choices = self._choices(texts, outputs, result)
         return {**self._frame, "choices": choices, "usage": self._usage(outputs)}
 
     def chunk(self, event: Event) -> dict[str, Any] | None:
@@ -182,19 +182,19 @@ class CompletionReply(Reply):
         finish = event.finish if self._scores is None else None
         return self._chunk([choice(index, text, finish)]) if text or finish else None
 
-    def last(self, outputs: Outputs, found: Any) -> Iterator[dict[str, Any]]:
+    def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields a chunk with the log-probabilities of each choice, and the usage, as far as they are requested."""
         if self._scores is not None:
             texts = [""] * sum(map(len, outputs))
-            yield from (self._chunk([one]) for one in self._choices(texts, outputs, found))
+            yield from (self._chunk([one]) for one in self._choices(texts, outputs, result))
         if self.body.stream_options.include_usage:
             yield {**self._frame, "choices": [], "usage": self._usage(outputs)}
 
-    def _choices(self, texts: Sequence[str], outputs: Outputs, found: Any) -> list[dict[str, Any]]:
+    def _choices(self, texts: Sequence[str], outputs: Outputs, result: Any) -> list[dict[str, Any]]:
         flat = [output for row in outputs for output in row]
         choices = [choice(index, text, flat[index].finish) for index, text in enumerate(texts)]
         if self._scores is not None:
-            named = (one for row in found for one in row)
+            named = (one for row in result for one in row)
             choices = [{**one, "logprobs": of} for one, of in zip(choices, named, strict=True)]
         return choices
 
@@ -228,12 +228,12 @@ class ClassificationReply(Reply):
         """Returns the computation of the probabilities."""
         return functools.partial(self.served.classify, self.rows)
 
-    def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
+    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns label and probabilities of each text, in the order of the texts, with the usage."""
         labels = self.served.labels
         data = [
             {"index": index, "label": labels[row.argmax()], "probs": row.tolist(), "num_classes": len(labels)}
-            for index, row in enumerate(found)
+            for index, row in enumerate(result)
         ]
         return {
             "id": f"classify-{uuid.uuid4().hex}",
@@ -261,11 +261,11 @@ class EmbeddingReply(Reply):
         """Returns the computation of the embeddings."""
         return functools.partial(self.served.embed, self.rows)
 
-    def complete(self, outputs: Outputs, found: Any) -> dict[str, Any]:
+    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns the embeddings, in the order of the texts, with the usage."""
         data = [
             {"object": "embedding", "index": index, "embedding": self._encoded(embedding)}
-            for index, embedding in enumerate(found)
+            for index, embedding in enumerate(result)
         ]
         return {"object": "list", "data": data, "model": self.served.name, "usage": usage(self.rows)}
 
@@ -289,9 +289,9 @@ class AttentionReply(Reply):
         """Returns the rendering of the page."""
         return self._render
 
-    def response(self, outputs: Outputs, found: Any) -> Response:
+    def response(self, outputs: Outputs, result: Any) -> Response:
         """Returns the page."""
-        return HTMLResponse(found, headers=ATTENTION_HEADERS)
+        return HTMLResponse(result, headers=ATTENTION_HEADERS)
 
 
 def piece(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:

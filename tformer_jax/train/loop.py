@@ -17,10 +17,10 @@ from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import placement, rules
 from tformer_jax.train import (
-    diagnostics,
     failures,
     hardware,
     lora,
+    non_finite,
     optimizers,
     provenance,
     run_folder,
@@ -256,9 +256,7 @@ class Trainer:
         batch = placement.to_host(self.recent[self.fetched - self.step - 1])
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         with self.watchdog.paused():
-            params = placement.to_host(lora.merged(self.state.params))
-            smoothing = self.cfg.train.label_smoothing
-            first = diagnostics.origin(self.experiment.model, params, batch, key, smoothing)
+            first = non_finite.origin(self.experiment.model, placement.to_host(self.state.params), batch, key, self.cfg)
         saved = self.checkpointer.latest_step()
         return RunError(
             f"{steps} consecutive steps up to step {self.fetched} had a non-finite loss or gradient ({first}; last "
@@ -294,9 +292,9 @@ class Trainer:
         metrics, outputs, losses = self._measured(evaluators, params)
         self.writer.write(self.step, split, metrics)
         if self.experiment.group.first:
-            found = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
+            record = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
             run_folder.write_outputs(
-                self.experiment.folder, split, found | ({"losses": vars(losses)} if losses else {})
+                self.experiment.folder, split, record | ({"losses": vars(losses)} if losses else {})
             )
         self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
         self.meter.restart()
@@ -311,11 +309,11 @@ class Trainer:
         losses: Losses | None = None
         with self.watchdog.paused():
             for evaluator in evaluators:
-                found = evaluator(params)
-                metrics |= found.metrics
-                outputs += found.outputs
-                losses = losses or found.losses
-                self.signatures |= found.signatures
+                evaluation = evaluator(params)
+                metrics |= evaluation.metrics
+                outputs += evaluation.outputs
+                losses = losses or evaluation.losses
+                self.signatures |= evaluation.signatures
         return metrics, outputs, losses
 
     def save(self) -> None:

@@ -27,18 +27,18 @@ class Figures:
     next_evaluation: int | None
 
     def __str__(self) -> str:
-        found = self.metrics
-        losses = [f"{name} {found[name]:.4f}" for name in ("loss", "nll") if name in found]
-        parts = [*losses, f"lr {found['learning_rate']:.2e}"]
-        parts.append(f"{found['tokens_per_second']:,.0f} tokens/s")
-        speed = f"{with_prefix(found['flops_per_second'])}FLOP/s"
+        metrics = self.metrics
+        losses = [f"{name} {metrics[name]:.4f}" for name in ("loss", "nll") if name in metrics]
+        parts = [*losses, f"lr {metrics['learning_rate']:.2e}"]
+        parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
+        speed = f"{with_prefix(metrics['flops_per_second'])}FLOP/s"
         if self.peak_flops:
-            speed += f" ({100 * found['flops_per_second'] / self.peak_flops:.0f} %)"
+            speed += f" ({100 * metrics['flops_per_second'] / self.peak_flops:.0f} %)"
         parts += [speed, f"{self.memory_bytes / 2**30:.1f} GiB"]
-        if found["data_wait_percent"] > SHOWN_WAIT_PERCENT:
-            parts.append(f"{found['data_wait_percent']:.0f} % waiting for data")
-        if found["skipped_steps"]:
-            parts.append(f"{found['skipped_steps']:.0f} steps skipped")
+        if metrics["data_wait_percent"] > SHOWN_WAIT_PERCENT:
+            parts.append(f"{metrics['data_wait_percent']:.0f} % waiting for data")
+        if metrics["skipped_steps"]:
+            parts.append(f"{metrics['skipped_steps']:.0f} steps skipped")
         if self.next_evaluation is not None:
             parts.append(f"evaluation at {self.next_evaluation:,}")
         return "  ".join(parts)

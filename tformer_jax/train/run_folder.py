@@ -247,7 +247,7 @@ def read_json(path: Path) -> Any:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Returns the records of `metrics.jsonl` or `events.jsonl`, except damaged ones; [] without the file."""
     try:
-        lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+        lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     except OSError:
         return []
     records = []

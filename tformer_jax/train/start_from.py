@@ -75,11 +75,13 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
     """Checks that the parameters of `run` fit a new run, without loading them.
 
     Raises:
-        ConfigError: `run` is not the folder of a trained run, its final weights are damaged, no parameter matches, or
+        ConfigError: `run` is not the folder of a trained run, has no weights or damaged ones, no parameter matches, or
             LoRA would freeze parameters that are newly initialized or of other tokens.
     """
     _check_run(train, run)
-    weights.verify(run, run_folder.latest_step(run))
+    latest = run_folder.latest_step(run)
+    if not weights.verify(run, latest) and latest is None:
+        raise train.error("start_from", "holds no checkpoint: it was stopped before its first one; train it first")
     boxed = registry.shapes(registry.build(model))
     other = config.load(run / "config.json").model
     theirs = jax.eval_shape(

@@ -122,7 +122,12 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
         number = 0
         try:
             for batch in _record_batches(path):
-                for row in _rows(batch):
+                names = batch.schema.names
+                if missing := next((field for field in fields.values() if field not in names), None):
+                    reader.bad.record(path, number + 1, _without(missing, names))
+                    number += batch.num_rows
+                    continue
+                for row in _rows(batch.select(list(dict.fromkeys(fields.values())))):  # others may not fit into Python
                     number += 1
                     if row is None:
                         reader.bad.record(path, number, NOT_UTF8)
@@ -137,14 +142,18 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
                 path, number + 1, f"from here on, this is not a complete Parquet or Arrow file ({reason})"
             )
         if not number:
-            raise DataError(f"{path} is empty")
+            reader.bad.record_empty(path)
 
     return reader.each_file(name, read_file)
 
 
 def text(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads one document per file."""
-    return reader.each_file(name, lambda reader, path: iter([{"text": read_text(path, reader.bad)}]))
+    """Reads one document per file, skipping empty ones."""
+
+    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+        return ({"text": document} for document in (read_text(path, reader.bad),) if document.strip())
+
+    return reader.each_file(name, read_file)
 
 
 def lines(reader: FileReader, name: str) -> Iterator[Example]:
@@ -242,12 +251,16 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
         raise DataError("is not an object with named fields")
     for key, field in fields.items():
         if field not in record:
-            raise DataError(f"has no field {field!r}, only {', '.join(map(repr, record))}: set data.fields")
+            raise DataError(_without(field, record))
         if not isinstance(record[field], str | int if key == "label" else str):
             raise DataError(f"field {field!r} is {type(record[field]).__name__}, not text")
         if not is_unicode(str(record[field])):
             raise DataError(f"field {field!r} has a lone surrogate, which is not a character")
     return {key: str(record[field]) for key, field in fields.items()}
+
+
+def _without(field: str, names: Iterable[str]) -> str:
+    return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.fields"
 
 
 def _pairs(source: Path, target: Path, bad: BadLines) -> Iterator[Example]:

@@ -42,6 +42,16 @@ class BadLines:
         self._counts[path][problem] += 1
         self._first.setdefault((path, problem), line)
 
+    def record_empty(self, path: Path) -> None:
+        """Records an empty file as a malformed line.
+
+        Raises:
+            DataError: bad lines are not skipped.
+        """
+        if not self._skip:
+            raise DataError(f"{path} is empty")
+        self.record(path, 1, "the file is empty")
+
     def reasons(self) -> dict[str, int]:
         """Returns the number of skipped lines by reason."""
         return dict(sum(self._counts.values(), start=collections.Counter()))
@@ -69,8 +79,7 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
     `.gz` and `.zst` files are decompressed as they are read.
 
     Raises:
-        DataError: the file cannot be opened or is empty; or it is damaged or not UTF-8, and malformed lines are not
-            skipped.
+        DataError: the file cannot be opened; or it is empty, damaged or not UTF-8, and malformed lines are not skipped.
     """
     blank = True
     with contextlib.closing(open_binary(path)) as file:
@@ -78,7 +87,7 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
             blank = blank and line is not None and not line.strip()
             yield number, line
     if blank:
-        raise DataError(f"{path} is empty")
+        bad.record_empty(path)
 
 
 def decoded_lines(

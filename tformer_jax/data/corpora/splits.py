@@ -3,11 +3,12 @@
 import collections
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora import files
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.lines import BadLines
@@ -53,6 +54,7 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     skip = data.on_bad_line == "skip"
     bad = {name: BadLines(skip=skip) for name in NAMES if getattr(data, name)}
     streams = {name: Stream(files.file_reader(cfg, root, bad[name]), getattr(data, name)) for name in bad}
+    _report_shared_files(data, root)
     train = streams["train"]
     train_split, validation = (train, streams["validation"]) if data.validation else _hold_out(cfg, train)
     splits = Splits(train_split, validation, streams.get("test", validation), bad=bad)
@@ -82,6 +84,24 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     for bad in splits.bad.values():
         bad.report()
     return Corpus(train, validation, test, splits.labels)
+
+
+def _report_shared_files(data: DataConfig, root: Path | None) -> None:
+    """Warns if a file is read for training and for another split, as a glob may do unintentionally."""
+
+    def paths(split: str) -> set[Path]:
+        names = (name.replace("{lang}", data.source_language) for name in getattr(data, split))
+        return {path.resolve() for name in names for path in files.locate(root, name)}
+
+    train = paths("train")
+    for split in ("validation", "test"):
+        for path in sorted(train & paths(split)):
+            logging.getLogger(__name__).warning(
+                "%s is read for data.train and data.%s: metrics of the %s split are those of training examples",
+                path,
+                split,
+                split,
+            )
 
 
 def _load_split(examples: Iterable[Example], name: str) -> list[Example]:

@@ -13,6 +13,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.fields import first_line
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part, keys_of
 from tformer_jax.data.corpora.files import field_names
+from tformer_jax.data.corpora.lines import NOT_UTF8
 from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
@@ -34,7 +35,10 @@ class TfdsRecords(Sequence[Example]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         record = self._source[index]
-        return {key: self._text(key, field, record[field]) for key, field in self._fields.items()}
+        try:
+            return {key: self._text(key, field, record[field]) for key, field in self._fields.items()}
+        except UnicodeDecodeError:
+            raise DataError(f"example {index} is {NOT_UTF8}") from None
 
     def _text(self, key: str, field: str, value: Any) -> str:
         if key == "label" and self._labels is not None:
@@ -104,7 +108,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None
         builder.download_and_prepare(
             download_config=tfds.download.DownloadConfig(manual_dir=manual), file_format="array_record"
         )
-    except (OSError, AssertionError, NonMatchingChecksumError) as error:
+    except (OSError, AssertionError, NonMatchingChecksumError, tfds.download.DownloadError) as error:
         raise DataError(f"{cfg.data.dataset} cannot be prepared: {' '.join(str(error).split())}") from error
 
 

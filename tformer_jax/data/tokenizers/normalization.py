@@ -2,6 +2,7 @@
 
 import functools
 import html
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
@@ -72,15 +73,20 @@ def signature(steps: Sequence[str]) -> str:
 
 def _moses(language: str) -> Step:
     """Moses' tokenizer.perl, which writes some characters as XML entities; those of the input are resolved first."""
-    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(language)
+    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(_without_region(language))
     return lambda text: moses.tokenize(html.unescape(text), return_str=True)
 
 
 def _punctuation(language: str) -> Step:
     """Moses' normalize-punctuation.perl."""
     moses = import_library("sacremoses", "data.normalize='punctuation'")
-    normalize: Step = moses.MosesPunctNormalizer(language).normalize
+    normalize: Step = moses.MosesPunctNormalizer(_without_region(language)).normalize
     return normalize
+
+
+def _without_region(locale: str) -> str:
+    """Returns the language of a locale: `pt` for `pt_BR`; sacremoses takes names that it does not know for English."""
+    return re.split("[-_]", locale)[0]
 
 
 def _simplified(language: str) -> Step:

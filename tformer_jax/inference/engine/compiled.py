@@ -40,7 +40,7 @@ class Steps(NamedTuple):
     """Results of the steps of one call."""
 
     reports: Report
-    """Reports of all steps: arrays [MAX_STEPS, R]; entries from index `taken` on are unspecified."""
+    """Reports of all steps: arrays [MAX_STEPS, B]; entries from index `taken` on are unspecified."""
     taken: jax.Array
     """int32 scalar: number of steps."""
 
@@ -48,28 +48,28 @@ class Steps(NamedTuple):
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def empty(plan: Plan, size: Size) -> State:
     """Returns the initial state of a lane, without running rows."""
-    cfg, R, width, dtype = plan.model.cfg, plan.rows, plan.decode.width, plan.decode.cache_dtype
+    cfg, B, width, dtype = plan.model.cfg, plan.rows, plan.decode.width, plan.decode.cache_dtype
     if plan.paged:
         pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_per_row": plan.pages_per_row}
-        cache = paged_cache(cfg, R, **pages, width=width, dtype=dtype)
+        cache = paged_cache(cfg, B, **pages, width=width, dtype=dtype)
     else:
-        cache = row_cache(cfg, R, dense_slots(plan, size), width=width, dtype=dtype)
+        cache = row_cache(cfg, B, dense_slots(plan, size), width=width, dtype=dtype)
     if cfg.family == "seq2seq":
-        cross = empty_entries(cfg, cfg.attention, R, size.source).stored(dtype or cfg.dtype)
+        cross = empty_entries(cfg, cfg.attention, B, size.source).stored(dtype or cfg.dtype)
         layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
-        cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((R, size.source), bool))
-    zeros = jnp.zeros((R,), jnp.int32)
+        cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((B, size.source), bool))
+    zeros = jnp.zeros((B,), jnp.int32)
     unused_rows = NewRows(
         indices=zeros,
         last=zeros,
         counts=zeros,
-        history=jnp.full((R, plan.history), PAD),
+        history=jnp.full((B, plan.history), PAD),
         max_new_tokens=zeros,
-        seeds=jnp.zeros((R, 2), jnp.uint32),
+        seeds=jnp.zeros((B, 2), jnp.uint32),
         scored=zeros > 0,
         tables=zeros[:, None],
         filled=zeros,
-        settings=RowSettings.of(plan.decode, R),
+        settings=RowSettings.of(plan.decode, B),
         sources=None,
     )
     return constrain_state(plan, State(cache, initial_rows(plan, unused_rows, size.output)))
@@ -199,7 +199,7 @@ def advance(
     """Runs several decoding steps for all running rows, without returning to the host between steps.
 
     Args:
-        ended: bool [R], rows to end before the first step.
+        ended: bool [B], rows to end before the first step.
         steps: int32 scalar in 1, ..., `MAX_STEPS`: maximum number of steps.
         min_done: int32 scalar: number of rows that are done at which the steps end, after at least one step.
         pages: number of pages per row to read, enough for the longest row after `steps` steps; None for a dense cache.
@@ -233,7 +233,7 @@ def compact(plan: Plan, state: State) -> tuple[State, jax.Array]:
     """Runs `DecoderCache.compact` on the dense cache of beam search.
 
     Returns:
-        The new state, and the number of slots in use, int32 [R].
+        The new state, and the number of slots in use, int32 [B].
     """
     assert isinstance(state.rows, Beams)
     cache = state.cache.compact(state.rows.lineage)

@@ -21,7 +21,7 @@ class Trained:
     """What a run computes for the text of the page."""
 
     name: str
-    found: Watched
+    watched: Watched
     tokens: Mapping[str, Sequence[str]]
     """Texts of the tokens that the "encoder" and "decoder" read, as far as the model has them."""
     outputs: Sequence[tuple[Sequence[str], Scored]] = ()
@@ -41,25 +41,25 @@ class Trained:
         }
 
     def _heads(self) -> list[Heat | Lines]:
-        kind = next((kind for kind in ("encoder", "decoder") if kind in self.found.weights), None)
+        kind = next((kind for kind in ("encoder", "decoder") if kind in self.watched.weights), None)
         if kind is None:
             return []
-        layer = len(self.found.weights[kind]) - 1
-        weights = np.asarray(self.found.weights[kind])[-1, :MAX_HEADS]
+        layer = len(self.watched.weights[kind]) - 1
+        weights = np.asarray(self.watched.weights[kind])[-1, :MAX_HEADS]
         caption = f"{TITLES[kind]} of layer {layer}, the last one."
         return [self._map(f"Head {n} of {self.name}", kind, one, caption) for n, one in enumerate(weights)]
 
     def _cross(self) -> list[Heat | Lines]:
-        if "cross" not in self.found.weights:
+        if "cross" not in self.watched.weights:
             return []
-        weights = np.asarray(self.found.weights["cross"])
+        weights = np.asarray(self.watched.weights["cross"])
         caption = f"Mean of the {weights.shape[1]} heads of layer {len(weights) - 1}, the last one."
         return [self._map(f"Cross-attention of {self.name}", "cross", weights[-1].mean(axis=0), caption)]
 
     def _residuals(self) -> list[Heat | Lines]:
         figures: list[Heat | Lines] = []
         for stack, tokens in self.tokens.items():
-            stream = norms(stack, self.found, self.tokens)["stream"]
+            stream = norms(stack, self.watched, self.tokens)["stream"]
             title = f"Norms of the residual stream of {self.name}, {stack}"
             figures.append(Heat(title, np.array(stream["values"]), stream["rows"], tokens))
         return figures
@@ -87,5 +87,5 @@ class Trained:
     def _map(self, title: str, kind: str, weights: np.ndarray, caption: str) -> Heat:
         """Returns a map of weights [T, S] of the last layer, with gray where its mask hides a key."""
         queries, keys = (self.tokens[stack] for stack in SIDES[kind])
-        seen = np.where(self.found.masks[kind][-1], weights, np.nan)
+        seen = np.where(self.watched.masks[kind][-1], weights, np.nan)
         return Heat(title, seen, queries, keys, caption)

@@ -1,0 +1,71 @@
+"""The search for the first non-finite value of a train step."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import Config
+from tformer_jax.models import registry
+from tformer_jax.nn.module import named_leaves
+from tformer_jax.train import lora
+from tformer_jax.train.step import accumulated_gradients
+
+
+def origin(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config) -> str:
+    """Describes the origin of non-finite numbers: the result of `first_non_finite`, or why it failed."""
+    try:
+        return f"first non-finite value: the {first_non_finite(model, params, batch, key, cfg)}"
+    except Exception as error:  # the run ends with an error of its own
+        return f"the search for the first non-finite value failed: {' '.join(str(error).split())[:300]}"
+
+
+def first_non_finite(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config) -> str:
+    """Names the first non-finite value of a step on this batch; slow, since it runs without `jit`, on one device.
+
+    Checks the parameters, the output of each module in the forward pass, in order, the losses, and the gradients.
+
+    Args:
+        params: parameters of the training state, as NumPy or JAX arrays.
+        key: the step's random key, as for `step.accumulated_gradients`.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    full = lora.merged(params)
+    for name, leaf in named_leaves(full):
+        if not _is_finite(leaf):
+            return f"parameter {name}"
+    if module := _first_module(model, full, batch, key):
+        return f"output of {module}"
+    sums, grads, _ = accumulated_gradients(model, params, batch, key, cfg)
+    if not _is_finite(sums.loss):
+        return "loss"
+    if cfg.train.z_loss and not _is_finite(cfg.train.z_loss * sums.z):
+        return "z-loss (train.z_loss)"
+    bad = [name for name, leaf in named_leaves(grads) if not _is_finite(leaf)]
+    return f"gradient of {bad[-1]}" if bad else "sum of the squared gradients"
+
+
+def _first_module(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array) -> str | None:
+    """Names the first module of the forward pass with a non-finite output; without `remat`, which hides values."""
+    found: list[str] = []
+
+    def look(call, args, kwargs, context):
+        result = call(*args, **kwargs)
+        for array in jax.tree.leaves(result):
+            concrete = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+            if concrete and jnp.issubdtype(array.dtype, jnp.floating) and not _is_finite(array) and not found:
+                found.append("/".join(context.module.path) or type(context.module).__name__)
+        return result
+
+    model = model.clone(cfg=dataclasses.replace(model.cfg, remat="none"))
+    with nn.intercept_methods(look), jax.disable_jit():
+        registry.forward(model, params, batch, train=True, dropout_key=key)
+    return found[0] if found else None
+
+
+def _is_finite(array: jax.Array) -> bool:
+    return bool(np.isfinite(np.asarray(array, np.float32)).all())
