@@ -1,12 +1,14 @@
 """Masks are filled with the most probable tokens of the model's logits, also with tokenizers that read no names."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import scipy.special
 
 from tests.helpers import apply, build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
-from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers
+from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.encoding import LongTexts, TextError
@@ -48,6 +50,21 @@ def test_fills_are_the_best_tokens_of_the_logits(filler):
             filled = np.array(ids)
             filled[masks] = best
             assert fill.text == "".join(TOKENIZER.decode([token]) for token in filled.tolist())
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_mask_includes_the_space_before_it_as_the_tokens_of_training_do(kind):
+    """Masking the last token of `import os` in training, and asking for it, have the same input."""
+    texts = [{"text": text} for text in ("import os", "import sys", "os sys import", "a a") * 20]
+    data = dataclasses.replace(CFG.data, tokenizer=kind)
+    words = train_tokenizers(dataclasses.replace(data, vocab_size=300), texts).target
+    tokenizer = ExtendedTokenizer.of(words, ["<mask>"])
+    cfg = dataclasses.replace(CFG, model=tiny("masked_lm", vocab_size=tokenizer.vocab_size), data=data)
+    model, _ = build(cfg.model)
+    encode, mask = MaskFiller(cfg, model, Tokenizers(tokenizer, tokenizer), top=1)._encode, tokenizer.id_of("<mask>")
+    first, last = tokenizer.encode("import os")
+    assert encode("import <mask>") == [first, mask]
+    assert encode("<mask> os") == [mask, last]
 
 
 def test_texts_that_cannot_be_filled(filler):

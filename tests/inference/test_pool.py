@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import rest_slow
 from tests.inference.engines import BEAM, GREEDY, LETTERS, SAMPLE, TOKENIZERS, plain
-from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, ModelConfig
 from tformer_jax.inference import outputs
 from tformer_jax.inference.engine import Engine, pool_pages
 
@@ -31,6 +31,18 @@ def test_pages_by_hand(prompts, outputs, decode, slots, pages):
     data = DataConfig(source="stdlib_text", batching="windows")
     cfg = Config(model=DECODER, data=data, decode=DecodeConfig(**{"max_new_tokens": 128, **decode}))
     assert pool_pages(cfg, prompts, slots=slots, outputs=outputs) == pages
+
+
+@pytest.mark.parametrize(
+    ("decode", "count", "outputs_of_row", "slots"),
+    [(SAMPLE, 1, 3, 4), (BEAM, 1, 3, 1), (BEAM, 3, 3, 4), (SAMPLE, 1, 200, 200), (BEAM, 200, 2, 64)],
+)
+def test_slots_by_hand(decode, count, outputs_of_row, slots):
+    """A beam search needs one slot, whatever its number of outputs; `eval.batch_size` is 64."""
+    cfg, *parts = plain("decoder_lm")
+    cfg = dataclasses.replace(cfg, decode=decode, eval=EvalConfig(batch_size=64))
+    decoder = outputs.RowDecoder(cfg, *parts, TOKENIZERS)
+    assert decoder._engine([PROMPTS[0]], count, outputs_of_row, 0.0)._slots == slots
 
 
 @pytest.mark.parametrize("case", rest_slow({"greedy": (GREEDY, 1), "samples": (SAMPLE, 3), "beam": (BEAM, 2)}, 1))

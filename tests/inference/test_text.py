@@ -85,7 +85,7 @@ def test_a_text_without_tokens_has_a_blank_translation(translations):
     translate = Translator(cfg, model, Tokenizers(tokenizer, tokenizer))
     assert translate(params, ["\u200b", "abc\u200b"]) == ["", expected[0]]
     served = Engine(cfg, model, params, Tokenizers(tokenizer, tokenizer), slots=1)
-    with pytest.raises(ConfigError, match="the source is empty: write at least one character"):
+    with pytest.raises(ConfigError, match="the source has no character of the vocabulary"):
         served.check(Request("\u200b", cfg.decode))
 
 

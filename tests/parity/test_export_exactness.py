@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tests.helpers import assert_close, build, tiny
+from tests.helpers import assert_close, build, tiny, with_settings
 from tests.parity.test_huggingface import TOKENS, B, V
 from tformer_jax.config import ConfigError
 from tformer_jax.interop import hf, mapping
@@ -85,9 +85,47 @@ def test_a_setting_is_computed_or_rejected(model_type, change, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {"scan_layers": True}),
+        ("qwen2", {"attention_projections": "fused_qkv"}),
+        ("gemma2", {"scan_layers": True, "attention_projections": "fused_kv"}),
+    ],
+)
+def test_any_layout_of_the_parameters_is_exported(model_type, changes, tmp_path):
+    model, params = build(tiny("decoder_lm", **{**GATED, **PLAIN[model_type], **changes}))
+    hf.save(tmp_path, model_type, model.cfg, params)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.maximum(TOKENS[:B, :5], 3)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    assert_close(model.apply({"params": params}, tokens), expected, 1e-5)
+
+
+@pytest.mark.parametrize("scale", [None, 0.5, 0.25])
+def test_separate_projections_are_exported_as_gpt2(scale, tmp_path):
+    """An explicit scale of 1 / sqrt(H), 0.5 here, is the default."""
+    cfg = tiny("decoder_lm", vocab_size=V, dim=8, num_heads=2, position="learned", activation="gelu_tanh")
+    cfg = with_settings(cfg, tie_embeddings="output", scale_embeddings=False, attention_scale=scale)
+    model, params = build(cfg)
+    if scale == 0.25:
+        with pytest.raises(ConfigError, match="attention_scale=0.25"):
+            hf.save(tmp_path, "gpt2", cfg, params)
+        return
+    hf.save(tmp_path, "gpt2", cfg, params)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    tokens = np.maximum(TOKENS[:B, :5], 3)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    assert_close(model.apply({"params": params}, tokens), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
     ("model_type", "changes", "sentence"),
     [
         ("llama", {}, "tie_word_embeddings=False, but it has no lm_head.weight"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 2}, "layer_types with sliding_attention are not supported"),
+        ("smollm3", {"no_rope_layers": [0, 0]}, "no_rope_layers without a layer that has positions are not supported"),
         (
             "gemma3_text",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},

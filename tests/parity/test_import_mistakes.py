@@ -134,6 +134,14 @@ MISTAKES = {
     "vocabulary": (larger, "its tokenizer has 7. tokens, and its model only 64"),
     "vocabulary, the last one is ordinary": (functools.partial(larger, special=19), "its tokenizer has 7. tokens, and"),
     "vocabulary, the last ones are used": (endless, "its tokenizer has 7. tokens, and its model only 64"),
+    "end": (written("generation_config.json", '{"eos_token_id": 999}'), "the special token 999 is not one of its 64"),
+    "start": (fields(decoder_start_token_id=[1, 2]), r"decoder_start_token_id=\[1, 2\] is not a token id"),
+    "forced": (fields(forced_bos_token_id=70), "the special token 70 is not one of its 64 tokens"),
+    "kinds of layers": (
+        fields(rope_parameters={"full_attention": {"rope_theta": 99.0}}),
+        "rope_parameters by kind of layer are not supported for this architecture",
+    ),
+    "local rotations": (fields(rope_local_base_freq=7.0), "the field rope_local_base_freq=7.0 is not supported"),
     "tokenizer": (written("tokenizer.json", '{"model": 3}'), "tokenizer.json is not a valid tokenizer"),
 }
 

@@ -10,7 +10,7 @@ import transformers
 from tests.parity import checkpoints
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 
-TEXTS = ("the cat sat", "The CAT on a Mät", "中文 cat", " cat", "")
+TEXTS = ("the cat sat", "The CAT on a Mät", "中文 cat", " cat", "  the cat", "")
 WORDS = ("the", "The", "cat", "CAT", "sat", "on", "a", "mat", "mät", "Mat", "Mät", "中", "文", "中文")
 NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -31,6 +31,16 @@ def bert(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
 
 
+def as_published(folder: Path) -> None:
+    """Writes Llama 2's tokenizer.json, which prepends the space in a normalizer."""
+    checkpoints.llama(folder)
+    path = folder / "tokenizer.json"
+    tokenizer = hf.Tokenizer.from_file(str(path))
+    steps = [hf.normalizers.Prepend("▁"), hf.normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer, tokenizer.pre_tokenizer = hf.normalizers.Sequence(steps), None
+    tokenizer.save(str(path))
+
+
 @pytest.mark.parametrize(
     ("write", "changes"),
     [
@@ -44,6 +54,12 @@ def bert(folder: Path) -> None:
         (checkpoints.gpt2, {"add_bos_token": True}),
         (checkpoints.gpt2, {"add_eos_token": True}),
         (checkpoints.llama, {"add_bos_token": False}),
+        *[
+            (write, {"tokenizer_class": "LlamaTokenizer", "legacy": legacy, "add_prefix_space": spaced})
+            for write in (checkpoints.llama, as_published)
+            for legacy in (False, True)
+            for spaced in (None, False)
+        ],
         (checkpoints.llama, {"add_eos_token": True}),
     ],
 )

@@ -55,8 +55,8 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ),
         (
             {"prompt": "a", "stream_options": {"usage": True}},
-            "unknown setting 'stream_options.usage'",
-            None,
+            "'usage': unknown field",
+            "usage",
         ),
         ({"prompt": "a", "stream": False, "stream_options": {"include_usage": True}}, "needs stream", "stream_options"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens: must be at least 0", "max_tokens"),

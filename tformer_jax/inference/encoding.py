@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer
@@ -81,6 +82,11 @@ def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[i
     if len(ids) > limit:
         raise ConfigError(too_long(name, len(ids), limit))
     return ids
+
+
+def no_tokens(name: str, text: Any) -> str:
+    """Returns the error of a text, or list of token ids, without tokens; tokenizers may drop unknown characters."""
+    return f"{name} {'has no character of the vocabulary' if text else 'is empty: write at least one character'}"
 
 
 def check_example(family: str, index: int, example: Sequence[str]) -> None:

@@ -74,11 +74,17 @@ class MaskFiller:
         return in_chunks(texts, encode, functools.partial(self._fill, params), skip=skip, size=size)
 
     def _encode(self, text: str) -> list[int]:
-        """Encodes a text in which the name of the mask token is that token, for any tokenizer."""
+        """Encodes a text in which the name of the mask token is that token, for any tokenizer.
+
+        The space before a mask belongs to the token that it stands for, if the tokenizer joins spaces to words.
+        """
         ids = self._tokenizer.encode(text)
         if self._mask in ids or self._name not in text:
             return ids
-        first, *others = map(self._tokenizer.encode, text.split(self._name))
+        *before, last = text.split(self._name)
+        if len(self._tokenizer.encode("a a")) == 2:
+            before = [part.removesuffix(" ") for part in before]
+        first, *others = map(self._tokenizer.encode, (*before, last))
         return first + [token for part in others for token in (self._mask, *part)]
 
     def _fill(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[list[Fill]]:

@@ -12,7 +12,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
 from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.encoding import LongTexts, TextError
+from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
@@ -114,7 +114,7 @@ class TextGenerator(_Generator):
         max_length = self.cfg.model.max_length - tokenizer.special.added
         ids = tokenizer.encode(text)
         if not ids:
-            raise TextError(index, "the prompt is empty: write at least one character")
+            raise TextError(index, no_tokens("the prompt", text))
         last = max(max_length - self.cfg.decode.max_new_tokens, 1)
         fitting = long_texts.fit(index, ids, max_length - 1, "prompt", last=last)
         if fitting is None:

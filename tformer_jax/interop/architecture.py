@@ -40,6 +40,8 @@ class Architecture:
     """Names of arrays that must equal another one if they are present, and the name of that one."""
     head_bias: str = "final_logits_bias"
     """Name of the bias of the output head."""
+    projections: str = "separate"
+    """Our `attention_projections` with the layout of theirs."""
 
 
 def activation(name: str) -> str:

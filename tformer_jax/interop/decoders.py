@@ -1,5 +1,6 @@
 """Hugging Face's decoder-only language models without experts: GPT-2, Llama and models with similar layers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ def _gpt2_config(cfg: ModelConfig) -> Settings:
         "n_head": cfg.num_heads,
         "n_inner": cfg.ffn_dim,
         "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, written(cfg.activation)),
-        "scale_attn_weights": cfg.attention_scale is None,
+        "scale_attn_weights": cfg.attention_scale is None or math.isclose(cfg.attention_scale, cfg.head_size**-0.5),
         "layer_norm_epsilon": cfg.norm_eps,
         "resid_pdrop": cfg.dropout,
         "embd_pdrop": cfg.dropout,
@@ -120,8 +121,8 @@ def llama_rules(*layer: Part) -> tuple[Rule, ...]:
     )
 
 
-def llama_settings(hf: Settings, *, partial: bool = False) -> Settings:
-    """Returns our settings of Llama; `partial`: the architecture may rotate a fraction of each head."""
+def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False) -> Settings:
+    """Returns our settings of Llama; `partial` and `by_kind` are those of `rotary_settings`."""
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
@@ -144,7 +145,7 @@ def llama_settings(hf: Settings, *, partial: bool = False) -> Settings:
         "initializer": "normal",
         "init_std": hf.get("initializer_range", 0.02),
         "position": "rotary",
-        "rotary": rotary_settings(hf, partial=partial),
+        "rotary": rotary_settings(hf, partial=partial, by_kind=by_kind),
     }
 
 
@@ -193,6 +194,9 @@ def _smollm3_settings(hf: Settings) -> Settings:
     layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
     rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
     check(len(rotated) >= len(layers), f"no_rope_layers has the length {len(rotated)} for {len(layers)} layers")
+    full = {*_kinds(hf, ["full_attention"] * len(layers))} == {"full_attention"}
+    check(full, "layer_types with sliding_attention are not supported for this architecture")
+    check(any(rotated[: len(layers)]), "no_rope_layers without a layer that has positions are not supported")
     return llama_settings(hf) | {"layer_pattern": pattern_of(["full" if rotated[i] else "nope" for i in layers])}
 
 
@@ -212,11 +216,11 @@ def _gemma2_settings(hf: Settings) -> Settings:
     return _gemma_settings(hf, period=2)
 
 
-def _gemma_settings(hf: Settings, period: int) -> Settings:
+def _gemma_settings(hf: Settings, period: int, *, by_kind: bool = False) -> Settings:
     """Returns our settings; layers have full attention by `layer_types`, or else every `period`-th one."""
     require(hf, use_bidirectional_attention=False)
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
-    return llama_settings(hf) | {
+    return llama_settings(hf, by_kind=by_kind) | {
         **_windows(hf, _kinds(hf, layers)),
         "ffn_bias": False,
         "norm_placement": "both",
@@ -230,7 +234,8 @@ def _gemma_settings(hf: Settings, period: int) -> Settings:
 
 def _gemma3_settings(hf: Settings) -> Settings:
     """Returns our settings; attention scores are not capped, although config.json has a field for it."""
-    settings = _gemma_settings(hf, period=hf["sliding_window_pattern"]) | {"attention_softcap": None, "qk_norm": True}
+    settings = _gemma_settings(hf, period=hf["sliding_window_pattern"], by_kind=True)
+    settings |= {"attention_softcap": None, "qk_norm": True}
     kinds = hf.get("rope_parameters")
     by_kind = not kinds or bool({"full_attention", "sliding_attention"} & {*kinds})
     check(by_kind, "rope_parameters must be given for full_attention and sliding_attention")
@@ -332,6 +337,7 @@ DECODERS = {
         _BUFFERS,
         "transformer.",
         shared="transformer.wte.weight",
+        projections="fused_qkv",
     ),
     "llama": llama_like("LlamaForCausalLM", llama_settings, llama_config, _DENSE),
     "mistral": llama_like("MistralForCausalLM", mistral_settings, mistral_config, _DENSE),

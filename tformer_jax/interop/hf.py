@@ -3,6 +3,7 @@
 Only safetensors files are read, because they hold only arrays and no code.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, MutableMapping
@@ -22,6 +23,7 @@ from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published import DEFAULTS, UNREAD
 from tformer_jax.models import registry
+from tformer_jax.nn import conversions
 from tformer_jax.special_tokens import OWN, SpecialTokens
 
 ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | {"bert": BERT}
@@ -124,6 +126,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     architecture = architecture_of(model_type, cfg.family)
     if other := [kind for kind in cfg.attentions if kind != "multi_head"]:
         raise _unfit(model_type, f"the architecture has no attention of the kind {other[0]!r}")
+    cfg, params = _in_layout_of(architecture, cfg, params)
     try:
         arrays = mapping.to_theirs(architecture.rules(cfg), params)
     except ConfigError as error:
@@ -134,6 +137,15 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _in_layout_of(architecture: Architecture, cfg: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
+    """Returns the same model with looped layers, and with projections separate or fused as the architecture's."""
+    cfg, params = conversions.unrolled(cfg, params)
+    if architecture.projections == "fused_qkv":
+        return conversions.fused(cfg, params)
+    params = conversions.convert_projections(params, cfg, architecture.projections)
+    return dataclasses.replace(cfg, attention_projections=architecture.projections), params
 
 
 def architecture_of(model_type: str, family: str | None = None) -> Architecture:

@@ -161,7 +161,7 @@ _HEADS = (
     *("pooler_size_per_head", "pooler_type", "classifier_activation"),
 )
 _COPIES = (
-    *("n_ctx", "dense_act_fn", "is_gated_act", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"),
+    *("n_ctx", "dense_act_fn", "is_gated_act", "rope_theta", "rope_scaling", "rope_parameters"),
     *("_sliding_window_pattern", "sliding_window_pattern", "sliding_window", "max_window_layers", "layer_types"),
     *(
         "normalize_embedding",

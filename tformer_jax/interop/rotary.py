@@ -9,14 +9,21 @@ from tformer_jax.interop.architecture import check, require
 Settings = dict[str, Any]
 
 
-def rotary_settings(hf: Settings, *, partial: bool) -> Settings:
+def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Settings:
     """Returns our rotary settings, from transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
 
-    Unless `partial`, the architecture rotates whole heads and does not read `partial_rotary_factor`.
+    Unless `partial`, the architecture rotates whole heads and does not read `partial_rotary_factor`. Unless `by_kind`,
+    it has one rotation for all layers, instead of one for `full_attention` and one for `sliding_attention`.
     """
     rope = _rope(hf)
-    full: Settings = rope.get("full_attention", rope)
-    local: Settings = {"rope_theta": hf.get("rope_local_base_freq"), **(rope.get("sliding_attention") or {})}
+    full: Settings = rope
+    local: Settings = {}
+    if by_kind:
+        full = rope.get("full_attention", rope)
+        local = {"rope_theta": hf.get("rope_local_base_freq"), **(rope.get("sliding_attention") or {})}
+    else:
+        named = {"full_attention", "sliding_attention"} & {*rope}
+        check(not named, "rope_parameters by kind of layer are not supported for this architecture")
     for part in (hf, full, local):
         require(part, truncate=True, **({} if partial else {"partial_rotary_factor": 1.0}))
     require(local, rope_type="default")

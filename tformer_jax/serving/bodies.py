@@ -55,7 +55,8 @@ class Body(Section):
         for name in [name for name in given if name not in known]:
             if name not in cls.neutral:
                 raise RequestError(f"{reprlib.repr(name)}: unknown field{nearest(name[:100], known)}", param=name[:100])
-            if isinstance(given[name], bool) or given.pop(name) != cls.neutral[name]:
+            neutral = cls.neutral[name]
+            if isinstance(given[name], bool) != isinstance(neutral, bool) or given.pop(name) != neutral:
                 raise RequestError(f"{name}: is not supported by this server; leave it out", param=name)
         nested = {name: without_null(value) for name, value in given.items() if isinstance(value, Mapping)}
         return cls(**given | nested)
@@ -129,6 +130,8 @@ class StreamOptions(Body):
 
     path: ClassVar[str] = "stream_options"
 
+    neutral: ClassVar[Mapping[str, Any]] = {"include_obfuscation": False}
+
     include_usage: bool = setting(False, "end the stream with the usage")
 
 
@@ -163,6 +166,13 @@ class Completion(Body):
     stream_options: StreamOptions = dataclasses.field(default_factory=StreamOptions)
     echo: bool = setting(False, "repeat the prompt before each output")
     user: str | None = setting(None, "accepted, and not used")
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """As `Body.read`, with the fields of `stream_options`."""
+        options = values.get("stream_options")
+        nested = {"stream_options": StreamOptions.read(options)} if isinstance(options, Mapping) else {}
+        return super().read({**values, **nested})
 
     def check(self) -> None:
         self.texts("prompt")

@@ -13,7 +13,7 @@ from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.embed import embed_rows
-from tformer_jax.inference.encoding import too_long
+from tformer_jax.inference.encoding import no_tokens, too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
 from tformer_jax.serving.request_error import RequestError
@@ -120,7 +120,7 @@ class Served:
             if len(ids) > limit:
                 raise RequestError(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
             if not ids and not self.translates:
-                raise RequestError(f"{which}the {name} is empty: write at least one character", param=field)
+                raise RequestError(which + no_tokens(f"the {name}", text), param=field)
             found.append(ids)
         return found
 

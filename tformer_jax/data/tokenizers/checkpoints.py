@@ -85,7 +85,20 @@ def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
         tokenizer.pre_tokenizer, hf.pre_tokenizers.ByteLevel
     ):
         tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=options.get("add_prefix_space", False))
+    if kind.removesuffix("Fast") == "LlamaTokenizer" and isinstance(tokenizer.model, hf.models.BPE):
+        _as_llama(tokenizer, options)
     return of_library(tokenizer, settings, options)
+
+
+def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    """Replaces the parts that LlamaTokenizer of transformers 5 does not read from tokenizer.json."""
+    spaced = options.get("add_prefix_space") in (None, True)
+    scheme = "never" if not spaced else "always" if options.get("legacy") else "first"
+    tokenizer.model.unk_token, tokenizer.model.fuse_unk, tokenizer.model.byte_fallback = None, True, True
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+    parts = [hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
+    tokenizer.decoder = hf.decoders.Sequence([*parts, *([hf.decoders.Strip(" ", 1, 0)] if spaced else [])])
 
 
 def _bert_normalizer(options: Settings) -> hf.normalizers.BertNormalizer:
@@ -210,8 +223,11 @@ def _special(
     ends = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
     if not ends:
         raise ConfigError("config.json has no eos_token_id, with which outputs end")
-    start, forced = settings.get("decoder_start_token_id"), settings.get("forced_bos_token_id")
+    start, forced = (_one(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
     start = start if start is not None else bos if bos is not None else ends[0]
+    used, size = {start, *ends, *(() if forced is None else (forced,))} - names.keys(), settings.get("vocab_size")
+    if used and size is not None and max(used) >= size:
+        raise ConfigError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
     never = tuple(words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
     return SpecialTokens(
         names=tuple(sorted(names.items())),
@@ -225,6 +241,19 @@ def _special(
         before=before,
         after=after,
     )
+
+
+def _one(settings: Settings, name: str) -> int | None:
+    """Returns the id `name`, for which config.json may have a list of one id.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = settings.get(name)
+    (found,) = found if isinstance(found, list) and len(found) == 1 else (found,)
+    if found is not None and not isinstance(found, int):
+        raise ConfigError(f"config.json: {name}={found!r} is not a token id")
+    return found
 
 
 def _special_names(options: Settings) -> list[str]:

@@ -17,7 +17,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.encoding import encode_one
+from tformer_jax.inference.encoding import encode_one, no_tokens
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
 from tformer_jax.inference.engine.pool import PAGE_SIZE, max_new_tokens
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
@@ -79,7 +79,8 @@ class Event(NamedTuple):
     text: str
     """Text that follows the texts of earlier events of this output."""
     finish: str | None
-    """None while the output continues; `stop`: an end token or a stop sequence; `length`: maximum length reached."""
+    """None while the output continues; `length`: maximum length reached; `stop`: an end token, a stop sequence, or an
+    output that beam search did not find."""
     score: float | None
     """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`.
 
@@ -213,12 +214,12 @@ class Engine:
             tokenizer = self._tokenizers.source
             tokens = encode_one(tokenizer, request.text, max_length - tokenizer.special.added_to_side, "the source")
             if not tokens or not request.text.strip():
-                raise ConfigError("the source is empty: write at least one character")
+                raise ConfigError(no_tokens("the source", request.text.strip()))
             return tokenizer.special.side(tokens)
         tokenizer = self._tokenizers.target
         tokens = encode_one(tokenizer, request.text, max_length - 1 - tokenizer.special.added, "the prompt")
         if not tokens:
-            raise ConfigError("the prompt is empty: write at least one character")
+            raise ConfigError(no_tokens("the prompt", request.text))
         return tokenizer.special.whole(tokens)
 
     def _admit(self) -> None:
@@ -351,10 +352,11 @@ class Engine:
             ids = row[row != PAD].tolist()
             decoded = self._outputs.decode(ids)
             text = cut(decoded, running.decode.stop)
-            finish = "stop" if set(ids) & set(self._outputs.special.ends) or text != decoded else "length"
+            known = float(score) if score > WORST else None
+            ended = set(ids) & set(self._outputs.special.ends) or text != decoded
+            finish = "stop" if ended or known is None else "length"
             if text != decoded:
                 ids = _until_stop(TextStream(self._outputs, running.decode.stop), ids)
-            known = float(score) if score > WORST else None
             events.append(Event(running.request, sample, text, finish, known, len(ids), tuple(ids)))
         return events
 
