@@ -116,8 +116,8 @@ class DataConfig(Section):
     target_tokenizer: str | None = setting(None, "kind of the target's tokenizer; None: tokenizer", choices=TOKENIZERS)
     tokenizer_file: str | None = setting(
         None,
-        "file: tokenizer.json, SentencePiece .model, .tiktoken ranks, a run's tokenizers/target.json, or the folder of "
-        "a Hugging Face checkpoint or of a run, below the data folder",
+        "file: tokenizer.json, SentencePiece .model, .tiktoken ranks (texts are split as for GPT-2), a run's "
+        "tokenizers/target.json, or the folder of a Hugging Face checkpoint or of a run, below the data folder",
     )
     vocab_size: int = setting(
         8000,

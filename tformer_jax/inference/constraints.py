@@ -64,8 +64,9 @@ def constrain(
 ) -> jax.Array:
     """Sets the logits (or log-probabilities) of tokens that the rules exclude to -inf.
 
-    If all tokens of a row are excluded, the row ends: `rules.ends` get 0. Forced tokens take precedence over all other
-    rules: the next forced token gets 0, all others -inf.
+    If all tokens of a row are excluded, the row ends: `rules.ends` get 0. (Ends outside of the vocabulary, as of
+    nanoGPT's character models, cannot be chosen.) Forced tokens take precedence over all other rules: the next forced
+    token gets 0, all others -inf.
 
     Args:
         logits: float32 [B, V].

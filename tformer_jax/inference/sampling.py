@@ -128,7 +128,8 @@ def keep_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
 def keep_top_p(logits: jax.Array, p: jax.Array) -> jax.Array:
     """Keeps the smallest set of most probable tokens with a total probability of at least p: [B, V], [B] -> [B, V].
 
-    "The Curious Case of Neural Text Degeneration" (2020). The most probable token is always kept; p = 1 keeps all.
+    "The Curious Case of Neural Text Degeneration" (2020). The most probable token is always kept, and so are all tokens
+    as probable as the last of the set; p = 1 keeps all.
     """
     masses = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
     needed = p * masses.sum(axis=-1)

@@ -53,6 +53,7 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         "examples": train.origin(),
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
         "tokenizers": hf.__version__,
+        "normalization": normalization.signature(cfg.normalize),
         "code": user_cache.source_digest(sys.modules[__name__], normalization, simple, subword),
     }
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
