@@ -57,7 +57,7 @@ def started_from_a_lost_run(corpus_folder, tmp_path) -> tuple[Config, Path]:
     """A run without checkpoints, with `train.start_from` naming a folder that no longer exists, and its config."""
     first, folder = tmp_path / "first", tmp_path / "run"
     experiment.build(small_config(), first, data_root=corpus_folder).close()
-    (first / "checkpoints").mkdir()
+    (first / "checkpoints" / "1").mkdir(parents=True)
     cfg = small_config(start_from=str(first))
     experiment.build(cfg, folder, data_root=corpus_folder).close()
     shutil.rmtree(first)
@@ -152,7 +152,7 @@ def test_loaded_embeddings_of_other_tokens_are_reported(corpus_folder, other_let
     built = experiment.build(small_config(), first, data_root=corpus_folder)
     built.close()
     cfg, same = built.cfg, built.tokenizers
-    (first / "checkpoints").mkdir()
+    (first / "checkpoints" / "1").mkdir(parents=True)
     remedy = f"set data.tokenizer='file' and data.tokenizer_file='{first}'"
     sentence = (
         f"source_embedding/embedding is for another vocabulary than that of this run, and train.lora_.*: {remedy}"
@@ -175,7 +175,7 @@ def test_loaded_embeddings_of_other_tokens_are_reported(corpus_folder, other_let
 def first(corpus_folder, tmp_path) -> Path:
     """A run folder of `small_config` that passes for that of a trained run."""
     experiment.build(small_config(), tmp_path / "first", data_root=corpus_folder).close()
-    (tmp_path / "first" / "checkpoints").mkdir()
+    (tmp_path / "first" / "checkpoints" / "1").mkdir(parents=True)
     return tmp_path / "first"
 
 
