@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -268,6 +269,15 @@ def test_a_non_finite_step_changes_only_the_counts():
 
 
 NORMS_AND_NOISE = {"log_norms": True, "noise_scale": True, "accumulate": 2, "label_smoothing": 0.0}
+
+
+def test_the_moments_of_the_optimizer_are_updated_without_copies():
+    cfg, mesh = settings(), make_mesh(ParallelConfig(data=1))
+    model, optimizer, _ = built(cfg)
+    current = state.create(model, optimizer, cfg, mesh)
+    text = jitted(make_train_step(model, optimizer, cfg), current, mesh).lower(current, batch()).compile().as_text()
+    assert "opt_state" in text
+    assert not re.search(r" copy\(%state_opt_state", text)
 
 
 def test_norms_by_layer_and_the_noise_of_the_gradient():

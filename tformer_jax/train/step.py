@@ -24,6 +24,8 @@ from tformer_jax.train.step_metrics import StepMetrics, pack
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+WITHOUT_COPIES = "xla_cpu_copy_insertion_use_region_analysis"
+"""Option of XLA for CPUs; without it, the moments of AdamW are copied before they are updated in place."""
 
 
 def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config) -> TrainStep:
@@ -73,13 +75,19 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
     The old state is donated. The metrics are returned as `StepMetrics`. Only the shardings of `state` are read.
     """
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
 
     def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         with rules.on(mesh):
             new_state, metrics = train_step(state, batch)
             return new_state, pack(metrics)
 
-    return jax.jit(on_mesh, donate_argnums=0, out_shardings=(where, rules.replicated(mesh)))
+    return jax.jit(
+        on_mesh,
+        donate_argnums=0,
+        out_shardings=(where, rules.replicated(mesh)),
+        compiler_options={WITHOUT_COPIES: True} if on_cpu else None,
+    )
 
 
 @contextlib.contextmanager
