@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +19,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
 from tformer_jax.train import optimizers, state
-from tformer_jax.train.step import accumulated_gradients, compiling, jitted, make_train_step
-from tformer_jax.train.step_metrics import fetch
+from tformer_jax.train.step import accumulated_gradients, make_train_step
 
 
 def settings(family: str = "decoder_lm", *, train: dict | None = None, optim: dict | None = None, **model) -> Config:
@@ -271,15 +269,6 @@ def test_a_non_finite_step_changes_only_the_counts():
 NORMS_AND_NOISE = {"log_norms": True, "noise_scale": True, "accumulate": 2, "label_smoothing": 0.0}
 
 
-def test_the_moments_of_the_optimizer_are_updated_without_copies():
-    cfg, mesh = settings(), make_mesh(ParallelConfig(data=1))
-    model, optimizer, _ = built(cfg)
-    current = state.create(model, optimizer, cfg, mesh)
-    text = jitted(make_train_step(model, optimizer, cfg), current, mesh).lower(current, batch()).compile().as_text()
-    assert "opt_state" in text
-    assert not re.search(r" copy\(%state_opt_state", text)
-
-
 def test_norms_by_layer_and_the_noise_of_the_gradient():
     model, optimizer, step = experiment(train=NORMS_AND_NOISE)
     initial, data = start(model, optimizer), batch(rows=8)
@@ -308,22 +297,6 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
     assert float(metrics["param_norm/embedding"]) == pytest.approx(np.sqrt(square(after.params["embedding"])), rel=1e-5)
     norms = [float(value) ** 2 for name, value in metrics.items() if name.startswith("grad_norm/")]
     assert sum(norms) == pytest.approx(big, rel=1e-5)
-
-
-@pytest.mark.parametrize("devices", rest_slow([8, 1], 1))
-def test_one_compilation_per_shape_and_no_transfers(devices):
-    model, optimizer, _ = experiment()
-    mesh = make_mesh(ParallelConfig(data=devices))
-    current = state.create(model, optimizer, settings(), mesh)
-    step = jitted(make_train_step(model, optimizer, settings()), current, mesh)
-    for number in range(6):
-        data = jax.device_put(batch(length=4 + number % 2, seed=number), rules.batch_sharding(mesh))
-        if number > 1:
-            with jax.transfer_guard("disallow"):
-                current, _ = step(current, data)
-        else:
-            current, _ = step(current, data)
-    assert step._cache_size() == 2
 
 
 @pytest.mark.parametrize(("flags", "options"), [("", {state.LEVEL: 1}), (f"--{state.LEVEL}=2", None)])
@@ -368,42 +341,3 @@ def test_low_precision_learns_and_keeps_its_statistics_in_float32(param_dtype):
     assert {leaf.dtype.name for leaf in jax.tree.leaves((current.opt_state, current.ema))} <= {"float32", "int32"}
     assert {value.dtype.name for value in metrics.values()} == {"float32"}
     assert float(metrics["loss"]) < 0.1
-
-
-def test_the_first_call_uses_what_another_thread_compiled():
-    compilations = []
-
-    def count(event: str, seconds: float, **_) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            compilations.append(seconds)
-
-    step = jax.jit(lambda state, batch: state + batch["tokens"].sum())
-    state, tokens = np.zeros(3, np.float32), {"tokens": np.ones((2, 5), np.int32)}
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
-        with compiling(step, jax.ShapeDtypeStruct(state.shape, state.dtype), lambda: tokens):
-            pass
-        ahead = len(compilations)
-        step(state, tokens)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
-    assert ahead == len(compilations) == 1
-
-
-def test_an_error_of_a_compilation_ahead_is_left_to_the_first_call():
-    with compiling(jax.jit(lambda state, batch: state), np.zeros(3), lambda: {}["no batch"]):
-        pass
-
-
-def test_compiled_metrics_are_one_array():
-    cfg = settings(train=NORMS_AND_NOISE)
-    model, optimizer, step = built(cfg)
-    mesh = make_mesh(ParallelConfig(data=1))
-    current = state.create(model, optimizer, cfg, mesh)
-    expected = jax.device_get(step(current, batch())[1])
-    _, found = jitted(make_train_step(model, optimizer, cfg), current, mesh)(current, batch())
-    assert found.array.shape == (len(expected),)
-    assert set(found) == set(expected)
-    for name in expected:
-        assert_close(found[name], expected[name], 1e-6)
-    assert fetch([found, found]) == [{name: float(found[name]) for name in found}] * 2

@@ -69,7 +69,7 @@ def save(cfg: Config, path: Path) -> None:
 
 
 def load(path: Path) -> Config:
-    """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE_SECTIONS` sections, with a warning.
+    """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE_SECTIONS`, with a warning.
 
     Settings may also be those of earlier versions: `RENAMED` ones, in `model` flat ones, such as `rotary_base` for
     `rotary.base`, and ones without effect in `optim` and for classifiers (`model.output_bias`).
@@ -102,7 +102,7 @@ def load(path: Path) -> Config:
 
 
 def _drop_unknown(values: dict[str, Any]) -> list[str]:
-    """Removes unknown settings from `CHANGEABLE_SECTIONS` sections, and returns their names."""
+    """Removes unknown settings from `CHANGEABLE_SECTIONS`, and returns their names."""
     dropped = []
     for name, kind in CHANGEABLE_SECTIONS.items():
         known = {field.name for field in dataclasses.fields(kind)}
