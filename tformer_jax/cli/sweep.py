@@ -229,7 +229,7 @@ def _differences(known: Mapping[str, Any], cfg: Config) -> list[str]:
     """Returns the settings in which a config differs from a saved one; settings that are new since have defaults."""
     try:
         return differences(Config.from_dict(known), cfg)
-    except ConfigError as error:
+    except (ConfigError, TypeError, AttributeError) as error:  # of another version, or not a config
         return [str(error)]
 
 

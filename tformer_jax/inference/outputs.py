@@ -76,12 +76,12 @@ class RowDecoder:
             yield from (event.text for event in engine.step() if event.text)
 
     def _engine(self, rows: Sequence[Sequence[int]], count: int, outputs: int, seconds: float) -> Engine:
-        """Returns an engine for `rows`, with as many slots as `count` rows need, but few more than `eval.batch_size`.
+        """Returns an engine for `rows`, with the slots that `count` rows need, up to `eval.batch_size`.
 
-        A beam search needs one slot, whatever its number of outputs; samples need one each.
+        A beam search needs one slot, whatever its number of outputs; samples of one row need one each, at once.
         """
-        of_row = 1 if self._cfg.decode.strategy == "beam" else outputs
-        slots = max(min(self._cfg.eval.batch_size, power_of_two(count * of_row)), of_row)
+        per_row = 1 if self._cfg.decode.strategy == "beam" else outputs
+        slots = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)
         pages = None
         if self._cfg.model.family == "decoder_lm":
             pages = pool_pages(self._cfg, [len(row) for row in rows], slots=slots, outputs=outputs)

@@ -124,7 +124,7 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
             for batch in _record_batches(path):
                 names = batch.schema.names
                 if missing := next((field for field in fields.values() if field not in names), None):
-                    reader.bad.record(path, number + 1, _without(missing, names))
+                    reader.bad.record(path, number + 1, _missing_field(missing, names))
                     number += batch.num_rows
                     continue
                 for row in _rows(batch.select(list(dict.fromkeys(fields.values())))):  # others may not fit into Python
@@ -251,7 +251,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
         raise DataError("is not an object with named fields")
     for key, field in fields.items():
         if field not in record:
-            raise DataError(_without(field, record))
+            raise DataError(_missing_field(field, record))
         if not isinstance(record[field], str | int if key == "label" else str):
             raise DataError(f"field {field!r} is {type(record[field]).__name__}, not text")
         if not is_unicode(str(record[field])):
@@ -259,7 +259,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
     return {key: str(record[field]) for key, field in fields.items()}
 
 
-def _without(field: str, names: Iterable[str]) -> str:
+def _missing_field(field: str, names: Iterable[str]) -> str:
     return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.fields"
 
 

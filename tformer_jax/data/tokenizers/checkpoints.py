@@ -250,7 +250,8 @@ def _one(settings: Settings, name: str) -> int | None:
         ConfigError: it is neither.
     """
     found = settings.get(name)
-    (found,) = found if isinstance(found, list) and len(found) == 1 else (found,)
+    if isinstance(found, list) and len(found) == 1:
+        found = found[0]
     if found is not None and not isinstance(found, int):
         raise ConfigError(f"config.json: {name}={found!r} is not a token id")
     return found
