@@ -23,7 +23,7 @@ SMALL = {
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the config of a small encoder over bytes, or of the preset `variant`."""
-    architecture = presets.of_variant("configs/classify_cldr.py", variant, "classifier") if variant else SMALL
+    architecture = presets.of_variant("configs/classify_cldr.py", variant, ("classifier",)) if variant else SMALL
     return to_config_dict(
         Config(
             name=f"classify_cldr_{variant}" if variant else "classify_cldr",

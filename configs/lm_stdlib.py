@@ -26,7 +26,7 @@ SMALL = {
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the config of a four-layer GPT-2-style decoder over BPE tokens, or of the preset `variant`."""
-    architecture = presets.of_variant("configs/lm_stdlib.py", variant, "decoder_lm") if variant else SMALL
+    architecture = presets.of_variant("configs/lm_stdlib.py", variant, ("decoder_lm",)) if variant else SMALL
     return to_config_dict(
         Config(
             name=f"lm_stdlib_{variant}" if variant else "lm_stdlib",

@@ -45,7 +45,7 @@ NOISE = {
 def get_config(variant: str = "masked_tokens") -> ConfigDict:
     """Returns the config of a small model with the objective `variant`, or of the preset `variant` with its own."""
     location, others = "configs/pretrain_stdlib.py", ", ".join(ARCHITECTURES)
-    architecture = ARCHITECTURES.get(variant) or presets.of_variant(location, variant, "masked_lm or seq2seq", others)
+    architecture = ARCHITECTURES.get(variant) or presets.of_variant(location, variant, ("masked_lm", "seq2seq"), others)
     if variant in ARCHITECTURES:
         objective = variant
     elif architecture.get("family") == "masked_lm":

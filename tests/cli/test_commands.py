@@ -115,7 +115,7 @@ def test_translate_objects_into_objects(runs, tmp_path):
 
 @pytest.mark.parametrize("size", rest_slow([0, 9, 70, 1, 40], 3))
 def test_translate_resumes_a_file(runs, tmp_path, monkeypatch, size):
-    monkeypatch.setattr(batching, "CHUNK", 3)
+    monkeypatch.setattr(batching, "ROWS_PER_CHUNK", 3)
     (tmp_path / "in.txt").write_text("abc\n\nb\naabb\nca\n")
     flags = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt"), "--scores", "--n-best", "2"]
     command = ["--run", str(runs["seq2seq"]), *flags]

@@ -133,7 +133,7 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
         sweep.main([*arguments, "--sweep", "train.metric=loss,bleu"])
     with pytest.raises(ConfigError, match="bpe and .*bytes are not comparable: train.metric='loss' is per token"):
         sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes"])
-    for settings in ("data.tokenizer_examples=5,9", "data.train=pairs.tsv,other.tsv"):
+    for settings in ("data.tokenizer_examples=5,9", "data.train=pairs.tsv,other.tsv", "data.target_language=de,fr"):
         with pytest.raises(ConfigError, match="are not comparable: .* their tokenizers or texts differ"):
             sweep.main([*arguments, "--sweep", settings])
     assert not folder.exists()

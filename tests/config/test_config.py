@@ -271,6 +271,15 @@ def test_averages_that_are_not_used_are_named(train, unused):
     assert Config(train=TrainConfig(**train), data=DataConfig(source="cldr_translation")).without_effect() == unused
 
 
+@pytest.mark.parametrize(
+    ("schedule", "steps", "unused"), [("cosine", 20, 0), ("cosine", 10, 1), ("inverse_sqrt", 10, 0)]
+)
+def test_a_schedule_that_warm_up_leaves_no_steps_is_named(schedule, steps, unused):
+    optim = OptimConfig(schedule=schedule, learning_rate=1e-3, warmup_steps=10)
+    found = Config(optim=optim, train=TrainConfig(steps=steps), data=DataConfig(source="cldr_translation"))
+    assert [sentence.split("=")[0] for sentence in found.without_effect()] == ["optim.schedule"] * unused
+
+
 def test_only_translation_has_two_vocabularies():
     data = DataConfig(source="stdlib_text", batching="windows", shared_vocab=False)
     unused = Config(model=ModelConfig(family="decoder_lm"), data=data).without_effect()

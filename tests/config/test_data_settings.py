@@ -5,6 +5,7 @@ import pytest
 from tformer_jax.config import Config, ConfigError
 
 LM = {"family": "decoder_lm"}
+LINES = {"source": "lines", "train": "x", "batching": "packed"}
 BLEU = {"bleu_tokenize": "zh"}
 
 
@@ -52,12 +53,16 @@ BLEU = {"bleu_tokenize": "zh"}
             "data.overlong='cut': is used only by language models, not model.family='seq2seq'; write 'carry'",
         ),
         (
-            {"data": {"source": "lines", "train": "x", "batching": "packed", "source_window": 8}, "model": LM},
+            {"data": {**LINES, "source_window": 8}, "model": LM},
             "data.source_window=8: must be None for model.family='decoder_lm': set data.window",
         ),
         (
-            {"data": {"source": "lines", "train": "x", "batching": "packed"}, "model": LM, "eval": BLEU},
+            {"data": LINES, "model": LM, "eval": BLEU},
             "eval.bleu_tokenize='zh': must be None for model.family='decoder_lm', which has no BLEU",
+        ),
+        (
+            {"data": {**LINES, "normalize": ["nfkc"]}, "model": LM, "eval": {"references": "normalized"}},
+            "eval.references='normalized': must be 'raw' for model.family='decoder_lm'",
         ),
         (
             {"data": {"normalize": ["nfkc,lowercase"]}},

@@ -81,7 +81,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("changes", rest_slow(VARIANTS, 1))
 def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
-    monkeypatch.setattr(lanes, "CHUNK", 8)
+    monkeypatch.setattr(lanes, "PROMPT_CHUNK", 8)
     trained = models("decoder_lm", decoder_layers=2, **changes)
     served = engine(trained)
     long = "abcdefgabcdefgabcdefg"

@@ -35,7 +35,7 @@ CASES = [
 def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
     """Rows are reused, prompts are read in chunks, and two samples continue one prompt."""
     name, decode = case
-    monkeypatch.setattr(lanes, "CHUNK", 4)
+    monkeypatch.setattr(lanes, "PROMPT_CHUNK", 4)
     trained = models("decoder_lm", decoder_layers=2, **MODELS[name])
     _, model, params = trained
     served, settings = engine(trained, slots=2), DECODES[decode]

@@ -165,7 +165,7 @@ def streamed(generator, params, texts, **options) -> list[list]:
 
 @pytest.mark.parametrize("chunk", [2, 1024])
 def test_a_stream_equals_a_call(translations, language_model, monkeypatch, chunk):
-    monkeypatch.setattr(batching, "CHUNK", chunk)
+    monkeypatch.setattr(batching, "ROWS_PER_CHUNK", chunk)
     model, params, expected = translations
     found = streamed(Translator(setup("seq2seq"), model, TOKENIZERS), params, TEXTS)
     assert [output.text for (output,) in found] == expected
@@ -202,7 +202,7 @@ def test_samples_of_a_stream_depend_only_on_their_index(language_model, monkeypa
     called = continue_text(params, ["abc", "abc", "a", "a", "abc", "abc"], seed=3)
     assert [output.text for outputs in found for output in outputs] == called
     assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3, skip=1) == found[1:]
-    monkeypatch.setattr(batching, "CHUNK", 2)
+    monkeypatch.setattr(batching, "ROWS_PER_CHUNK", 2)
     assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3) == found
 
 
@@ -222,7 +222,7 @@ def test_outputs_are_yielded_once_all_earlier_ones_are_known(translations, monke
 
 def test_a_resumed_stream_has_bit_identical_scores(translations, monkeypatch):
     model, params, _ = translations
-    monkeypatch.setattr(batching, "CHUNK", 3)
+    monkeypatch.setattr(batching, "ROWS_PER_CHUNK", 3)
     translate = Translator(setup("seq2seq", 4), model, TOKENIZERS)  # batches of 2 would hide wrong chunks
     texts = ["abcdefgabcdefg", "", "", *TEXTS[:4]]
     expected = streamed(translate, params, texts, scores=True)

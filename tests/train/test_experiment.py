@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import tiny
 from tests.train.conftest import small_config, write_pairs
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, ParallelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, ParallelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -245,6 +245,13 @@ def test_appended_tokens_are_not_other_tokens(corpus_folder, tmp_path):
     built.close()
     more = ExtendedTokenizer(built.tokenizers.target, ["<mask>"])
     assert check_tokenizers(built.cfg.train, built.cfg.model, Tokenizers(more, more), tmp_path / "first") is None
+
+
+def test_a_decoding_rule_that_the_vocabulary_cannot_represent_is_rejected_before_training(corpus_folder, tmp_path):
+    cfg = dataclasses.replace(small_config(), decode=DecodeConfig(forbidden=("§",)))
+    with pytest.raises(ConfigError, match="decode.forbidden=.*§"):
+        experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

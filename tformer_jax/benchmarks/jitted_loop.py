@@ -109,7 +109,7 @@ class _Start(NamedTuple):
 def _start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Start:
     model, params = unrolled(model, params)
     variables, padding_mask = {"params": params}, source != PAD
-    memory = model.apply(variables, source, padding_mask, method="encode")
+    memory = model.apply(variables, source, padding_mask, right_padded=True, method="encode")
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
     cache: Any = model.apply(variables, memory, padding_mask, length, **options, method="init_cache")
     first = jnp.full((source.shape[0], 1), BOS, jnp.int32)

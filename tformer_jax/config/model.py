@@ -105,7 +105,7 @@ class ModelConfig(Section):
     gated_delta: GatedDeltaConfig = section(GatedDeltaConfig, used_by={"attention": ("gated_delta",)})
     window: int | None = setting(
         None,
-        "`window` layers: a token attends to tokens less than this far away; in decoders, not to later ones",
+        "`window` layers: size of the window; a token attends to tokens at a smaller distance (decoders: earlier ones)",
         low=1,
     )
     lookahead: int | None = setting(

@@ -9,7 +9,7 @@ from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES, TEXTS
-from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
+from tformer_jax.config.training import METRICS, WITH_AN_END, OptimConfig, TrainConfig
 
 OBJECTIVES: dict[str, tuple[str | None, ...]] = {
     "seq2seq": (None, "span_corruption", "denoising"),
@@ -291,6 +291,11 @@ class Config(Section):
         unused = super().without_effect()
         if not self.data.shared_vocab and (self.model.family != "seq2seq" or self.data.objective):
             unused.append("data.shared_vocab=False has no effect without translation")
+        if self.optim.schedule in WITH_AN_END and self.optim.warmup_steps >= self.train.steps:
+            unused.append(
+                f"optim.schedule={self.optim.schedule!r} has no effect, because optim.warmup_steps="
+                f"{self.optim.warmup_steps} is not below train.steps={self.train.steps}"
+            )
         return unused
 
     def check(self) -> None:
@@ -363,3 +368,5 @@ class Config(Section):
             raise self.data.error("source_window", f"must be None for {of_data}: set data.window")
         if self.eval.bleu_tokenize is not None:
             raise self.eval.error("bleu_tokenize", f"must be None for {of_data}, which has no BLEU")
+        if self.eval.references != "raw":
+            raise self.eval.error("references", f"must be 'raw' for {of_data}, which has no translation metrics")

@@ -12,9 +12,9 @@ SOURCES = {
 }
 """Values of `data.source` by model family; with an objective, those of texts."""
 FILE_SOURCES = {"source": ("parallel_lines", "text", "lines", *FILES)}
-"""What uses the settings that name files."""
+"""`used_by` of the settings that name files."""
 FIELD_SOURCES = {"source": FILES}
-"""What uses the names of fields."""
+"""`used_by` of `data.fields`."""
 EXAMPLES = {
     "parallel_lines": "'train.{lang}.gz'",
     "text": "'book.txt'",

@@ -11,7 +11,7 @@ WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
 
 MOMENTS = ("adamw", "lamb", "muon", "schedule_free_adamw")
-"""Optimizers that divide the first moment by the root of the second, of some parameters or all."""
+"""Optimizers with Adam's first and second moments, for some or all parameters."""
 
 METRICS = {
     "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
@@ -22,7 +22,7 @@ METRICS = {
 """Validation metrics by model family."""
 LOWER_IS_BETTER = ("loss", "perplexity")
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
-"""Metrics per target token, except those of classifiers; comparable only between runs with equal target tokens."""
+"""Metrics averaged over target tokens (a classifier's: over texts), comparable only between equal target tokens."""
 TARGET_TOKENS = (
     "data.tokenizer",
     "data.target_tokenizer",
@@ -31,10 +31,13 @@ TARGET_TOKENS = (
     "data.shared_vocab",
     "data.split_digits",
     "data.normalize",
+    "data.target_language",
 )
 """Settings that determine the tokens of the targets, by their full names."""
-TRAINED_ON = ("data.source", "data.dataset", "data.train", "data.fields", "data.tokenizer_examples")
-"""Further ones if the tokenizer of the targets is trained, or comes with prepared data."""
+TRAINED_ON = (
+    *("data.source", "data.dataset", "data.train", "data.fields", "data.tokenizer_examples", "data.source_language"),
+)
+"""Additional settings that determine them if the tokenizer is trained, or comes with prepared data."""
 
 
 def target_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:

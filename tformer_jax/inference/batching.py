@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 
-CHUNK = 1024
+ROWS_PER_CHUNK = 1024
 """Number of rows of a stream that are in memory at once. A resumed command computes a chunk from its start."""
 
 WINDOW = 4
@@ -74,12 +74,12 @@ def in_chunks(
         run: maps rows, and the index of the first one, to one result per row; each is yielded as soon as `run` does.
         skip: number of first results to omit; the others are bit-identical to those without `skip` if the results of
             a chunk do not depend on other chunks.
-        size: default: `CHUNK`.
+        size: default: `ROWS_PER_CHUNK`.
 
     Raises:
         ConfigError: raised by `items` or `read`; the results of all earlier items are yielded first.
     """
-    items, size = iter(items), size or CHUNK
+    items, size = iter(items), size or ROWS_PER_CHUNK
     start = skip - skip % size
     collections.deque(itertools.islice(items, start), maxlen=0)
     rows = map(read, itertools.count(start), items)

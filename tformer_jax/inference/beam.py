@@ -13,7 +13,7 @@ from tformer_jax.inference.constraints import Rules, constrain
 from tformer_jax.inference.rows import Report
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import Lineage
-from tformer_jax.nn.padding import take_along_rows
+from tformer_jax.nn.padding import take_per_row
 from tformer_jax.special_tokens import PAD
 
 WORST = -1e9
@@ -86,7 +86,7 @@ class Beams:
 
         Args:
             last, counts, max_new_tokens, history: as in `Chains.start`; None: L is 0.
-            length: size of the token arrays, at least the maximum of `max_new_tokens`.
+            length: size of the token arrays; `widened` extends them before an output exceeds it.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
         first = jnp.arange(k) == 0
@@ -118,20 +118,20 @@ class Beams:
         """Extends the beams by one token, given logits, float32 [B, k, V]; initially only the first beam is used."""
         sums, parents, tokens = self._candidates(logits)
         now = jnp.arange(self.running.shape[2]) == self.generated[:, None, None]
-        grown = jnp.where(now, tokens[..., None], take_along_rows(self.running, parents))
+        grown = jnp.where(now, tokens[..., None], take_per_row(self.running, parents))
         generated = self.generated + ~self.done
         ends = sampling.among(tokens, self.rules.ends) | (generated >= self.max_new_tokens)[:, None]
         continued, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
         continued = jnp.where(self._used(), continued, UNUSED)
         finished = self._finish(grown, sums, ends, generated)
         can_improve = self._can_improve(continued[:, 0], finished.scores, generated)
-        ancestors = take_along_rows(self.lineage.ancestors, take_along_rows(parents, order))
+        ancestors = take_per_row(self.lineage.ancestors, take_per_row(parents, order))
         own = jnp.arange(self.cfg.beams)[:, None]
         return dataclasses.replace(
             self,
             generated=generated,
             done=self.done | (generated >= self.max_new_tokens) | ~can_improve,
-            running=take_along_rows(grown, order),
+            running=take_per_row(grown, order),
             sums=continued,
             lineage=Lineage(jnp.where(now, own, ancestors), self.lineage.start),
             finished=finished,
@@ -208,7 +208,7 @@ class Beams:
         scores = jnp.where(counts, sums / length_penalty(generated, self.cfg)[:, None], WORST)
         best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         best = jnp.where(self._used(), best, WORST)
-        return Hypotheses(take_along_rows(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
+        return Hypotheses(take_per_row(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
 
     def _can_improve(self, best_sum: jax.Array, scores: jax.Array, generated: jax.Array) -> jax.Array:
         """Returns bool [B]: whether a running hypothesis with this sum may still exceed the worst finished score."""

@@ -87,7 +87,7 @@ def embeddings(model: nn.Module, params: Any, tokens: jax.Array, *, pooling: str
     """Returns embeddings, float32 [B, D], of tokens int [B, S] with PAD on the right; those of empty rows are 0."""
     real = tokens != PAD
     if model.cfg.family == "seq2seq":
-        x: Any = model.apply({"params": params}, tokens, real, method="encode")
+        x: Any = model.apply({"params": params}, tokens, real, right_padded=True, method="encode")
     else:
         x = model.apply({"params": params}, tokens, padding_mask=real, right_padded=True, method="features")
     pooled = pool(x, real, pooling).astype(jnp.float32) * real.any(axis=1, keepdims=True)

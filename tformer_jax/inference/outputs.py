@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import CHUNK, power_of_two
+from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
 
 
@@ -44,11 +44,11 @@ class RowDecoder:
         They depend only on the arguments, bit for bit, because each call creates an engine.
 
         Args:
-            first: index of the first row among all inputs, a multiple of `CHUNK`; samples depend on it.
+            first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
             window: number of consecutive rows that are submitted longest first, so that rows of similar length are
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
         """
-        engine = self._engine(rows, CHUNK if first else len(rows), outputs, math.inf)
+        engine = self._engine(rows, ROWS_PER_CHUNK if first else len(rows), outputs, math.inf)
         starts = range(0, len(rows), window)
         order = [n for start in starts for n in by_length(rows, start, min(start + window, len(rows)))]
         requests = {}

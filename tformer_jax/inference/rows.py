@@ -38,7 +38,7 @@ class Rows(Protocol):
 
     @property
     def length(self) -> int:
-        """Maximum number of generated tokens that fit into the arrays."""
+        """Size of the token arrays; only beam search widens them."""
 
     def widened(self, length: int) -> Self:
         """Extends the arrays to `length` generated tokens."""

@@ -205,5 +205,5 @@ def classify_rows(
 @functools.partial(jax.jit, static_argnames="model")
 def label_probabilities(model: nn.Module, params: Any, tokens: jax.Array) -> jax.Array:
     """Returns label probabilities, float32 [B, classes], for tokens int [B, S] with PAD on the right."""
-    logits: Any = model.apply({"params": params}, tokens, padding_mask=tokens != PAD)
+    logits: Any = model.apply({"params": params}, tokens, padding_mask=tokens != PAD, right_padded=True)
     return replicate(jax.nn.softmax(logits, axis=-1))

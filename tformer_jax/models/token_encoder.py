@@ -1,4 +1,4 @@
-"""What models of one encoder share: embeddings and the encoder."""
+"""Base class of encoder-only models: token embeddings and an encoder."""
 
 import jax
 from flax import linen as nn

@@ -39,7 +39,7 @@ class Quantized:
 Stored = jax.Array | Quantized
 
 
-def _is_stored(x: object) -> bool:
+def _is_quantized(x: object) -> bool:
     return isinstance(x, Quantized)
 
 
@@ -60,11 +60,11 @@ class TokenCache:
         def convert(x: Stored) -> Stored:
             return Quantized.of(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
 
-        return jax.tree.map(convert, self, is_leaf=_is_stored)
+        return jax.tree.map(convert, self, is_leaf=_is_quantized)
 
     def extend(self, new: Self, slots: Slots) -> tuple[Self, Self]:
         """Writes `new` [B, K, T, ...] into `slots`; returns the updated cache, and the entries to attend to."""
-        first = jax.tree.leaves(self, is_leaf=_is_stored)[0]
+        first = jax.tree.leaves(self, is_leaf=_is_quantized)[0]
         dtype = "int8" if isinstance(first, Quantized) else str(first.dtype)
         leaves, structure = jax.tree.flatten(self)
         pairs = map(slots.extend, leaves, jax.tree.leaves(new.stored(dtype)))

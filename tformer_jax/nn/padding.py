@@ -20,12 +20,13 @@ class PaddingLast:
 
     def sort(self, x: MaybeArray) -> MaybeArray:
         """Permutes [B, T, ...] along T; returns None for None."""
-        return x if x is None or self._order is None else take_along_rows(x, self._order)
+        return x if x is None or self._order is None else take_per_row(x, self._order)
 
     def restore(self, x: jax.Array) -> jax.Array:
         """Applies the inverse permutation to [B, T, ...]."""
-        return x if self._order is None else take_along_rows(x, jnp.argsort(self._order, axis=1))
+        return x if self._order is None else take_per_row(x, jnp.argsort(self._order, axis=1))
 
 
-def take_along_rows(x: jax.Array, order: jax.Array) -> jax.Array:
+def take_per_row(x: jax.Array, order: jax.Array) -> jax.Array:
+    """Gathers x [B, T, ...] along T by indices of each row, int [B, L] -> [B, L, ...]."""
     return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)

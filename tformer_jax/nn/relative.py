@@ -118,7 +118,7 @@ def _yarn_kept(cfg: ModelConfig) -> np.ndarray:
 
 
 def rotary_magnitude(cfg: ModelConfig, *, window: bool) -> float:
-    """Returns the factor of rotated features: YaRN's `attention_factor`, the root of its temperature; otherwise 1."""
+    """Returns the factor of rotated features: YaRN's `attention_factor`, sqrt(1 / t) for a temperature t, or 1."""
     rotary = cfg.rotary
     if rotary.scaling != "yarn" or (window and rotary.window_base is not None):
         return 1.0

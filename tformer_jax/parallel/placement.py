@@ -37,11 +37,7 @@ def own_shards(mesh: Mesh) -> tuple[int, ...]:
     """Returns the indices, in `range(data_parallelism(mesh))`, of the batch shards that this process holds."""
     count = data_parallelism(mesh)
     held = rules.batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
-    return tuple(sorted(set(map(_first_row, held))))
-
-
-def _first_row(index: tuple[slice, ...] | None) -> int:
-    return (index[0].start or 0) if index else 0
+    return tuple(sorted({(index[0].start or 0) if index else 0 for index in held}))
 
 
 def shard_batch(
@@ -58,10 +54,8 @@ def shard_batch(
 
     def place(rows: np.ndarray) -> jax.Array:
         if own is not None:
-            size = len(rows) // len(own)
-            parts = {shard * size: rows[number * size :][:size] for number, shard in enumerate(own)}
-            shape = count * size, *rows.shape[1:]
-            return jax.make_array_from_callback(shape, split, lambda index: parts[_first_row(index)])
+            shape = count * len(rows) // len(own), *rows.shape[1:]
+            return jax.make_array_from_process_local_data(split, rows, shape)
         where = rules.replicated(mesh) if len(rows) % count else split
         return jax.make_array_from_callback(rows.shape, where, rows.__getitem__)
 

@@ -4,6 +4,7 @@ A config file can change any of their settings: `ModelConfig(**presets.settings(
 dictionary such as `{"rotary": {"base": 500.0}}` replaces all settings of that section.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from tformer_jax.config import ModelConfig
@@ -41,23 +42,23 @@ def for_data(name: str) -> Settings:
     return settings(name) | {"vocab_size": None, "source_vocab_size": None, "num_classes": None}
 
 
-def of_variant(location: str, variant: str, family: str, others: str = "") -> Settings:
+def of_variant(location: str, variant: str, families: Sequence[str], others: str = "") -> Settings:
     """Returns the settings of the preset that a variant of a config file names, as `for_data` does.
 
     Args:
         location: the file, for the error message.
-        family: the families of models that the file can train, such as "decoder_lm", or several joined by " or ".
+        families: the families of models that the file can train, such as ("decoder_lm",).
         others: the variants of the file that are not presets, for the error message; "" if there are none.
 
     Raises:
-        ConfigError: `variant` is not a preset of the family.
+        ConfigError: `variant` is not a preset of one of the families.
     """
     found = PRESETS.get(variant)
-    if found is None or found.get("family", "seq2seq") not in family.split(" or "):
+    if found is None or found.get("family", "seq2seq") not in families:
         wanted = f"{others}, or a preset" if others else "a preset"
         hint = nearest(variant, PRESETS) if found is None else ""
         hint = hint if "did you mean" in hint else ""
-        raise ConfigError(f"variant {variant!r} of {location}: write {wanted} of family {family}{hint}")
+        raise ConfigError(f"variant {variant!r} of {location}: write {wanted} of family {' or '.join(families)}{hint}")
     return for_data(variant)
 
 

@@ -22,6 +22,7 @@ from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens, train_tokenizers
 from tformer_jax.eval import evaluators
+from tformer_jax.inference.constraints import Rules
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
@@ -123,6 +124,8 @@ def build(
                 raise cfg.train.error(
                     "start_from", "is the run folder, which this run would replace: choose another --run"
                 )
+        if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
+            Rules.of(cfg.decode, tokenizers.target)
         metrics.check_installed(cfg)
         evaluators.check_installed(cfg)
 

@@ -28,8 +28,9 @@ LAST_STEP = ("last", "ema")
 
 
 def to_evaluate(cfg: Config, state: TrainState) -> Any:
-    """Returns the parameters to evaluate during training: the EMA if `train.weights="ema"`, else the latest.
+    """Returns the parameters to evaluate during training.
 
+    They are the EMA if `train.weights="ema"`, the average of a schedule-free optimizer, or the latest parameters.
     Those of LoRA are merged, with the shardings of the kernels.
     """
     params = lora.trained(state.params)

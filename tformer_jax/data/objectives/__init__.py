@@ -1,4 +1,4 @@
-"""Pre-training objectives: corrupted texts as inputs, and what they lack as labels."""
+"""Pre-training objectives: inputs are corrupted texts, and labels are the tokens to restore."""
 
 from tformer_jax.data.objectives.objective import Objective, objective_of
 from tformer_jax.data.objectives.windows import CorruptedWindows, covering_corrupted

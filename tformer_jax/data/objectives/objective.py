@@ -28,7 +28,7 @@ class Objective(Protocol):
         ...
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
-        """Corrupts int32 [n] with 2 <= n <= `tokens`."""
+        """Makes an example of the token ids of a text, int32 [n], 2 <= n <= `tokens`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What objectives need to know of each token of a vocabulary."""
+"""Properties of the tokens of a vocabulary that pre-training objectives use."""
 
 import functools
 

@@ -252,7 +252,7 @@ def finished(state: State) -> Hypotheses:
 def _with_sources(plan: Plan, params: Any, cache: DecoderCache, indices: jax.Array, sources: jax.Array) -> DecoderCache:
     assert cache.memory_padding_mask is not None
     variables, padding_mask = {"params": params}, sources != PAD
-    memory = plan.model.apply(variables, sources, padding_mask, method="encode")
+    memory = plan.model.apply(variables, sources, padding_mask, right_padded=True, method="encode")
     own: Any = plan.model.apply(variables, memory, padding_mask, 1, dtype=plan.decode.cache_dtype, method="init_cache")
     missing = cache.memory_padding_mask.shape[1] - sources.shape[1]
 

@@ -22,7 +22,7 @@ from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextBuffer, TextStream
 from tformer_jax.special_tokens import PAD
 
-CHUNK = 256
+PROMPT_CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
 COMPACTION_LENGTH = 64
@@ -202,7 +202,7 @@ class Lane:
     def _chunk(self) -> int:
         """Maximum number of prompt tokens per call; the tokens of a prefix LM's prompt attend to each other."""
         longest = self.plan.longest_input
-        return longest if self.plan.model.cfg.prefix_lm else min(CHUNK, longest)
+        return longest if self.plan.model.cfg.prefix_lm else min(PROMPT_CHUNK, longest)
 
     def _steps_within(self, seconds: float) -> int:
         """Returns the number of steps that fit into `seconds`, at least 1 and at most `MAX_STEPS`."""

@@ -136,7 +136,7 @@ def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
 
 
 def initial_rows(plan: Plan, new: NewRows, length: int) -> Rows:
-    """Returns the initial state of rows; `length` is the maximum output length of beam search."""
+    """Returns the initial state of rows; `length` is the size of the token arrays of beam search."""
     if plan.decode.strategy == "beam":
         sizes: Any = {"length": length, "cfg": plan.decode}
         return Beams.start(
