@@ -187,6 +187,15 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     again.close()
 
 
+def test_a_saved_step_may_be_scored_later(tmp_path):
+    keeper = Checkpointer(tmp_path / "checkpoints", keep=2)
+    for step, score in ((1, 0.1), (2, None), (2, 0.7)):
+        keeper.save(step, made(step), HOST, score=score)
+    keeper.wait()
+    assert keeper.best_steps() == [2, 1]
+    keeper.close()
+
+
 def test_reading_does_not_disturb_a_save(copied):
     partial = copied / "4.orbax-checkpoint-tmp-0"
     partial.mkdir()

@@ -55,6 +55,7 @@ class Checkpointer:
             group: all processes of the run; each saves and restores its own shards.
         """
         self.folder, self._group, self._seconds = resolved(folder), group, seconds
+        self._late_scores: dict[int, float] = {}
         if keep is None:
             options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
         else:
@@ -91,11 +92,12 @@ class Checkpointer:
 
     def best_steps(self) -> list[int]:
         """Returns the steps of checkpoints with a finite score, best first; among equal scores, newest first."""
-        scores = [(metrics["score"], step) for step in self.steps() if (metrics := self._manager.metrics(step))]
+        saved = {step: metrics["score"] for step in self.steps() if (metrics := self._manager.metrics(step))}
+        scores = [(score, step) for step, score in (saved | self._late_scores).items() if step in self.steps()]
         return [step for score, step in sorted(scores, reverse=True) if score > NOT_FINITE]
 
     def save(self, step: int, state: TrainState, host: dict[str, Any], *, score: float | None = None) -> None:
-        """Starts saving asynchronously; does nothing if `step` is already saved.
+        """Starts saving asynchronously; if `step` is already saved, only keeps the score, for `best_steps`.
 
         Args:
             score: quality of the state, higher is better; None if unknown.
@@ -103,10 +105,11 @@ class Checkpointer:
         Raises:
             RunError: this checkpoint or the previous one could not be written.
         """
+        metrics = None if score is None else {"score": score if math.isfinite(score) else NOT_FINITE}
         if step == self._manager.latest_step():
+            self._late_scores |= {step: metrics["score"]} if metrics else {}
             return
         sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": _checksums(state)}
-        metrics = None if score is None else {"score": score if math.isfinite(score) else NOT_FINITE}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(sealed))
         try:
             self._manager.save(step, args=args, metrics=metrics, force=True)

@@ -228,9 +228,10 @@ class Trainer:
         self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def evaluate_last(self) -> None:
-        """Logs and validates the last step if a resumed run ends at a checkpoint without an evaluation."""
+        """Validates the last step if a resumed run ends at a checkpoint without an evaluation; logs steps before it."""
         if self.step == self.cfg.train.steps != self.evaluated_at:
-            self.log()
+            if self.meter.unread:
+                self.log()
             self.validate()
 
     def _record_finished(self, steps: list[Values]) -> None:

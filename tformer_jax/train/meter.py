@@ -43,6 +43,11 @@ class Meter:
         """Wall time of the run so far, in seconds, evaluations and checkpoints included."""
         return self._seconds + time.perf_counter() - self._started
 
+    @property
+    def unread(self) -> bool:
+        """Whether `read` has not yet averaged all steps."""
+        return bool(self._computing or self._done)
+
     def totals(self) -> dict[str, float]:
         """Returns the totals of the run so far."""
         return {
