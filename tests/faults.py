@@ -119,7 +119,7 @@ def deleted_tokenizer(bench: Bench) -> list[Outcome]:
 
 def not_finite(bench: Bench) -> list[Outcome]:
     """A learning rate that makes every model diverge."""
-    return [bench.train(bench.folder / "nan", optim__learning_rate=1e20, optim__clip_norm=0.0)]
+    return [bench.train(bench.folder / "nan", optim__learning_rate=1e38, optim__clip_norm=0.0)]
 
 
 def nan_in_a_batch(bench: Bench) -> list[Outcome]:

@@ -160,6 +160,15 @@ def test_intact_arrays_of_another_checkpoint_are_detected(copied):
     keeper.close()
 
 
+@pytest.mark.parametrize("content", ["{}", "null", '{"host": {}, "host_checksum": 0, "checksums": {}}'])
+def test_host_data_without_its_fields_or_checksum_is_damaged(copied, content):
+    (copied / "3" / "host" / "metadata").write_text(content)
+    keeper = Checkpointer(copied)
+    with pytest.raises(ConfigError, match="checkpoints/3 is damaged: the checksum of its host data does not match"):
+        keeper.restore_step(3, abstract())
+    keeper.close()
+
+
 def test_all_damaged(copied):
     for path in files(copied):
         if "ocdbt" in str(path):

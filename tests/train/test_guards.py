@@ -176,6 +176,16 @@ def test_a_full_disk_is_explained():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "corpus.txt")
 
 
+def test_a_lost_loader_process_is_explained():
+    """The error is Grain's."""
+    lost = RuntimeError("Worker process was terminated unexpectedly with exit code -9. Search the logs above")
+    sentence = r"the data loader failed \(Worker process .* exit code -9\), .*: set fewer data.workers; .* --resume"
+    with pytest.raises(RunError, match=sentence), failures.explained(ProcessGroup()):
+        raise lost
+    with pytest.raises(RuntimeError, match="a bug"), failures.explained(ProcessGroup()):
+        raise RuntimeError("a bug")
+
+
 def test_other_failures_are_those_of_a_process_or_unknown():
     bug = jax.errors.JaxRuntimeError("INTERNAL: a bug\nsomewhere")
     sentence = "a computation of 2 processes failed in process 1 .INTERNAL: a bug.; if another process was lost"

@@ -1,5 +1,6 @@
 """Saves checkpoints of the sharded state and the host's state, atomically, with Orbax."""
 
+import contextlib
 import json
 import logging
 import math
@@ -213,8 +214,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = first_line(error, 120)
         raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
-    sealed = restored.host
-    if _text_checksum(sealed["host"]) != sealed["host_checksum"]:
+    if not _is_intact(sealed := restored.host):
         raise ConfigError(f"{path} is damaged: the checksum of its host data does not match")
     return restored.state, sealed
 
@@ -227,6 +227,13 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
 
 def _score(metrics: dict[str, float]) -> float:
     return metrics["score"]
+
+
+def _is_intact(sealed: Any) -> bool:
+    """Returns whether host data, read from JSON, has its fields and its checksum."""
+    with contextlib.suppress(KeyError, TypeError):
+        return _text_checksum(sealed["host"]) == sealed["host_checksum"] and isinstance(sealed["checksums"], dict)
+    return False
 
 
 def _text_checksum(host: dict[str, Any]) -> int:

@@ -8,12 +8,16 @@ import jax
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train.errors import FULL_DISK, LESS_MEMORY, RunError, out_of_memory
 
+LOST_WORKER = "Worker process was terminated unexpectedly"
+"""How Grain's error begins if a process of the loader was killed."""
+
 
 @contextlib.contextmanager
 def explained(group: ProcessGroup) -> Iterator[None]:
-    """Turns a lack of memory, a full disk, or a failed collective into a `RunError` that explains it.
+    """Turns a failure that the user can resolve into a `RunError` that explains it.
 
-    `jax.distributed` ends all processes after the error of one.
+    These are a lack of memory, a full disk, a lost loader process and a failed collective. (`jax.distributed` ends all
+    processes after the error of one.)
     """
     try:
         yield
@@ -36,4 +40,12 @@ def explained(group: ProcessGroup) -> Iterator[None]:
         raise RunError(
             f"a computation of {group.count} processes failed in process {group.index} ({reason}); if another process "
             "was lost, the same commands with --resume continue from the last checkpoint"
+        ) from error
+    except RuntimeError as error:
+        if not str(error).startswith(LOST_WORKER):
+            raise
+        reason = str(error).partition(".")[0]
+        raise RunError(
+            f"the data loader failed ({reason}), often for lack of memory: set fewer data.workers; the same command "
+            "with --resume continues from the last checkpoint"
         ) from error
