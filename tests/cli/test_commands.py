@@ -153,7 +153,8 @@ def test_another_command_cannot_resume_a_file(runs, tmp_path, monkeypatch):
         patch.setattr(lines, "run_identity", lambda run: {"folder": str(run), "files": "other", "checkpoints": []})
         refused(problem="run.")
     (tmp_path / "in.txt").write_text("abc\nc\n")
-    refused(problem="input.beginning: ")
+    with pytest.raises(ConfigError, match="the input has changed since .*out.txt.partial was started: restore it"):
+        translate.main([*run, *command])
 
 
 def test_a_long_line_stops_a_command_and_is_corrected_before_resuming(runs, tmp_path):

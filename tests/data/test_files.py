@@ -247,7 +247,7 @@ MISTAKES = [
     (
         "parquet",
         {"a.parquet": b"PAR1 nothing"},
-        r"a\.parquet, line 1: from here on, this is not a complete Parquet",
+        r"a\.parquet, line 1: this is not a complete Parquet",
     ),
     (
         "parallel_lines",
@@ -357,6 +357,15 @@ def test_unknown_labels(tmp_path):
     write(tmp_path, **{"a.tsv": b"x\t1\ny\t2\n", "b.tsv": b"z\t3\n"})
     with pytest.raises(DataError, match="label 'z' of the held-out data does not occur in the training data, .* x, y"):
         load_corpus(config("tsv", "a.tsv", "classifier", validation="b.tsv"), tmp_path)
+
+
+def test_texts_in_the_column_of_labels_are_noticed(tmp_path):
+    rows = "".join(f"text {number}\t{number % 2}\n" for number in range(30))
+    write(tmp_path, **{"a.tsv": rows.encode()})
+    with pytest.raises(DataError, match="data.train has 30 labels in 30 examples: name the fields .* in data.fields"):
+        load_corpus(config("tsv", "a.tsv", "classifier", validation="a.tsv"), tmp_path)
+    by_name = config("tsv", "a.tsv", "classifier", validation="a.tsv", fields=("1", "2"))
+    assert load_corpus(by_name, tmp_path).labels == ("0", "1")
 
 
 def test_a_part_of_a_file_sorted_by_label_is_not_held_out(tmp_path):

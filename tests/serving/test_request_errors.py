@@ -40,7 +40,7 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({"prompt": "a", "max_token": 5}, "unknown field; did you mean 'max_tokens'?", "max_token"),
         ({"prompt": "a", "logprobs": 6}, "logprobs: must be at most 5", "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs: must be an integer or null, not true or false", "logprobs"),
-        ({"prompt": "a", "best_of": 2}, "best_of: must be n=1", "best_of"),
+        ({"prompt": "a", "best_of": 2}, "best_of: must equal n=1", "best_of"),
         ({"prompt": "a", "suffix": "b"}, "suffix: is not supported by this server; leave it out", "suffix"),
         ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias: is not supported by this server", "logit_bias"),
         ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty: is not supported by", "presence_penalty"),

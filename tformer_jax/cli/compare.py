@@ -117,7 +117,7 @@ def _quality(value: float, family: str) -> str:
     """Formats what `Outputs.quality` returns."""
     if family == "seq2seq":
         return f"chrF {value:.1f}"
-    return f"{'correct' if value > 0 else 'wrong'} with probability {abs(value):.2f}"
+    return f"{'correct' if value > 0 else 'wrong'} with probability {abs(value):.3g}"
 
 
 def _table(title: str, headings: Sequence[str], *, right: bool = True) -> Table:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.machinery
 import inspect
+import operator
 import re
 import sys
 import traceback
@@ -15,6 +16,13 @@ from ml_collections import ConfigDict, config_flags
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
+
+EXPECTED = {
+    int: "must be a whole number, such as 1000",
+    float: "must be a number, such as 0.001",
+    bool: "must be True or False",
+}
+"""What settings must be, by the type of their values in a config file."""
 
 
 def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
@@ -45,7 +53,11 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
             f"{path} lacks a setting given on the command line: get_config must return to_config_dict(Config(...))"
         ) from error
     except (flags.Error, ValueError) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
+        problem = " ".join(str(error).split())
+        flag = re.match(r"flag --config\.(?P<name>[\w.]+)=(?P<value>.*?): ", problem)
+        if flag and (expected := EXPECTED.get(type(operator.attrgetter(flag["name"])(found)))):
+            problem = f"{flag['name']}={flag['value']!r}: {expected}"
+        raise ConfigError(problem) from error
     if unexpected:
         raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values.config.update_from_flattened_dict(dict.fromkeys(unset))

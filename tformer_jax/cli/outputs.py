@@ -197,8 +197,8 @@ class PartialFile:
         self.done, complete_bytes = self._complete_texts()
         if self.done and not resume:
             raise ConfigError(
-                f"{self._partial} holds {self.done:,} results of an interrupted command: add --resume to continue, "
-                f"or delete it to start again"
+                f"{self._partial} holds {self.done:,} result{'s' * (self.done != 1)} of an interrupted command: add "
+                "--resume to continue, or delete it to start again"
             )
         if self.done:
             self._check_same(settings, identity)
@@ -262,6 +262,11 @@ class PartialFile:
                 f"{self._partial} to start again"
             )
         changed = differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
+        if changed and all(change.startswith("input.beginning") for change in changed):
+            raise ConfigError(
+                f"the input has changed since {self._partial} was started: restore it, or delete that file to start "
+                "again"
+            )
         if changed:
             raise ConfigError(
                 f"{self._partial} was started by another command ({'; '.join(changed[:3])}): repeat that one, or "

@@ -236,7 +236,8 @@ class Section:
         members = member_types(annotation)
         if wrong := [part for part in value if type(part) not in members] if members else []:
             expected = " or ".join(kind.__name__ for kind in members)
-            raise self.error(field.name, f"must hold {expected}, not {type(wrong[0]).__name__}")
+            hint = f"; write {tuple(map(str, value))}" if members == (str,) else ""
+            raise self.error(field.name, f"must hold {expected}, not {type(wrong[0]).__name__}{hint}")
         choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
         for part in value if isinstance(value, tuple) else (value,):
             if choices is not None and part not in choices:

@@ -74,8 +74,8 @@ class DataConfig(Section):
     )
     fields: tuple[str, ...] = setting(
         (),
-        "tsv, jsonl, parquet, tfds: names (tsv: numbers, from 1) of the fields that hold source and target, or text, "
-        "or text and label; (): the default names",
+        "tsv, jsonl, parquet, tfds: names (tsv: numbers from 1, as in ('2', '1')) of the fields that hold source and "
+        "target, or text, or text and label; (): the default names (tsv: the first two columns, label before text)",
         used_by=FIELD_SOURCES,
     )
     validation_fraction: float = setting(

@@ -186,7 +186,7 @@ class Completion(Body):
         if self.temperature == 0 and self.n > 1:
             raise self.error("n", "must be 1 for temperature 0, where all outputs are alike")
         if self.best_of not in (None, self.n):
-            raise self.error("best_of", f"must be n={self.n}: this server generates no further candidates")
+            raise self.error("best_of", f"must equal n={self.n}: this server generates no further candidates")
         if self.stream_options.include_usage and not self.stream:
             raise self.error("stream_options", "include_usage needs stream=true")
 

@@ -138,9 +138,8 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
                         reader.bad.record(path, number, str(error))
         except (pa.ArrowException, OSError) as error:
             reason = first_line(error)
-            reader.bad.record(
-                path, number + 1, f"from here on, this is not a complete Parquet or Arrow file ({reason})"
-            )
+            problem = "from here on, this is" if number else "this is"
+            reader.bad.record(path, number + 1, f"{problem} not a complete Parquet or Arrow file ({reason})")
         if not number:
             reader.bad.record_empty(path)
 

@@ -16,6 +16,8 @@ from tformer_jax.data.corpora.lines import BadLines
 NAMES = ("train", "validation", "test")
 ENOUGH = 20
 """Held-out examples that do not have the same label by chance."""
+MANY_LABELS = 20
+"""If a corpus has more labels than this, and most examples have one of their own, the labels are probably texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +151,13 @@ def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
 
 
 def _labels(splits: Splits) -> tuple[str, ...]:
-    labels = tuple(sorted({example["label"] for example in splits.train}))
+    counts = collections.Counter(example["label"] for example in splits.train)
+    labels = tuple(sorted(counts))
+    if len(labels) > max(MANY_LABELS, counts.total() / 2):
+        raise DataError(
+            f"data.train has {len(labels):,} labels in {counts.total():,} examples: name the fields of text and label "
+            "in data.fields, such as ('1', '2')"
+        )
     for split in (splits.validation, splits.test):
         unknown = {example["label"] for example in split} - set(labels)
         if unknown:
