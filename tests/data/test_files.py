@@ -366,6 +366,8 @@ def test_texts_in_the_column_of_labels_are_noticed(tmp_path):
         load_corpus(config("tsv", "a.tsv", "classifier", validation="a.tsv"), tmp_path)
     by_name = config("tsv", "a.tsv", "classifier", validation="a.tsv", fields=("1", "2"))
     assert load_corpus(by_name, tmp_path).labels == ("0", "1")
+    exchanged = config("tsv", "a.tsv", "classifier", validation="a.tsv", fields=("2", "1"))
+    assert len(load_corpus(exchanged, tmp_path).labels) == 30
 
 
 def test_a_part_of_a_file_sorted_by_label_is_not_held_out(tmp_path):

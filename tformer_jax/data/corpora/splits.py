@@ -62,7 +62,7 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     splits = Splits(train_split, validation, streams.get("test", validation), bad=bad)
     if cfg.model.family != "classifier":
         return splits
-    labels = _labels(splits)
+    labels = _labels(splits, named=bool(data.fields))
     if not data.validation and len(labels) > 1:
         check_not_sorted(splits.validation)
     return dataclasses.replace(splits, labels=labels)
@@ -150,10 +150,11 @@ def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
     return boundary
 
 
-def _labels(splits: Splits) -> tuple[str, ...]:
+def _labels(splits: Splits, *, named: bool) -> tuple[str, ...]:
+    """Returns the labels of the training split; unless the fields are `named`, they must not look like texts."""
     counts = collections.Counter(example["label"] for example in splits.train)
     labels = tuple(sorted(counts))
-    if len(labels) > max(MANY_LABELS, counts.total() / 2):
+    if not named and len(labels) > max(MANY_LABELS, counts.total() / 2):
         raise DataError(
             f"data.train has {len(labels):,} labels in {counts.total():,} examples: name the fields of text and label "
             "in data.fields, such as ('1', '2')"
