@@ -86,10 +86,11 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
 def table(result: dict[str, Any]) -> Table:
     """Returns a table of the metrics, with their signatures."""
     view = Table(title=f"{escape(result['name'])}, {result['split']}: {result['examples']:,} examples")
-    for heading in ("metric", "value", *(["signature"] if result["signatures"] else [])):
+    signatures = result["signatures"]
+    for heading in ("metric", "value", "signature") if signatures else ("metric", "value"):
         view.add_column(heading)
     for name, value in result["metrics"].items():
-        view.add_row(name, f"{value:.4g}", *filter(None, [result["signatures"].get(name)]))
+        view.add_row(name, f"{value:.4g}", *([signatures.get(name, "")] if signatures else []))
     return view
 
 

@@ -94,8 +94,8 @@ class Checkpointer:
     def best_steps(self) -> list[int]:
         """Returns the steps of checkpoints with a finite score, best first; among equal scores, newest first."""
         saved = {step: metrics["score"] for step in self.steps() if (metrics := self._manager.metrics(step))}
-        scores = [(score, step) for step, score in (saved | self._late_scores).items() if step in self.steps()]
-        return [step for score, step in sorted(scores, reverse=True) if score > NOT_FINITE]
+        scores = [(score, step) for step, score in (saved | self._late_scores).items() if score > NOT_FINITE]
+        return [step for _, step in sorted(scores, reverse=True)]
 
     def save(self, step: int, state: TrainState, host: dict[str, Any], *, score: float | None = None) -> None:
         """Starts saving asynchronously; if `step` is already saved, only keeps the score, for `best_steps`.
@@ -108,8 +108,9 @@ class Checkpointer:
         """
         metrics = None if score is None else {"score": score if math.isfinite(score) else NOT_FINITE}
         if step == self._manager.latest_step():
-            self._late_scores |= {step: metrics["score"]} if metrics else {}
+            self._late_scores = {step: metrics["score"]} if metrics else {}
             return
+        self._late_scores.clear()  # of a checkpoint that may be deleted from now on
         sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": _checksums(state)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(sealed))
         try:
