@@ -80,11 +80,10 @@ def test_the_steps_of_a_beam_search_are_counted(called):
 
 @pytest.mark.parametrize("pages", [None, 9])
 def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pages, called):
-    """No array grows, and only a dense cache is compacted; after the warm-up, all rows and pages are free."""
+    """No array grows; after the warm-up, all rows and pages are free."""
     served = engine(plain("seq2seq"), pages=pages)
     served.warm_up(BEAM)
-    needed = {"empty", "admit", "advance", "finished"}
-    assert set(called) == needed | ({"compact"} if pages is None else set())
+    assert set(called) == {"empty", "admit", "advance", "compact", "finished"}
     lane, _ = lane_and_rows(served, BEAM)
     assert lane.vacancy == Vacancy(3, lane.plan.pages - 1, 0)
 
@@ -125,33 +124,39 @@ def test_shared_pages_outlive_long_outputs(monkeypatch):
         assert finish(served)[number, 0][0] == alone(trained, text, decode)
 
 
+COMPACTED = {"dense": ("seq2seq", None, 16), "paged": ("seq2seq", 20, 16), "shared prompts": ("decoder_lm", 20, 32)}
+
+
 @pytest.mark.slow
-def test_compaction_does_not_change_beam_search(monkeypatch):
-    """With requests that start at different steps, in half of the slots of all beams and positions."""
+@pytest.mark.parametrize(("family", "pages", "positions"), COMPACTED.values(), ids=COMPACTED)
+def test_compaction_does_not_change_beam_search(family, pages, positions, monkeypatch):
+    """With requests that start at different steps, in less than the slots of all beams and positions."""
     monkeypatch.setattr(lanes, "COMPACTION_LENGTH", 16)
     used, compact = [], compiled.compact
 
-    def counted(plan, state):
-        state, counts = compact(plan, state)
+    def counted(*inputs, **options):
+        state, counts = compact(*inputs, **options)
         used.append(int(counts.max()))
         return state, counts
 
     monkeypatch.setattr(compiled, "compact", counted)
-    trained, _ = endless("seq2seq")
+    trained, _ = endless(family)
     norm = trained[2]["decoder"]["norm"]
     norm["scale"] *= 0.3  # beams of an unsure model have common ancestors
     norm["bias"] *= 0.3
-    served, decode = engine(trained, slots=2), dataclasses.replace(BEAM, beams=4, max_new_tokens=30)
+    texts = TEXTS[:4] if family == "seq2seq" else [f"abcdefgabcdefga{end}" for end in ("", "a", "ab", "c")]
+    decode = dataclasses.replace(BEAM, beams=4, max_new_tokens=30 if family == "seq2seq" else 22)
+    served = engine(trained, slots=2, pages=pages)
     numbers, events = [], []
-    for text in TEXTS[:3]:
+    for text in texts:
         numbers.append(served.submit(Request(text, decode)))
         for _ in range(8):
             events += served.step()
     (lane,) = served._lanes.values()
-    assert (lane._size.output, lane._size.positions) == (32, 16)
+    assert (lane._size.output, lane._size.positions) == (32, positions)
     found = finish(served, events)
-    assert [found[number, 0][0] for number in numbers] == [alone(trained, text, decode) for text in TEXTS[:3]]
-    assert len(used) > 1 and max(used) < 17 * 4
+    assert [found[number, 0][0] for number in numbers] == [alone(trained, text, decode) for text in texts]
+    assert used and max(used) < 17 * 4
 
 
 @pytest.mark.slow

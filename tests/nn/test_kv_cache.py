@@ -1,5 +1,7 @@
 """Slots and positions of key-value caches, compared with states written by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from tests.helpers import assert_close, normal, tiny
 from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, Lineage, Quantized, empty_cache
-from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, RowSlots, Slots, Tokens
+from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
 
 admit, extend = jax.jit(DecoderCache.admit, static_argnames="same_position"), jax.jit(KeyValues.extend)
 
@@ -92,20 +94,53 @@ def test_a_beam_attends_to_its_ancestors():
     )
 
 
-def test_tokens_that_no_beam_attends_to_are_removed():
-    """After a prompt of one token, both beams continue beam 1 of the first step; the second row has no beams yet."""
+def beams_of_two_rows(pages: bool):
+    """After a prompt of one token, both beams of row 0 continue beam 1 of the first step; row 1 has no beams yet."""
     tokens = Tokens(jnp.array([[0, 1, 1, 2, 2, EMPTY], [0] + 5 * [EMPTY]]), jnp.array([[0, 0, 1, 0, 1, 0], [0] * 6]))
-    slots: dict[str, Slots] = {"full": RowSlots(tokens, jnp.array([5, 1]), jnp.zeros((2, 0), jnp.int32))}
+    slots = RowSlots(tokens, jnp.array([5, 1]), jnp.zeros((2, 0), jnp.int32))
     keys = 10.0 * jnp.arange(2)[:, None, None, None] + jnp.arange(6)[:, None]
-    layer = LayerCache(KeyValues(keys, -keys), None)
+    if pages:  # pages of two slots: 1, 3 and 5 of row 0, 2, 4 and 6 of row 1
+        slots = PagedSlots(slots.tokens, slots.index, slots.added, jnp.array([[1, 3, 5], [2, 4, 6]]))
+        keys = jnp.concatenate(
+            [jnp.zeros((1, 1, 2, 1)), keys.reshape(2, 1, 3, 2, 1).swapaxes(0, 2).reshape(6, 1, 2, 1)]
+        )
     lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]], [[0] * 3] * 2]), start=jnp.array([1, 1]))
-    cache = jax.jit(DecoderCache.compact)(DecoderCache((layer,), slots, None, jnp.array([3, 1])), lineage)
-    after, (layer,) = cache.slots["full"], cache.layers
+    return DecoderCache((LayerCache(KeyValues(keys, -keys), None),), {"full": slots}, None, jnp.array([3, 1])), lineage
+
+
+def keys_of_rows(cache: DecoderCache, pages: bool):
+    """Returns the keys [B, S]."""
+    own = cache.layers[0].self_attention.k[..., 0]
+    return own[jnp.array([[1, 3, 5], [2, 4, 6]])].reshape(2, 6) if pages else own[:, 0]
+
+
+@pytest.mark.parametrize("pages", [False, True])
+def test_tokens_that_no_beam_attends_to_are_removed(pages):
+    before, lineage = beams_of_two_rows(pages)
+    cache = jax.jit(DecoderCache.compact)(before, lineage, jnp.array([True, True]))
+    after = cache.slots["full"]
     np.testing.assert_array_equal(after.tokens.positions, [[0, 1, 2, 2, EMPTY, EMPTY], [0] + 5 * [EMPTY]])
     np.testing.assert_array_equal(after.tokens.columns[0, :4], [0, 1, 0, 1])
     np.testing.assert_array_equal(after.index, [4, 1])
-    np.testing.assert_array_equal(layer.self_attention.k[0, 0, :4, 0], [0, 2, 3, 4])
-    np.testing.assert_array_equal(layer.self_attention.v[1, 0, :1, 0], [-10])
+    np.testing.assert_array_equal(keys_of_rows(cache, pages)[0, :4], [0, 2, 3, 4])
+    np.testing.assert_array_equal(keys_of_rows(cache, pages)[1, :1], [10])
+    np.testing.assert_array_equal(cache.layers[0].self_attention.v, -cache.layers[0].self_attention.k)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+def test_rows_that_have_ended_are_not_compacted(pages):
+    before, lineage = beams_of_two_rows(pages)
+    cache = jax.jit(DecoderCache.compact)(before, lineage, jnp.array([False, True]))
+    np.testing.assert_array_equal(keys_of_rows(cache, pages)[0], keys_of_rows(before, pages)[0])
+    np.testing.assert_array_equal(cache.slots["full"].index, [5, 1])
+
+
+def test_pages_of_rows_that_have_ended_may_belong_to_others():
+    before, lineage = beams_of_two_rows(pages=True)
+    slots = dataclasses.replace(before.slots["full"], table=jnp.array([[1, 3, 5], [1, 3, 5]]))
+    before = dataclasses.replace(before, slots={"full": slots})
+    cache = jax.jit(DecoderCache.compact)(before, lineage, jnp.array([True, False]))
+    np.testing.assert_array_equal(keys_of_rows(cache, pages=True)[0, :4], [0, 2, 3, 4])
 
 
 def test_int8_is_within_half_a_step():

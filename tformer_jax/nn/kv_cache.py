@@ -5,7 +5,7 @@ Each kind of attention has its own cache of a layer, either a `TokenCache` or a 
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Self
+from typing import Self, cast
 
 import flax
 import jax
@@ -191,28 +191,27 @@ class DecoderCache:
         )
         return moved, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
 
-    def compact(self, lineage: Lineage) -> "DecoderCache":
+    def compact(self, lineage: Lineage, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
 
         After some steps, all beams of a row have the same ancestors at early positions, one slot each instead of one
-        per beam. Only for the caches of `row_cache`, in which all kinds of layers have the same slots.
+        per beam. Only for the caches of `row_cache` and `paged_cache`, in which all kinds of layers have the same
+        slots. `rows`, bool [B], are the rows to compact; others are unchanged.
         """
-        tokens = next(iter(self.slots.values())).tokens
-        used = lineage.may_attend(tokens).any(axis=(1, 2)) & (tokens.positions != EMPTY)
-        order, counts = jnp.argsort(~used, axis=1, stable=True), used.sum(axis=1, dtype=jnp.int32)
-
-        def move(leaf: jax.Array) -> jax.Array:
-            return jnp.take_along_axis(leaf, order[:, None, :, None], axis=2)
+        slots = cast(dict[str, RowSlots], self.slots)
+        first = next(iter(slots.values()))
+        used = lineage.may_attend(first.tokens).any(axis=(1, 2)) & (first.tokens.positions != EMPTY)
+        same = jnp.arange(used.shape[1])
+        order = jnp.where(rows[:, None], jnp.argsort(~used, axis=1, stable=True), same)
+        counts = jnp.where(rows, used.sum(axis=1, dtype=jnp.int32), first.index)
 
         def entries(own: LayerState) -> LayerState:
-            return own if isinstance(own, RowState) else jax.tree.map(move, own)
+            return own if isinstance(own, RowState) else jax.tree.map(lambda leaf: first.move(leaf, order), own)
 
         layers = tuple(LayerCache(entries(layer.self_attention), layer.cross_attention) for layer in self.layers)
-        slots: dict[str, Slots] = {}
-        for kind, of in self.slots.items():
-            assert isinstance(of, RowSlots)
-            slots[kind] = of.reorder(order, counts)
-        return dataclasses.replace(self, layers=layers, slots=slots)
+        return dataclasses.replace(
+            self, layers=layers, slots={kind: of.reorder(order, counts) for kind, of in slots.items()}
+        )
 
     def remove_newest(self, counts: jax.Array) -> "DecoderCache":
         """Removes the last `counts` (int32 [B]) tokens of each row.

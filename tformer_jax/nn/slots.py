@@ -175,7 +175,10 @@ class RowSlots:
         return dataclasses.replace(self, added=self.added[:, :0])
 
     def reorder(self, order: jax.Array, counts: jax.Array) -> Self:
-        """Moves the tokens of slots `order` [B, S] to slots 0, 1, ..., and empties all but the first `counts` [B]."""
+        """Moves the tokens of slots `order` [B, S] to slots 0, 1, ..., and empties all but the first `counts` [B].
+
+        Their keys and values are moved by `move`.
+        """
         tokens = jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, order, axis=1), self.tokens)
         kept = jnp.arange(order.shape[1]) < counts[:, None]
         tokens = Tokens(jnp.where(kept, tokens.positions, EMPTY), tokens.columns)
@@ -192,6 +195,10 @@ class RowSlots:
         """See `Slots`."""
         kept = _write_at(old, new, self.added)
         return kept, kept
+
+    def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
+        """Moves the keys or values of slots `order` [B, S] to slots 0, 1, ...."""
+        return jnp.take_along_axis(entries, order[:, None, :, None], axis=2)
 
 
 @flax.struct.dataclass
@@ -218,11 +225,23 @@ class PagedSlots(RowSlots):
         Returns:
             The updated pool [pages, K, size, ...], twice: `paged.attend_pages` reads it in place.
         """
-        size, P = self.page_size, self.table.shape[1]
-        own = jnp.take_along_axis(self.table, jnp.minimum(self.added // size, P - 1), axis=1)
-        pages = jnp.where(self.added < P * size, own, 0)
-        kept = old.at[pages, :, self.added % size].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
+        pages, offsets = self._locate(self.added)
+        kept = old.at[pages, :, offsets].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
         return kept, kept
+
+    def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
+        """See `RowSlots`; slots that keep their token, such as those in pages that rows share, are not written."""
+        to = jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape)
+        pages, offsets = self._locate(order)
+        moved = entries[pages, :, offsets]
+        pages, offsets = self._locate(to)
+        return entries.at[jnp.where(order == to, 0, pages), :, offsets].set(moved)
+
+    def _locate(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the pages and the offsets in them, int32 [B, T], of slots [B, T]; page 0 beyond the last slot."""
+        size, P = self.page_size, self.table.shape[1]
+        own = jnp.take_along_axis(self.table, jnp.minimum(slots // size, P - 1), axis=1)
+        return jnp.where(slots < P * size, own, 0), slots % size
 
 
 def _check_capacity(used: jax.Array, tokens: Tokens) -> None:

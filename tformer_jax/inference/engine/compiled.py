@@ -228,17 +228,22 @@ def advance(
     return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), jax.tree.map(replicate, taken)
 
 
-@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
-def compact(plan: Plan, state: State) -> tuple[State, jax.Array]:
-    """Runs `DecoderCache.compact` on the dense cache of beam search.
+@functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
+def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) -> tuple[State, jax.Array]:
+    """Runs `DecoderCache.compact` on the running rows of beam search.
+
+    Args:
+        ended: bool [B], rows that are not running, whose pages may belong to others.
+        pages: number of pages per row in use; None for a dense cache.
 
     Returns:
         The new state, and the number of slots in use, int32 [B].
     """
     assert isinstance(state.rows, Beams)
-    cache = state.cache.compact(state.rows.lineage)
+    rows = state.rows.mark_done(ended)
+    cache = select_rows(state.cache, ALL, pages).compact(rows.lineage, ~rows.done)
     used = next(iter(row_slots(cache).values())).index
-    return constrain_state(plan, State(cache, state.rows)), replicate(used)
+    return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), replicate(used)
 
 
 @jax.jit

@@ -26,7 +26,12 @@ PROMPT_CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
 COMPACTION_LENGTH = 64
-"""Output length from which beam search compacts its dense cache before it widens it."""
+"""Output length from which beam search compacts its cache before it uses more of it."""
+MIN_SLOTS = 512
+"""Minimum number of slots of each row that attention to a paged cache is compiled for.
+
+It reads slots in use in groups of this size (`paged.GROUP`), so that shapes with fewer slots take as long.
+"""
 SHRINK_FACTOR = 4
 """Ratio of the length of an array to the needed length from which an empty lane reallocates it."""
 
@@ -139,7 +144,9 @@ class Lane:
         if not self.running:
             self._shrink()
         longest = max((len(row.source) for row in leaders if row.source), default=0)
-        expected = min(longest, max(row.max_new_tokens for row in leaders))  # most outputs are as long as their source
+        expected = max(row.max_new_tokens for row in leaders)
+        if longest:  # most translations are as long as their source
+            expected = min(expected, longest)
         self._widen(longest, expected)
         self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows(leaders, indices))
         self._read_prompts(leaders, indices)
@@ -159,11 +166,10 @@ class Lane:
         self._hypotheses = None
         longest = max(running.generated for running in self.running.values())
         self._widen(0, longest + 1)
-        if not self.plan.paged:
+        if self.plan.decode.strategy == "beam":
             self._compact()
-        pages, slots = None, self._slots_of_next_step()
-        if self.plan.paged:
-            pages = min(power_of_two(self.table.needed(slots)), self.plan.pages_per_row)
+        slots = self._slots_of_next_step()
+        pages = self._pages_with(slots)
         capacity = dense_slots(self.plan, self._size) if pages is None else pages * self.plan.page_size
         steps_that_fit = 1 + (capacity - slots) // self.plan.decode.width
         steps = min(self._steps_within(seconds), self._size.output - longest, steps_that_fit)
@@ -179,12 +185,25 @@ class Lane:
         width = self.plan.decode.width
         return max(running.allocation.filled + (width if running.generated else 1) for running in self.running.values())
 
+    @property
+    def _page_counts(self) -> Sequence[int]:
+        """Numbers of pages per row that attention is compiled for."""
+        return powers_of_two(self.table.needed(MIN_SLOTS), self.plan.pages_per_row)
+
+    def _pages_with(self, slots: int) -> int | None:
+        """Returns the number of pages per row to read for `slots` slots; None for a dense cache."""
+        needed = self.table.needed(slots)
+        return next(count for count in self._page_counts if count >= needed) if self.plan.paged else None
+
     def _compact(self) -> None:
-        """Compacts the dense cache of beam search if it is full; widens it if that frees less than a quarter of it."""
-        slots = dense_slots(self.plan, self._size)
-        if self._slots_of_next_step() <= slots:
+        """Compacts the cache of beam search if it is full; widens it if that frees less than a quarter of it.
+
+        A paged cache is full if it has as many slots in use as a dense one has in all.
+        """
+        slots, needed = dense_slots(self.plan, self._size), self._slots_of_next_step()
+        if needed <= slots:
             return
-        self.state, used = compiled.compact(self.plan, self.state)
+        self.state, used = compiled.compact(self.plan, self.state, self._ended, pages=self._pages_with(needed))
         used = jax.device_get(used)
         for row, running in self.running.items():
             running.allocation.filled = int(used[row])
@@ -225,8 +244,8 @@ class Lane:
     def warm_up(self, new_tokens: int) -> None:
         """Compiles the functions for outputs of up to `new_tokens` tokens, and allocates arrays of that length.
 
-        The arrays keep this length. Only the dense cache of a long beam search may still grow, if its beams have few
-        common ancestors.
+        The arrays keep this length. Only the cache of a long beam search may still grow, if its beams have few common
+        ancestors.
         """
         translates = self.plan.model.cfg.family == "seq2seq"
         self._widen(self.plan.longest_input if translates else 0, new_tokens)
@@ -238,12 +257,13 @@ class Lane:
             for length in [] if translates else lengths:
                 tokens = np.full((len(indices), length), PAD, np.int32)
                 self.state = compiled.read_prompts(self.plan, self._params, self.state, indices, tokens)
-        for pages in powers_of_two(1, self.plan.pages_per_row) if self.plan.paged else [None]:
+        beam = self.plan.decode.strategy == "beam"
+        for pages in self._page_counts if self.plan.paged else [None]:
             self._take_steps(1, 1, pages)
-        if self.plan.decode.strategy == "beam":
+            if beam:
+                self.state, _ = compiled.compact(self.plan, self.state, self._ended, pages=pages)
+        if beam:
             jax.block_until_ready(compiled.finished(self.state))
-            if not self.plan.paged:
-                self.state, _ = compiled.compact(self.plan, self.state)
 
     def release(self, row: int) -> None:
         """Releases a row and its pages."""
@@ -255,11 +275,11 @@ class Lane:
 
         Pages, whose number is fixed, stay: later requests may share them.
         """
-        if not self.plan.paged and any(
-            length >= SHRINK_FACTOR * needed for length, needed in zip(self._size, self._needed, strict=True)
-        ):
-            self._size, self.state = self._needed, compiled.empty(self.plan, self._needed)
-        self._needed = self._smallest
+        needed, self._needed = self._needed, self._smallest
+        if self.plan.paged:
+            self._size = self._size._replace(positions=needed.positions)
+        elif any(length >= SHRINK_FACTOR * of for length, of in zip(self._size, needed, strict=True)):
+            self._size, self.state = needed, compiled.empty(self.plan, needed)
 
     def _widen(self, source: int, output: int, positions: int = 0) -> None:
         """Extends the arrays to at least these lengths.

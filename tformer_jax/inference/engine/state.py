@@ -101,7 +101,10 @@ class Size(NamedTuple):
     output: int
     """Maximum number of generated tokens."""
     positions: int
-    """Positions of a dense cache, each with a slot for every beam; smaller than `output` for long beam search."""
+    """Positions of the cache, each with a slot for every beam; smaller than `output` for long beam search.
+
+    A dense cache has this size; a paged one is compacted when it has this size.
+    """
 
 
 def constrain_state(plan: Plan, state: State) -> State:
@@ -126,7 +129,10 @@ def constrain_state(plan: Plan, state: State) -> State:
 
 
 def dense_slots(plan: Plan, size: Size) -> int:
-    """Returns the number of slots per row of a dense cache: for BOS and all tokens of an output but the last."""
+    """Returns the number of slots per row of a dense cache, for BOS and all tokens of an output but the last.
+
+    Beam search compacts a paged cache that has more slots in use.
+    """
     return size.positions * plan.decode.width
 
 
