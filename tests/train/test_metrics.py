@@ -15,6 +15,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.train import metrics, run_folder
 from tformer_jax.train.errors import RunError
+from tformer_jax.train.events import EventLog
 from tformer_jax.train.loop import Trainer
 from tformer_jax.train.metrics import MetricsWriter
 
@@ -101,6 +102,15 @@ def test_damaged_records_are_left_out(tmp_path):
     assert run_folder.read_records(tmp_path / "missing") == []
     MetricsWriter(tmp_path, small_config(), resume_step=1).close()
     assert lines(tmp_path) == [kept]
+
+
+def test_events_after_an_incomplete_line_are_kept(tmp_path):
+    path = tmp_path / "events.jsonl"
+    EventLog(tmp_path).write(1, "start")
+    path.write_text(path.read_text() + '{"step": 2, "ki')
+    EventLog(tmp_path).write(3, "resume")
+    assert [event["step"] for event in run_folder.read_records(path)] == [1, 3]
+    assert path.read_text().count("\n") == 3
 
 
 def test_non_finite_numbers_become_null(tmp_path):

@@ -5,6 +5,7 @@ A bucket has no locks, no append and no atomic rename of folders; each object is
 
 import contextlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -63,10 +64,12 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def append_text(path: Path, text: str) -> None:
-    """Appends to a UTF-8 file; in a bucket, by writing it again."""
+def append_lines(path: Path, lines: str) -> None:
+    """Appends to a UTF-8 file, after the end of an incomplete last line; in a bucket, by writing it again."""
     if is_remote(path):
-        path.write_bytes((path.read_bytes() if path.exists() else b"") + text.encode())
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + lines.encode())
         return
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    with path.open("ab+") as file:
+        file.seek(-min(file.tell(), 1), os.SEEK_END)
+        incomplete = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * incomplete + lines.encode())

@@ -5,7 +5,7 @@ import datetime
 import json
 from pathlib import Path
 
-from tformer_jax.config.paths import append_text
+from tformer_jax.config.paths import append_lines
 
 
 def path(run: Path) -> Path:
@@ -35,4 +35,4 @@ class EventLog:
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         event = {"time": time, "step": step, "kind": kind, "message": message}
         with contextlib.suppress(OSError):
-            append_text(self._path, json.dumps(event, ensure_ascii=False) + "\n")
+            append_lines(self._path, json.dumps(event, ensure_ascii=False) + "\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tformer_jax.config import Config, to_dict
-from tformer_jax.config.paths import append_text, is_remote, write_text
+from tformer_jax.config.paths import append_lines, is_remote, write_text
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
 
@@ -111,7 +111,7 @@ class JsonLines:
 
     def flush(self) -> None:
         if self._waiting:
-            append_text(self._path, self._waiting)
+            append_lines(self._path, self._waiting)
             self._waiting, self._written = "", time.monotonic()
 
     def close(self) -> None:
