@@ -244,6 +244,14 @@ STORIES: dict[str, Callable[[Bench], list[Outcome]]] = {
 }
 
 
+def ended(story: Callable[[Bench], list[Outcome]], bench: Bench) -> list[Outcome]:
+    """Returns the outcomes of a story, or that its processes did not end."""
+    try:
+        return story(bench)
+    except subprocess.TimeoutExpired as error:
+        return [{"error": f"still running after {error.timeout:.0f} s"}]
+
+
 def main() -> None:
     """Prints and records each outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -256,7 +264,7 @@ def main() -> None:
         bench = Bench(Path(folder))
         for name, story in STORIES.items():
             if options.only in (None, name):
-                text = json.dumps(story(bench)).replace(folder, "DIR").replace(socket.gethostname(), "HOST")
+                text = json.dumps(ended(story, bench)).replace(folder, "DIR").replace(socket.gethostname(), "HOST")
                 found[name] = json.loads(text)
                 print(name, *map(json.dumps, found[name]), sep="\n    ", flush=True)
     if options.record:
