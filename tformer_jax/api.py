@@ -57,7 +57,7 @@ def load(path: str | Path, *, mesh: str | None = None) -> "Run":
         parallel = read_mesh(mesh)
         device_mesh = make_mesh(parallel)
         trained = load_trained(as_path(path), device_mesh)
-        rules.check(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
+        rules.check_model(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
     return Run(as_path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels)
 
 

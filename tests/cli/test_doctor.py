@@ -180,8 +180,8 @@ def nvidia_smi(folder: Path, output: str, status: int = 0) -> None:
 @pytest.mark.parametrize(("driver", "extra"), [("570.133.20", "cuda12"), ("580.65.06", "cuda13")])
 def test_a_gpu_that_jax_does_not_use(driver, extra, tmp_path, monkeypatch):
     nvidia_smi(tmp_path / "bin", f"NVIDIA H100 80GB HBM3, 81559 MiB, {driver}")
-    found = checks.cards()
-    assert found == [checks.Card("NVIDIA H100 80GB HBM3", "81559 MiB", driver)]
+    found = checks.gpus()
+    assert found == [checks.Gpu("NVIDIA H100 80GB HBM3", "81559 MiB", driver)]
     assert list(checks.unused_accelerators(found, "gpu")) == []
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     (sentence,) = checks.unused_accelerators(found, "cpu")
@@ -192,10 +192,10 @@ def test_a_gpu_that_jax_does_not_use(driver, extra, tmp_path, monkeypatch):
 
 
 def test_a_driver_that_fails(tmp_path):
-    assert checks.cards() == []
+    assert checks.gpus() == []
     nvidia_smi(tmp_path / "bin", "Failed to initialize NVML: Driver/library version mismatch", status=18)
     with pytest.raises(ConfigError, match="nvidia-smi fails .Failed to initialize NVML.*: reinstall its driver"):
-        checks.cards()
+        checks.gpus()
 
 
 def test_unsupported_package_versions(monkeypatch):

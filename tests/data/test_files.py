@@ -95,6 +95,44 @@ def test_tsv_columns_by_number(tmp_path):
     assert corpus.train == [{"source": "one", "target": "ein"}, {"source": "two", "target": "zwei"}]
 
 
+def test_blank_lines_of_tables_are_skipped(tmp_path):
+    record = b'{"source": "one", "target": "eins"}'
+    write(tmp_path, **{"a.tsv": b"one\teins\n\n", "a.jsonl": b"\n" + record + b"\n \n"})
+    for name in ("a.tsv", "a.jsonl"):
+        corpus = load_corpus(config(name[2:], name, validation=name), tmp_path)
+        assert corpus.train == [{"source": "one", "target": "eins"}]
+
+
+def test_fields_of_nested_records(tmp_path):
+    """As in the translation datasets of the Hugging Face Hub."""
+    records = [{"translation": {"en": "one", "de": "eins"}, "a.b": "x"}, {"translation": {"en": "two", "de": "zwei"}}]
+    write(tmp_path, **{"a.jsonl": "\n".join(map(json.dumps, records)).encode()})
+    parquet.write_table(pa.Table.from_pylist(records), tmp_path / "a.pq")
+    for source, name in (("jsonl", "a.jsonl"), ("parquet", "a.pq")):
+        cfg = config(source, name, validation=name, fields=("translation.en", "translation.de"))
+        assert load_corpus(cfg, tmp_path).train == [
+            {"source": "one", "target": "eins"},
+            {"source": "two", "target": "zwei"},
+        ]
+    cfg = config("jsonl", "a.jsonl", validation="a.jsonl", fields=("a.b", "translation.fr"))
+    with pytest.raises(DataError, match=r"line 1: has no field 'fr', only 'en', 'de': set data.fields"):
+        load_corpus(cfg, tmp_path)
+
+
+def test_rows_of_a_missing_column_are_all_counted(tmp_path, caplog):
+    parquet.write_table(pa.table({"other": ["x"] * 30}), tmp_path / "a.parquet")
+    parquet.write_table(pa.table({"text": ["x"] * 3}), tmp_path / "b.parquet")
+    cfg = config("parquet", "*.parquet", "decoder_lm", validation="b.parquet", on_bad_line="skip")
+    assert len(load_corpus(cfg, tmp_path).train) == 3
+    assert "a.parquet: malformed lines skipped: 30, the first at line 1: has no field 'text'" in caplog.text
+
+
+def test_a_header_line_is_reported_as_a_label_with_one_example(tmp_path, caplog):
+    write(tmp_path, **{"a.tsv": b"label\ttext\n" + b"neg\tbad\npos\tgood\n" * 3, "b.tsv": b"neg\tbad\n"})
+    load_corpus(config("tsv", "a.tsv", "classifier", validation="b.tsv"), tmp_path)
+    assert "label 'label' has only one example in data.train; TSV files have no header line" in caplog.text
+
+
 def test_text_holds_out_its_last_characters(tmp_path):
     (tmp_path / "book.txt").write_text("abcdefghij" * 10)
     corpus = load_corpus(config("text", "book.txt", "decoder_lm"), tmp_path)
@@ -153,7 +191,9 @@ def test_a_row_that_is_not_utf8_is_named_or_skipped(tmp_path, name):
     else:
         with pa.ipc.new_file(str(tmp_path / name), table.schema) as file:
             file.write_table(table)
-    with pytest.raises(DataError, match=f"{name}, line 2: not valid UTF-8; convert the file to UTF-8"):
+    with pytest.raises(
+        DataError, match=f"{name}, line 2: not valid UTF-8: convert the file to UTF-8; .*data.on_bad_line=.skip. skips"
+    ):
         load_corpus(config("parquet", name), tmp_path)
     read = load_corpus(config("parquet", name, validation=name, on_bad_line="skip"), tmp_path).train
     assert [tuple(example.values()) for example in read] == [("a", "A"), ("c", "C")]
@@ -184,7 +224,7 @@ def test_empty_files_are_skipped_counted_and_reported(tmp_path, caplog):
     write(tmp_path, **{"a.py": b"x = 1\n", "b.py": b"", "c.py": b" \n", "d.tsv": b"", "e.tsv": b"1\t2\n"})
     cfg = config("text", "*.py", "decoder_lm", validation="a.py", on_bad_line="skip")
     assert load_corpus(cfg, tmp_path).train == [{"text": "x = 1\n"}]
-    assert "b.py: skipped 1 lines, first at line 1: the file is empty" in caplog.text
+    assert "b.py: malformed lines skipped: 1, the first at line 1: the file is empty" in caplog.text
     pairs = load_corpus(config("tsv", "*.tsv", validation="e.tsv", on_bad_line="skip"), tmp_path).train
     assert pairs == [{"source": "1", "target": "2"}]
 
@@ -273,8 +313,8 @@ def test_bad_lines_are_skipped_counted_and_reported(tmp_path, caplog):
     cfg = config("tsv", "a.tsv", validation="a.tsv", on_bad_line="skip")
     corpus = load_corpus(cfg, tmp_path)
     assert corpus.train == corpus.validation == [{"source": "1", "target": "2"}, {"source": "4", "target": "5"}]
-    assert "a.tsv: skipped 1 lines, first at line 2: not valid UTF-8" in caplog.text
-    assert "a.tsv: skipped 2 lines, first at line 3: has 1 column" in caplog.text
+    assert "a.tsv: malformed lines skipped: 1, the first at line 2: not valid UTF-8" in caplog.text
+    assert "a.tsv: malformed lines skipped: 2, the first at line 3: has 1 column" in caplog.text
     splits = stream_corpus(cfg, tmp_path)
     for _ in range(2):
         assert len(list(splits.train)) == 2
@@ -293,14 +333,14 @@ def test_what_was_read_before_the_damage_is_kept_when_bad_lines_are_skipped(tmp_
 def test_a_split_without_a_readable_line(tmp_path):
     write(tmp_path, **{"a.tsv": b"1\t2\n", "b.tsv": b"alone\n"})
     cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
-    with pytest.raises(DataError, match="split validation has no valid example; skipped 1 lines"):
+    with pytest.raises(DataError, match="split validation has no valid example; malformed lines skipped: 1"):
         load_corpus(cfg, tmp_path)
 
 
 def test_a_training_split_without_a_readable_line(tmp_path):
     write(tmp_path, **{"a.tsv": b"alone\n", "b.tsv": b"1\t2\n"})
     cfg = config("tsv", "a.tsv", validation="b.tsv", on_bad_line="skip")
-    sentence = "split train has no valid example; skipped 1 lines, 1 of them: has 1 column where source"
+    sentence = "split train has no valid example; malformed lines skipped: 1, 1 of them: has 1 column where source"
     for command in (load_corpus, stream_and_train, lambda cfg, root: prepare(cfg, root, root / "prepared")):
         with pytest.raises(DataError, match=sentence):
             command(cfg, tmp_path)
@@ -314,8 +354,8 @@ def test_skipped_lines_are_named_if_nothing_is_left_to_hold_out(tmp_path):
     write(tmp_path, **{"a.jsonl": b'{"source": "1", "target": "2"}\n' * 9 + b"{\n"})
     cfg = config("jsonl", "a.jsonl", fields=("en", "de"), on_bad_line="skip")
     sentence = (
-        r"a.jsonl is too short to hold out .*: name validation data in data.validation; skipped 10 lines, 9 of them: "
-        "has no field 'en', only 'source', 'target': set data.fields"
+        r"a.jsonl is too short to hold out .*: name validation data in data.validation; malformed lines skipped: 10, 9 "
+        "of them: has no field 'en', only 'source', 'target': set data.fields"
     )
     with pytest.raises(DataError, match=sentence):
         load_corpus(cfg, tmp_path)

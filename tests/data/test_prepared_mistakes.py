@@ -121,6 +121,26 @@ def test_data_of_other_languages_texts_or_tokenizers_are_refused(name, value, co
         load_corpus(prepared(other, tmp_path / "p"), None)
 
 
+IGNORED = [("validation", "other.tsv"), ("test", "other.tsv"), ("fields", ("2", "1")), ("validation_fraction", 0.5)]
+
+
+@pytest.mark.parametrize(("name", "value"), IGNORED)
+def test_settings_whose_effect_is_stored_are_refused_if_they_differ(name, value, corpus_folder, tmp_path):
+    cfg = config("seq2seq")
+    prepare(cfg, corpus_folder, tmp_path / "p")
+    other = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **{name: value}))
+    with pytest.raises(ConfigError, match=rf"data\.{name}=.*: is not read, because .*: leave it out, or prepare"):
+        load_corpus(prepared(other, tmp_path / "p"), None)
+    prepare(other, with_file(corpus_folder, "other.tsv"), tmp_path / "p")
+    load_corpus(prepared(other, tmp_path / "p"), None)
+    load_corpus(prepared(cfg, tmp_path / "p"), None)
+
+
+def with_file(folder, name):
+    (folder / name).write_text("one\teins\n")
+    return folder
+
+
 def test_settings_of_tokenizers_do_not_matter_for_data_of_given_ones(corpus_folder, tmp_path):
     given = Tokenizers(*[ByteTokenizer()] * 2)
     prepare(config("seq2seq"), corpus_folder, tmp_path / "p", tokenizers=given)

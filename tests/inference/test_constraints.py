@@ -92,6 +92,11 @@ def test_min_new_tokens_excludes_eos():
     assert excluded(Rules(), [[4], [4] * 5, [4] * 9], [0, 1, 2], min_new_tokens=2) == [[EOS], [EOS], []]
 
 
+def test_an_output_that_cannot_continue_ends_with_the_probability_of_the_model():
+    everything = Rules(forbidden=tuple((token,) for token in range(V)))
+    assert excluded(everything, [[4], [], [4, 5]]) == [[token for token in range(V) if token != EOS]] * 3
+
+
 def test_the_first_tokens_are_forced():
     found = constrained(Rules(forced=(7, 5), forbidden=((7,), (5,))), [[], [7], [7, 5]], min_new_tokens=3)
     for row, token in enumerate((7, 5)):

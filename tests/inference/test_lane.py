@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from tests.inference.engines import BEAM, GREEDY, SAMPLE, TEXTS, alone, endless, engine, finish, models, plain
@@ -86,6 +87,26 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
     assert set(called) == {"empty", "admit", "advance", "compact", "finished"}
     lane, _ = lane_and_rows(served, BEAM)
     assert lane.vacancy == Vacancy(3, lane.plan.pages - 1, 0)
+
+
+def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
+    lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
+    assert lane.state is None
+    lane._widen(0, 16, 2 * lane._size.positions)
+    assert called == ["empty"]
+    lane._widen(0, 17)
+    assert called == ["empty", "widen"]
+
+
+@pytest.mark.parametrize(("generated", "compacted"), [(15, False), (16, True)])
+def test_a_prompt_does_not_count_towards_compaction(generated, compacted, called, monkeypatch):
+    """Of 16 positions for three beams, the last prompt token takes one slot, and each of the others three."""
+    monkeypatch.setattr(compiled, "compact", lambda *_, **options: called.append("compact") or (None, np.array([30])))
+    lane, (row, *_) = lane_and_rows(engine(plain("decoder_lm")), BEAM, "a" * 20)
+    lane.running[0], row.generated = row, generated
+    row.allocation.filled = 20 + (generated - 1) * 3
+    lane._compact()
+    assert ("compact" in called) == compacted
 
 
 @pytest.mark.slow

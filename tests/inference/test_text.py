@@ -86,7 +86,7 @@ def test_a_text_without_tokens_has_a_blank_translation(translations):
     assert translate(params, ["\u200b", "abc\u200b"]) == ["", expected[0]]
     served = Engine(cfg, model, params, Tokenizers(tokenizer, tokenizer), slots=1)
     with pytest.raises(ConfigError, match="the source has no character of the vocabulary"):
-        served.check(Request("\u200b", cfg.decode))
+        served.submit(Request("\u200b", cfg.decode))
 
 
 def test_labels_have_probabilities():

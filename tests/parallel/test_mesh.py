@@ -62,7 +62,7 @@ def test_a_mesh_that_does_not_fit_a_torus_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "islands", "expected"),
+    ("sizes", "granules", "expected"),
     [
         ((4, 8, 1, 1, 2), 4, (4, 1, 1, 1, 1)),
         ((2, 16, 1, 1, 2), 4, (2, 2, 1, 1, 1)),
@@ -71,8 +71,8 @@ def test_a_mesh_that_does_not_fit_a_torus_is_refused():
         ((6, 2, 1, 1, 2), 4, (2, 2, 1, 1, 1)),
     ],
 )
-def test_the_first_axes_use_the_slow_network(sizes, islands, expected):
-    assert outer_sizes(sizes, islands) == expected
+def test_the_first_axes_use_the_slow_network(sizes, granules, expected):
+    assert outer_sizes(sizes, granules) == expected
 
 
 def test_slices_are_split_along_data_only():

@@ -13,7 +13,7 @@ from tests import shardings
 from tests.helpers import rest_slow
 from tests.parallel.test_presets import MODELS, config, set_up
 from tformer_jax import axes
-from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.config import ConfigError, DataConfig, ParallelConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import axis_sizes, data_parallelism, make_mesh
@@ -129,3 +129,16 @@ def test_a_mesh_that_does_not_fit(parallel, message):
     with pytest.raises(ConfigError, match=message):
         changed = dataclasses.replace(cfg, model=model, data=data, parallel=ParallelConfig(**parallel))
         rules.check(changed, axis_sizes(changed.parallel, 8))
+
+
+@pytest.mark.parametrize(
+    ("window", "source_window", "wrong"), [(8, 6, "source_window"), (8, 10, "source_window"), (6, 8, "window")]
+)
+def test_rows_of_sources_are_sharded_too(window, source_window, wrong):
+    cfg = config("seq2seq")
+    data = DataConfig(source=cfg.data.source, batching="packed", window=window, source_window=source_window)
+    cfg = dataclasses.replace(cfg, data=data)
+    sizes = {"data": 1, "fsdp": 1, "expert": 1, "sequence": 4, "tensor": 1}
+    with pytest.raises(ConfigError, match=rf"data\.{wrong}=\d+: must be a multiple of the mesh's sequence=4"):
+        rules.check(cfg, sizes)
+    rules.check_model(cfg, sizes)

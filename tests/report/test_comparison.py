@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,6 +168,9 @@ def test_text_is_whole_and_says_what_its_numbers_are(tmp_path, capsys):
     assert re.search(r"lost most: correct with probability 0\.\d+ to wrong with probability 0\.\d+\n", text)
     command.main([str(folders[0]), str(write_run(tmp_path / "other", family="classifier", examples=39))])
     assert "were not evaluated on the same examples" in capsys.readouterr().out
+    shutil.rmtree(folders[1] / "outputs")
+    command.main([*map(str, folders)])
+    assert "Not evaluated yet: B." in capsys.readouterr().out
 
 
 def test_as_text(tmp_path, capsys):

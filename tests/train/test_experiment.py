@@ -267,6 +267,18 @@ def test_a_held_out_text_of_one_token_is_refused_before_training(tmp_path, split
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_split_of_empty_documents_is_refused_before_training(tmp_path, split):
+    for name in ("train", "validation"):
+        text = "" if name == split else "abc"
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{text}"}}\n' * 9)
+    files = {name: f"{name}.jsonl" for name in ("train", "validation")}
+    data = DataConfig(source="jsonl", **files, tokenizer="bytes", batching="packed", window=8, batch_size=2)
+    cfg = Config(model=ModelConfig(family="decoder_lm", max_length=8), data=data, parallel=ParallelConfig(data=1))
+    with pytest.raises(DataError, match=f"all examples of split {split} are empty: name other data"):
+        experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
+
+
 def test_tied_embeddings_need_one_vocabulary():
     """Two vocabularies of equal size would pass for one."""
     source, target = (CharacterTokenizer.train([letters], 16) for letters in ("abc", "xyz"))

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from etils import epath
 
 from tests.train.conftest import small_config
 from tformer_jax import config
@@ -21,6 +22,34 @@ def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
     experiment.build(small_config(steps=9), folder, data_root=corpus_folder, overwrite=True)
     assert config.load(folder / "config.json").train.steps == 9
     assert not (folder / "metrics.jsonl").exists()
+
+
+def test_a_replaced_run_is_removed_only_after_the_new_one_is_in_place(corpus_folder, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    experiment.build(small_config(), folder, data_root=corpus_folder).close()
+    kind = type(epath.Path(tmp_path))
+    kept = kind.rmtree
+
+    def interrupted(path, **options):
+        if path.name == ".run.old" and path.exists():
+            raise KeyboardInterrupt
+        return kept(path, **options)
+
+    monkeypatch.setattr(kind, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.build(small_config(steps=9), folder, data_root=corpus_folder, overwrite=True)
+    assert config.load(folder / "config.json").train.steps == 9
+    monkeypatch.undo()
+    experiment.build(small_config(steps=8), folder, data_root=corpus_folder, overwrite=True).close()
+    assert not (tmp_path / ".run.old").exists()
+
+
+def test_a_run_folder_may_be_a_symbolic_link(corpus_folder, tmp_path):
+    (tmp_path / "large_disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "large_disk")
+    experiment.build(small_config(), tmp_path / "run", data_root=corpus_folder).close()
+    assert (tmp_path / "run").is_symlink()
+    assert (tmp_path / "large_disk" / "config.json").exists()
 
 
 def test_one_run_is_not_both_continued_and_replaced(corpus_folder, tmp_path):

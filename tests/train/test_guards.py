@@ -4,6 +4,7 @@ import contextlib
 import errno
 import math
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,17 @@ from tformer_jax.train import failures, guards, non_finite
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.guards import HUNG, FolderLock, SpikeDetector
+from tformer_jax.train.interrupt import GracefulStop
 from tformer_jax.train.loop import Trainer
+
+
+def test_the_first_interrupt_is_answered(capfd):
+    with GracefulStop() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert "Stopping after this step, with a checkpoint; press Ctrl-C again to stop without" in capfd.readouterr().err
 
 
 def test_one_process_per_folder(tmp_path):
@@ -162,7 +173,7 @@ def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_lack_of_memory_is_explained(count):
-    sentence = "the run does not fit in memory .RESOURCE_EXHAUSTED: 9 of 8 GiB.: use more devices, smaller batches"
+    sentence = "the run does not fit in memory .RESOURCE_EXHAUSTED: 9 of 8 GiB.: use --resume with more devices"
     with pytest.raises(RunError, match=sentence), failures.explained(ProcessGroup(0, count)):
         raise FULL
 

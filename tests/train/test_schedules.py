@@ -1,5 +1,6 @@
 """Learning rates against the formulas, worked out by hand."""
 
+import dataclasses
 import math
 
 import jax
@@ -70,3 +71,16 @@ def test_each_cycle_restarts_at_the_peak(cycles):
 def test_restarts(t, expected):
     settings = {"schedule": "linear", "learning_rate": 1.0, "warmup_steps": 10, "final_fraction": 0.0, "cycles": 2}
     assert rate(t - 1, steps=110, **settings) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_resumed_schedule_that_continues_with_another_rate_is_reported():
+    """At step 1,000, the cosine has ended; with 2,000 steps, it is half done."""
+    optim = OptimConfig(schedule="cosine", learning_rate=0.5, warmup_steps=1, final_fraction=0.0)
+    short, long = (Config(optim=optim, train=TrainConfig(steps=steps)) for steps in (1000, 2000))
+    sentence = "the schedule ends at step 2000, no longer at 1000: the learning rate continues with 2.50e-01 instead of"
+    assert schedules.change(short, long, 1000).startswith(sentence)
+    assert schedules.change(short, short, 1000) is None
+    constant = [
+        dataclasses.replace(one, optim=OptimConfig(schedule="constant", learning_rate=0.5)) for one in (short, long)
+    ]
+    assert schedules.change(*constant, 1000) is None

@@ -37,8 +37,8 @@ def languages(cfg: Config) -> tuple[str, str] | None:
     """Returns the languages of a translator; None if the config does not specify them."""
     pair, default = (cfg.data.source_language, cfg.data.target_language), DataConfig()
     unset = pair == (default.source_language, default.target_language)
-    told = cfg.data.source in ("cldr_translation", "parallel_lines") or not unset
-    return pair if cfg.model.family == "seq2seq" and cfg.data.objective is None and told else None
+    specified = cfg.data.source in ("cldr_translation", "parallel_lines") or not unset
+    return pair if cfg.model.family == "seq2seq" and cfg.data.objective is None and specified else None
 
 
 def facts(cfg: Config, loaded: Run) -> list[str]:

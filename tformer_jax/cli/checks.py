@@ -45,7 +45,7 @@ SLOW = {
 """XLA flags that are unsuitable for long runs, and their effects."""
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """An NVIDIA GPU, as reported by its driver."""
 
     name: str
@@ -53,7 +53,7 @@ class Card(NamedTuple):
     driver: str
 
 
-def cards() -> list[Card]:
+def gpus() -> list[Gpu]:
     """Returns the NVIDIA GPUs of this machine, whether or not JAX uses them.
 
     Raises:
@@ -67,7 +67,7 @@ def cards() -> list[Card]:
     except (subprocess.SubprocessError, OSError) as error:
         said = (str(getattr(error, "stdout", None) or error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"nvidia-smi fails ({said}): reinstall its driver") from error
-    return [Card(*map(str.strip, line.split(","))) for line in done.stdout.splitlines() if line.count(",") == 2]
+    return [Gpu(*map(str.strip, line.split(","))) for line in done.stdout.splitlines() if line.count(",") == 2]
 
 
 def devices() -> list[jax.Device]:
@@ -83,7 +83,7 @@ def devices() -> list[jax.Device]:
         raise RunError(f"JAX has no device ({reason}): unset JAX_PLATFORMS, or install that backend") from error
 
 
-def unused_accelerators(found: list[Card], backend: str) -> Iterator[str]:
+def unused_accelerators(found: list[Gpu], backend: str) -> Iterator[str]:
     """Yields a problem if this machine has accelerators that JAX does not use."""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     tpus = sorted(Path("/dev").glob("accel*"))

@@ -67,6 +67,8 @@ def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
         parts.append(_metrics(comparison))
     elif comparison.a.family != comparison.b.family:
         parts.append("The models are of different families.")
+    elif unevaluated := [name for name, one in (("A", comparison.a), ("B", comparison.b)) if one.split is None]:
+        parts.append(f"Not evaluated yet: {', '.join(unevaluated)}.")
     else:
         parts.append("The runs were not evaluated on the same examples, so their metrics cannot be paired.")
     if comparison.losses:

@@ -61,10 +61,10 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
     """
     console, findings = Console(), Findings()
     findings.add(checks.unknown_xla_flags())
-    cards = findings.attempt(checks.cards) or []
+    gpus = findings.attempt(checks.gpus) or []
     checks.devices()
-    console.print(machine(cards, options.run or Path("runs")))
-    findings.add(checks.unused_accelerators(cards, jax.default_backend()))
+    console.print(machine(gpus, options.run or Path("runs")))
+    findings.add(checks.unused_accelerators(gpus, jax.default_backend()))
     findings.add(checks.packages())
     findings.add(checks.harmful_xla_flags())
     findings.hints += checks.slow_xla_flags()
@@ -88,7 +88,7 @@ def kept(train: TrainConfig) -> int:
     return train.keep_checkpoints + train.keep_best + permanent + 2
 
 
-def machine(cards: list[checks.Card], run: Path) -> Table:
+def machine(gpus: list[checks.Gpu], run: Path) -> Table:
     """Returns a table of devices, hosts, versions, memory and disk space."""
     devices = jax.devices()
     memory, host = checks.device_memory(), checks.host_memory()
@@ -100,7 +100,7 @@ def machine(cards: list[checks.Card], run: Path) -> Table:
         "processor": "{processor}, {cores} cores".format(**provenance.hardware()),
         "memory of this host": size_of(host) if host else "unknown",
         "free disk": f"{size_of(disk.free)} of {size_of(disk.total)}",
-        "NVIDIA": "; ".join(dict.fromkeys(f"{card.name}, {card.memory}, driver {card.driver}" for card in cards)),
+        "NVIDIA": "; ".join(dict.fromkeys(f"{gpu.name}, {gpu.memory}, driver {gpu.driver}" for gpu in gpus)),
         "python": ".".join(map(str, sys.version_info[:3])),
         checks.PACKAGE: __version__,
         **{name: provenance.version(name) for name in SHOWN},

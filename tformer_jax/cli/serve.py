@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_flags(options)
         engine = None if encoder else engine_of(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
-        told: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": about(run)}
-        serve(engine, Served.of(*parts, **told), bound, options)
+        shown: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": about(run)}
+        serve(engine, Served.of(*parts, **shown), bound, options)
 
 
 def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:

@@ -78,7 +78,10 @@ class DecodeConfig(Section):
     )
     forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
     prefix: str = setting("", "text that every output starts with")
-    stop: tuple[str, ...] = setting((), "end an output before the first of these texts")
+    stop: tuple[str, ...] = setting(
+        (),
+        "end an output before the first of these texts; beam search ranks and scores the whole outputs, then cuts them",
+    )
 
     def check(self) -> None:
         if self.min_new_tokens > self.max_new_tokens:

@@ -84,6 +84,12 @@ def member_types(annotation: Any) -> tuple[type, ...]:
     return tuple(kind for kind in typing.get_args(annotation) if kind not in (Any, Ellipsis))
 
 
+def separated(text: str) -> str:
+    """Returns a hint for a text that may be meant as several values, such as `a,b`, else ""."""
+    pieces = tuple(piece.strip() for piece in text.split(","))
+    return f"; separate values are written {pieces}" if len(pieces) > 1 else ""
+
+
 def coerce(annotation: Any, value: Any) -> Any:
     """Converts a value to the annotated type: lists and strings to tuples, integers to floats, dicts to sections."""
     kinds = allowed_types(annotation)
@@ -230,7 +236,8 @@ class Section:
         of_section = isinstance(value, Section) and isinstance(value, kinds)
         if type(value) not in kinds and not of_section:
             expected = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
-            raise self.error(field.name, f"must be {expected}, not {type(value).__name__}")
+            hint = "; write ()" if value is None and tuple in kinds else ""
+            raise self.error(field.name, f"must be {expected}, not {type(value).__name__}{hint}")
         if value is None or isinstance(value, Section):
             return
         members = member_types(annotation)
@@ -242,8 +249,8 @@ class Section:
         for part in value if isinstance(value, tuple) else (value,):
             if choices is not None and part not in choices:
                 hint = nearest(part, choices) if isinstance(part, str) else f"; known: {choices}"
-                if isinstance(value, tuple) and isinstance(part, str) and "," in part:
-                    hint = f"; separate values are written {tuple(piece.strip() for piece in part.split(','))}"
+                if isinstance(value, tuple) and isinstance(part, str):
+                    hint = separated(part) or hint
                 raise self.error(field.name, f"is not a known value{hint}")
             if isinstance(part, float) and not math.isfinite(part):
                 raise self.error(field.name, "must be a finite number")

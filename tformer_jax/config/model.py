@@ -191,8 +191,8 @@ class ModelConfig(Section):
     )
     base_dim: int | None = setting(
         None,
-        "mup: width at which it equals the standard parameterization; with head_dim=None, num_heads must be the same "
-        "at all widths",
+        "mup: width at which it equals the standard parameterization; ffn_dim must be the same multiple of dim at all "
+        "widths and, with head_dim=None, num_heads the same",
         low=1,
     )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)

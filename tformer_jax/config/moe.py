@@ -30,6 +30,9 @@ class MoEConfig(Section):
     def check(self) -> None:
         if self.experts_per_token > self.num_experts:
             raise self.error("experts_per_token", f"must be at most model.moe.num_experts={self.num_experts}")
+        if self.router_normalize and self.experts_per_token == 1 < self.num_experts:
+            problem = "gives the only expert of a token a weight of 1, so that the loss does not train the router"
+            raise self.error("router_normalize", f"{problem}; write False")
         if self.shared_gate and self.shared_dim is None:
             raise self.error("shared_gate", "there is no shared expert; set model.moe.shared_dim, or write False")
         if self.dense_dim is not None and self.every == 1 and not self.dense_layers:

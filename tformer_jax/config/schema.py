@@ -296,6 +296,10 @@ class Config(Section):
                 f"optim.schedule={self.optim.schedule!r} has no effect, because optim.warmup_steps="
                 f"{self.optim.warmup_steps} is not below train.steps={self.train.steps}"
             )
+        if self.model.scan_layers and max(self.model.depths) < 2 * self.model.period:
+            unused.append(
+                f"model.scan_layers=True has no effect, because no stack repeats its first {self.model.period} layers"
+            )
         return unused
 
     def check(self) -> None:

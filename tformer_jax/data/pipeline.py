@@ -116,8 +116,12 @@ def _evaluation_batches(
 
 
 def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
-    """Raises `DataError` if the windows of a held-out split have no token to predict, which needs one before it."""
+    """Raises `DataError` if a split has no token to predict: in windows, it needs one before it."""
     if cfg.data.batching != "windows":
+        for split in ("train", "validation", "test"):
+            texts = (text for example in getattr(corpus, split) for key, text in example.items() if key != "label")
+            if not any(texts):
+                raise DataError(f"all examples of split {split} are empty: name other data")
         return
     for split, limit in (("validation", cfg.eval.examples), ("test", 0)):
         reader, end = _reader(getattr(corpus, split), tokenizers), tokenizers.target.special.ends[0]

@@ -64,7 +64,7 @@ def constrain(
 ) -> jax.Array:
     """Sets the logits (or log-probabilities) of tokens that the rules exclude to -inf.
 
-    If all tokens of a row are excluded, the row ends: `rules.ends` get 0. (Ends outside of the vocabulary, as of
+    If all tokens of a row are excluded, the row ends: `rules.ends` are allowed. (Ends outside of the vocabulary, as of
     nanoGPT's character models, cannot be chosen.) Forced tokens take precedence over all other rules: the next forced
     token gets 0, all others -inf.
 
@@ -79,6 +79,7 @@ def constrain(
     """
     if rules.repetition:
         logits = penalize(logits, history, counts, settings.repetition)
+    unconstrained = logits
     if rules.no_repeat_ngram:
         logits = exclude_repeated(logits, history, counts, rules.no_repeat_ngram)
     if rules.forbidden:
@@ -87,7 +88,7 @@ def constrain(
     logits = jnp.where(ends & (generated < settings.min_tokens)[:, None], -jnp.inf, logits)
     if rules.no_repeat_ngram or rules.forbidden:
         stuck = forbid(logits, rules.never).max(axis=-1) == -jnp.inf
-        logits = jnp.where(ends & stuck[:, None], 0, logits)
+        logits = jnp.where(ends & stuck[:, None], unconstrained, logits)
     return force(logits, generated, rules.forced) if rules.forced else logits
 
 

@@ -192,6 +192,7 @@ def _marian_config(cfg: ModelConfig) -> Settings:
         "activation_dropout": cfg.ffn_dropout,
         "init_std": cfg.init_std,
         "is_encoder_decoder": True,
+        "tie_word_embeddings": cfg.tie_embeddings == "all",
     }
 
 

@@ -134,6 +134,9 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(OWN, cfg.family) | architecture.config(cfg) | theirs
     _check_exact(cfg, hf, arrays, architecture)
+    if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
+        copies = {copy: arrays[of] for copy, of in architecture.copies.items() if of in arrays}
+        arrays = copies | arrays
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})

@@ -36,7 +36,7 @@ def _mixtral_settings(hf: Settings) -> Settings:
     moe = {
         "num_experts": hf["num_local_experts"],
         "experts_per_token": k,
-        # theirs is the mean over layers of the sum over choices, ours the sum over layers of the mean over choices
+        # theirs pools the tokens of all layers, ours balances each layer; equal if all experts are used equally
         "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
     }
     return mistral_settings(hf) | {"ffn": "moe", "moe": moe}

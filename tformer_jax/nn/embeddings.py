@@ -11,7 +11,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
-from tformer_jax.nn.linear import as_rows, kernel_initializer, product, with_wide_gradient
+from tformer_jax.nn.linear import as_rows, kernel_initializer, product, with_transposed_gradient
 from tformer_jax.nn.lookup import lookup
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
@@ -49,7 +49,7 @@ class TokenEmbedding(Module):
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Computes the logits of a tied output head: [..., D] -> float32 [..., V]."""
-        table = with_wide_gradient(self.embedding.astype(self.cfg.dtype))
+        table = with_transposed_gradient(self.embedding.astype(self.cfg.dtype))
         multiply = functools.partial(jnp.einsum, "...D,VD->...V", preferred_element_type=jnp.float32)
         logits = with_gathered(multiply, as_rows(x), table, (axes.VOCAB, axes.EMBED))
         return logits.reshape(*x.shape[:-1], self.vocab_size)

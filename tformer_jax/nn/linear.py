@@ -13,8 +13,8 @@ from tformer_jax.nn.gathered import Names, with_gathered
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import mesh_axes, named, platform
 
-WIDE_GRADIENTS = ("cpu",)
-"""Platforms with `with_wide_gradient`; unmeasured on others."""
+TRANSPOSED_GRADIENTS = ("cpu",)
+"""Platforms with `with_transposed_gradient`; unmeasured on others."""
 
 
 def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int, factor: float = 1.0) -> nn.initializers.Initializer:
@@ -67,7 +67,7 @@ def product(x: jax.Array, kernel: jax.Array, names: Names, *, dtype: jnp.dtype |
         names: logical names of the kernel's axes, one of which is the model width.
     """
     multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    kernel = with_wide_gradient(kernel)
+    kernel = with_transposed_gradient(kernel)
     return with_gathered(multiply, as_rows(x), kernel, names).reshape(*x.shape[:-1], kernel.shape[1])
 
 
@@ -87,7 +87,7 @@ def as_rows(x: jax.Array) -> jax.Array:
     return x if mesh_axes(axes.LENGTH) else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def with_wide_gradient(matrix: jax.Array) -> jax.Array:
+def with_transposed_gradient(matrix: jax.Array) -> jax.Array:
     """Returns the matrix, with a gradient that is computed with no more rows than columns, on CPUs.
 
     The gradient of a kernel W [I, O] is `x^T g`, in which XLA for CPUs reads x in strides. If I > O, the strided factor
@@ -95,7 +95,7 @@ def with_wide_gradient(matrix: jax.Array) -> jax.Array:
     Without the barrier, XLA would merge the two transpositions.
     """
     rows, columns = matrix.shape
-    return _transposed_gradient(matrix) if rows > columns and platform() in WIDE_GRADIENTS else matrix
+    return _transposed_gradient(matrix) if rows > columns and platform() in TRANSPOSED_GRADIENTS else matrix
 
 
 @jax.custom_vjp

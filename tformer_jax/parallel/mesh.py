@@ -71,10 +71,10 @@ def arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     TPU slices and GPU nodes, which a slower network connects, are spread over the first axes that they divide
     (`outer_sizes`). A mesh axis may take a part of an axis of a slice's torus. Unmeasured on devices.
     """
-    islands = Counter(map(_island, devices))
-    if len(islands) == 1 or len(set(islands.values())) > 1:
+    granules = Counter(map(_granule, devices))
+    if len(granules) == 1 or len(set(granules.values())) > 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-    outer = outer_sizes(sizes, len(islands))
+    outer = outer_sizes(sizes, len(granules))
     return mesh_utils.create_hybrid_device_mesh(
         tuple(size // part for size, part in zip(sizes, outer, strict=True)),
         outer,
@@ -84,16 +84,16 @@ def arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     )
 
 
-def outer_sizes(sizes: tuple[int, ...], islands: int) -> tuple[int, ...]:
-    """Factors `islands`, which divide the product of `sizes`, into one factor per axis, each as large as possible."""
+def outer_sizes(sizes: tuple[int, ...], granules: int) -> tuple[int, ...]:
+    """Factors `granules`, which divide the product of `sizes`, into one factor per axis, each as large as possible."""
     outer = []
     for size in sizes:
-        outer.append(math.gcd(size, islands))
-        islands //= outer[-1]
+        outer.append(math.gcd(size, granules))
+        granules //= outer[-1]
     return tuple(outer)
 
 
-def _island(device: Any) -> int:
+def _granule(device: Any) -> int:
     """Returns the index of a device's slice (TPU) or node (GPU); 0 on other platforms.
 
     A GPU without a slice index is assigned to the node of its process.

@@ -125,7 +125,24 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def check(cfg: Config, sizes: Mapping[str, int]) -> None:
-    """Checks that a mesh with axes of these sizes divides the model and its rows evenly.
+    """Checks that a mesh with axes of these sizes divides the model and the rows of the data evenly.
+
+    Raises:
+        ConfigError: an axis does not divide what it shards.
+    """
+    check_model(cfg, sizes)
+    data, sequence = cfg.data, sizes["sequence"]
+    lengths: dict[str, tuple[int, ...]] = {"window": (data.window,), "source_window": (data.source_window or 0,)}
+    if data.batching == "buckets":
+        lengths = {"bucket_lengths": data.bucket_lengths}
+    for name, sizes_of_rows in lengths.items():
+        if any(length % sequence for length in sizes_of_rows):
+            kind = "contain only multiples" if name == "bucket_lengths" else "be a multiple"
+            raise data.error(name, f"must {kind} of the mesh's sequence={sequence}")
+
+
+def check_model(cfg: Config, sizes: Mapping[str, int]) -> None:
+    """Checks that a mesh with axes of these sizes divides the model evenly.
 
     Raises:
         ConfigError: an axis does not divide what it shards.
@@ -143,12 +160,6 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
     if cfg.parallel.preset == "zero1" and model.dim % math.prod(shares.values()):
         product = " * ".join(f"{axis}={size}" for axis, size in shares.items())
         raise model.error("dim", f"must be a multiple of the mesh's {product} for parallel.preset='zero1'")
-    if sizes["sequence"] == 1:
-        return
-    if recurrent := [kind for kind in model.attentions if kind in kinds.RECURRENT]:
+    recurrent = [kind for kind in model.attentions if kind in kinds.RECURRENT]
+    if recurrent and sizes["sequence"] > 1:
         raise cfg.parallel.error("sequence", f"attention {recurrent[0]!r} reads its tokens in order; write 1")
-    lengths = cfg.data.bucket_lengths if cfg.data.batching == "buckets" else (cfg.data.window, cfg.data.longest)
-    name = "bucket_lengths" if cfg.data.batching == "buckets" else "window"
-    if any(length % sizes["sequence"] for length in lengths):
-        kind = "contain only multiples" if name == "bucket_lengths" else "be a multiple"
-        raise cfg.data.error(name, f"must {kind} of the mesh's sequence={sizes['sequence']}")

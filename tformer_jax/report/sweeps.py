@@ -53,7 +53,7 @@ def badness(value: float | None, metric: str) -> float:
 def interval(values: Sequence[float | None]) -> float | None:
     """Returns half the width of Student's 95 % confidence interval of the mean; None for one value, or with a None."""
     deviation = _deviation(values)
-    if deviation is None or len(values) < 2:
+    if deviation is None:
         return None
     quantile = float(special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
     return quantile * deviation / math.sqrt(len(values))
@@ -75,8 +75,9 @@ def record(results: Results, metric: str, *, of: Collection[Combination] | None 
 
     Returns:
         `groups`, with the means of the test metrics over seeds, their standard deviations and intervals (None if a run
-        has no finite value), the mean of the training speeds, and the validation `metric` after `equal_seconds` of
-        training, if the curves have it; `common`, the facts in which all runs agree; `runs`, the others.
+        has no finite value, or is the only one), the mean of the training speeds, and the validation `metric` after
+        `equal_seconds` of training, if the curves have it; `common`, the facts in which all runs agree; `runs`, the
+        others.
     """
     members: dict[Combination, list[Mapping[str, Any]]] = {}
     for combination, result in results.items():
@@ -142,6 +143,4 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _deviation(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return statistics.stdev(known) if len(known) > 1 else 0.0
+    return statistics.stdev(known) if len(known) == len(values) > 1 else None

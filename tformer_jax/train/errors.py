@@ -5,8 +5,8 @@ import re
 
 from tformer_jax.config.fields import first_line
 
-LESS_MEMORY = "model.remat='nothing_saveable', train.accumulate or train.loss_chunk"
-"""Settings with which a train step needs less device memory."""
+LESS_MEMORY = "model.remat='nothing_saveable' or train.loss_chunk"
+"""Settings with which a train step needs less device memory, and which a resumed run may change."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of writes to a disk, quota or file that is full."""
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +15,9 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config, ConfigError, sources
 from tformer_jax.config.paths import as_path, is_remote, resolved
-from tformer_jax.data.corpora import Corpus, files, load_corpus
+from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
@@ -28,12 +29,12 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
-from tformer_jax.train import metrics, optimizers, provenance, run_folder
+from tformer_jax.train import metrics, optimizers, provenance, run_folder, schedules
 from tformer_jax.train.guards import FolderLock
 from tformer_jax.train.start_from import check as check_start
 
 CHECKED = 10_000
-"""Maximum number of examples per split, for data in files, in the checksum that identifies a corpus."""
+"""Maximum number of examples per split, unless generated, in the checksum that identifies a corpus."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,9 @@ def build(
 
     def write_folder() -> None:
         if resume:
-            run_folder.resume(folder, cfg, facts)
+            before = run_folder.resume(folder, cfg, facts)
+            if warning := schedules.change(before, cfg, run_folder.latest_step(folder) or 0):
+                logging.getLogger(__name__).warning("%s", warning)
         else:
             run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
 
@@ -167,10 +170,10 @@ def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> T
 def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     """Returns facts that identify a corpus: the size of each split, and a checksum of evenly spaced examples.
 
-    At most `CHECKED` examples of files, and the first and the last of other sources, are in the checksum.
+    At most `CHECKED` examples, and the first and the last of generated data, are in the checksum.
     """
     facts: dict[str, Any] = {}
-    checked = CHECKED if cfg.data.source in files.KINDS else 2
+    checked = 2 if cfg.data.source in sources.GENERATED else CHECKED
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
         chosen = np.linspace(0, len(examples) - 1, min(checked, len(examples))).astype(int)

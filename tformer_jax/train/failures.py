@@ -31,8 +31,9 @@ def explained(group: ProcessGroup) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if reason := out_of_memory(error):
             raise RunError(
-                f"the run does not fit in memory ({reason}): use more devices, smaller batches (data.batch_tokens or "
-                f"data.batch_size; eval.batch_size if it fails in an evaluation), {LESS_MEMORY}"
+                f"the run does not fit in memory ({reason}): use --resume with more devices, {LESS_MEMORY}, or a "
+                "smaller eval.batch_size if it failed in an evaluation; or start again with smaller batches "
+                "(data.batch_tokens or data.batch_size) or train.accumulate"
             ) from error
         if group.count == 1:
             raise

@@ -1,11 +1,14 @@
 """Ctrl-C or SIGTERM stops a run after the current step, with a checkpoint; a second one stops it immediately."""
 
+import os
 import signal
 from types import FrameType
 
+ADVICE = b"\nStopping after this step, with a checkpoint; press Ctrl-C again to stop without one.\n"
+
 
 class GracefulStop:
-    """Context in which the first SIGINT or SIGTERM sets `requested` and restores the previous handlers.
+    """Context in which the first SIGINT or SIGTERM sets `requested`, says so and restores the previous handlers.
 
     With `several` processes, JAX handles SIGTERM (`multihost_utils.reached_preemption_sync_point`), and SIGINT is
     re-raised as SIGTERM.
@@ -27,6 +30,8 @@ class GracefulStop:
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         self._restore()
+        if number == signal.SIGINT:
+            os.write(2, ADVICE)
         if self._several:
             signal.raise_signal(signal.SIGTERM)
 

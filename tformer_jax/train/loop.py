@@ -38,7 +38,7 @@ from tformer_jax.train.interrupt import GracefulStop
 from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
-from tformer_jax.train.progress import Figures, ProgressView
+from tformer_jax.train.progress import Figures, ProgressView, classes
 from tformer_jax.train.start_from import check_tokenizers, load_matching
 from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
 
@@ -171,7 +171,7 @@ class Trainer:
         count = self.experiment.group.count
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
-            f"{self.cfg.name}: {self._counted_parameters()} on {where}, "
+            f"{self.cfg.name}: {self._counted_parameters()} on {where}, {classes(self.experiment.corpus.labels)}"
             f"attention backend: {', '.join(sorted(set(self._attention_backends().values())))}, "
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )

@@ -15,6 +15,9 @@ SHOWN_WAIT_PERCENT = 5
 """The wait for data is shown if it exceeds this percentage of the time."""
 
 
+SHOWN_CLASSES = 5
+
+
 @dataclasses.dataclass(frozen=True)
 class Figures:
     """The figures of a run at one step, as shown to the user."""
@@ -42,6 +45,14 @@ class Figures:
         if self.next_evaluation is not None:
             parts.append(f"evaluation at {self.next_evaluation:,}")
         return "  ".join(parts)
+
+
+def classes(names: Sequence[str] | None) -> str:
+    """Returns the number and the first names of a classifier's classes, to be followed by other facts; "" for None."""
+    if names is None:
+        return ""
+    more = ", ..." if len(names) > SHOWN_CLASSES else ""
+    return f"{len(names)} classes ({', '.join(names[:SHOWN_CLASSES])}{more}), "
 
 
 def with_prefix(number: float) -> str:

@@ -23,7 +23,7 @@ from etils import epath
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.config.paths import is_remote, write_text
+from tformer_jax.config.paths import is_remote, resolved, write_text
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
 
@@ -39,12 +39,13 @@ RESUMABLE_SETTINGS = (
     "permanent_every",
     "keep_checkpoints",
     "keep_best",
+    "loss_chunk",
     "max_skipped_steps",
     "hang_seconds",
     "report",
     "wandb",
 )
-"""Settings of train that may change when a run is resumed, in addition to all of eval, decode and parallel."""
+"""Settings of train that may change when a run is resumed; so may `model.remat` and all of eval, decode, parallel."""
 GENERATION_METRICS = ("bleu", "chrf", "exact_match")
 """Validation metrics of generated texts, which settings of decode and references determine."""
 CORPUS = "corpus.json"
@@ -97,7 +98,9 @@ def create(
     labels: Sequence[str] | None,
     corpus: dict[str, Any] | None = None,
 ) -> None:
-    """Writes a new run folder, replacing an earlier run: atomically, or in a bucket with `config.json` last.
+    """Writes a new run folder, replacing an earlier run: by renaming, or in a bucket with `config.json` last.
+
+    If `run` is a symbolic link, its target is replaced.
 
     Args:
         corpus: facts that identify the corpus, ready for JSON; None: there is none.
@@ -107,9 +110,13 @@ def create(
     """
     if not is_remote(run) and Path.cwd().is_relative_to(run.resolve()):
         raise ConfigError(f"{run} contains the working directory, which a new run would replace: choose another --run")
-    partial = run if is_remote(run) else run.with_name(f".{run.name}.partial")
+    target = resolved(run)
+    partial, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("partial", "old"))
+    if is_remote(run):
+        partial = target
     try:
         epath.Path(partial).rmtree(missing_ok=True)
+        epath.Path(old).rmtree(missing_ok=True)
         partial.mkdir(parents=True)
         write_json(partial / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
         tokenizers.save(partial / "tokenizers")
@@ -118,15 +125,17 @@ def create(
         if corpus is not None:
             write_json(partial / CORPUS, corpus)
         config.save(cfg, partial / "config.json")
-        if partial != run:
-            epath.Path(run).rmtree(missing_ok=True)
-            partial.rename(run)
+        if partial != target:
+            if target.exists():
+                target.rename(old)
+            partial.rename(target)
+            epath.Path(old).rmtree(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{run} cannot be written ({error.strerror or error}); choose another --run") from error
 
 
-def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
-    """Makes `cfg` the config of a resumed run; removes its result if a setting changed.
+def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
+    """Makes `cfg` the config of a resumed run, and returns the earlier one; removes its result if a setting changed.
 
     Raises:
         ConfigError: the corpus changed, or a setting that a resumed run may not change; the run is beyond the new
@@ -140,7 +149,7 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
             f"{run} has its final weights but no checkpoint to continue from; start another run from them with "
             f"--run DIR --config.train.start_from={run}"
         )
-    allowed = (*(f"train.{name}:" for name in RESUMABLE_SETTINGS), "eval.", "decode.", "parallel.")
+    allowed = (*(f"train.{name}:" for name in RESUMABLE_SETTINGS), "model.remat:", "eval.", "decode.", "parallel.")
     changed = [difference for difference in differences if not difference.startswith(allowed)]
     if changed:
         shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
@@ -161,6 +170,7 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> None:
     if differences:
         (run / "result.json").unlink(missing_ok=True)
         config.save(cfg, run / "config.json")
+    return before
 
 
 def check_corpus(run: Path, corpus: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Learning-rate schedules: functions of the step, counted from 0."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -60,6 +61,19 @@ def with_warmup(decay: Decay, peak: float, warmup_steps: int, steps: int, cycles
         return peak * jnp.where(t < warmup_steps, t / warmup_steps, decay(inside))
 
     return schedule
+
+
+def change(before: Config, cfg: Config, step: int) -> str | None:
+    """Returns a warning if another number of steps changes the learning rate of a run that is resumed at `step`."""
+    if before.train.steps == cfg.train.steps:
+        return None
+    earlier, now = (float(build(one)(step)) for one in (before, cfg))
+    if math.isclose(earlier, now, rel_tol=1e-3):
+        return None
+    return (
+        f"the schedule ends at step {cfg.train.steps}, no longer at {before.train.steps}: the learning rate continues "
+        f"with {now:.2e} instead of {earlier:.2e}"
+    )
 
 
 def build(cfg: Config) -> optax.Schedule:

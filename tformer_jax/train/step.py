@@ -32,8 +32,9 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
     """Builds `train_step(state, batch) -> (state, metrics)`, ready for `jax.jit`.
 
     The loss is a sum over labels divided once by their number in the global batch, so it does not depend on padding,
-    `cfg.train.accumulate` or the number of devices. (Auxiliary losses of experts are means over a micro-batch, and
-    depend on `cfg.train.accumulate`.) A step whose loss or gradient is not finite updates only the step counters.
+    `cfg.train.accumulate` or the number of devices. (Dropout masks and auxiliary losses of experts, which are means
+    over a micro-batch, depend on `cfg.train.accumulate`.) A step whose loss or gradient is not finite updates only the
+    step counters.
 
     Metrics are float32 scalars: `loss` (nats per label; with label smoothing, `nll` is the loss without it), `labels`
     (number of labels), `tokens` (number of non-padding input tokens), `grad_norm` (before clipping), `skipped`

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tformer_jax.config import Config, DataConfig
-from tformer_jax.config.fields import first_line
+from tformer_jax.config.fields import first_line, separated
 from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
 from tformer_jax.data.corpora.lines import NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
 
@@ -24,6 +24,8 @@ HOMES = {
 }
 """Origins of the shipped configs' corpora, by the first folder of their paths."""
 
+PARQUET = b"PAR1"
+"""First bytes of a Parquet file."""
 WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
 """Regular expressions of the wildcards of globs, except characters in brackets."""
 
@@ -76,14 +78,17 @@ def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:
 
 
 def tsv(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads tab-separated columns: source and target, or label and text."""
+    """Reads tab-separated columns, without header or quotes: source and target, or label and text.
+
+    Blank lines are skipped.
+    """
     columns = [int(field) - 1 for field in _numbers(reader.cfg)] or [0, 1]
     keys = reader.keys if reader.cfg.fields or "source" in reader.keys else tuple(reversed(reader.keys))
     expected = f"{max(columns) + 1} columns" if reader.cfg.fields else "<tab>".join(keys)
 
     def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
         for number, line in numbered_lines(path, reader.bad):
-            if line is None:
+            if not line:
                 continue
             cells = line.split("\t")
             if len(cells) <= max(columns) or (not reader.cfg.fields and len(cells) != len(columns)):
@@ -96,12 +101,12 @@ def tsv(reader: FileReader, name: str) -> Iterator[Example]:
 
 
 def jsonl(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads one JSON object per line."""
+    """Reads one JSON object per line, skipping blank lines."""
     fields = field_names(reader.cfg, reader.keys)
 
     def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
         for number, line in numbered_lines(path, reader.bad):
-            if line is None:
+            if line is None or not line.strip():
                 continue
             try:
                 yield as_example(json.loads(line), fields)
@@ -123,11 +128,12 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
         try:
             for batch in _record_batches(path):
                 names = batch.schema.names
-                if missing := next((field for field in fields.values() if field not in names), None):
-                    reader.bad.record(path, number + 1, _missing_field(missing, names))
+                columns = {field: field if field in names else field.partition(".")[0] for field in fields.values()}
+                if missing := next((field for field, column in columns.items() if column not in names), None):
+                    reader.bad.record(path, number + 1, _missing_field(missing, names), batch.num_rows)
                     number += batch.num_rows
                     continue
-                for row in _rows(batch.select(list(dict.fromkeys(fields.values())))):  # others may not fit into Python
+                for row in _rows(batch.select(list({*columns.values()}))):  # others may not fit into Python
                     number += 1
                     if row is None:
                         reader.bad.record(path, number, NOT_UTF8)
@@ -147,7 +153,7 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
 
 
 def text(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads one document per file, skipping empty ones."""
+    """Reads one document per file."""
 
     def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
         return ({"text": document} for document in (read_text(path, reader.bad),) if document.strip())
@@ -197,7 +203,9 @@ def locate(root: Path | None, name: str) -> list[Path]:
     folder, glob = _anchored(root, name)
     files = sorted(file for file in folder.glob(glob) if file.is_file())
     if not files:
-        raise DataError(f"{path} does not exist{origin}: put it there, or name another folder with --data DIR")
+        missing = "matches no file" if any(character in name for character in "*?[") else "does not exist"
+        put = f"put it there, or name another folder with --data DIR{separated(name)}"
+        raise DataError(f"{path} {missing}{origin}: {put}")
     return files
 
 
@@ -236,7 +244,8 @@ def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
         ConfigError: `cfg.fields` does not name one field per key.
     """
     if cfg.fields and len(cfg.fields) != len(keys):
-        raise cfg.error("fields", f"must name {len(keys)} fields, for {' and '.join(keys)}")
+        problem = f"must name {len(keys)} fields, for {' and '.join(keys)}"
+        raise cfg.error("fields", problem + "".join(map(separated, cfg.fields[:1])))
     return dict(zip(keys, cfg.fields or keys, strict=True))
 
 
@@ -248,14 +257,24 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
     """
     if not isinstance(record, dict):
         raise DataError("is not an object with named fields")
-    for key, field in fields.items():
-        if field not in record:
-            raise DataError(_missing_field(field, record))
-        if not isinstance(record[field], str | int if key == "label" else str):
-            raise DataError(f"field {field!r} is {type(record[field]).__name__}, not text")
-        if not is_unicode(str(record[field])):
-            raise DataError(f"field {field!r} has a lone surrogate, which is not a character")
-    return {key: str(record[field]) for key, field in fields.items()}
+    values = {key: _value(record, field) for key, field in fields.items()}
+    for key, value in values.items():
+        if not isinstance(value, str | int if key == "label" else str):
+            expected = "text or an integer" if key == "label" else "text"
+            raise DataError(f"field {fields[key]!r} is {type(value).__name__}, not {expected}")
+        if not is_unicode(str(value)):
+            raise DataError(f"field {fields[key]!r} has a lone surrogate, which is not a character")
+    return {key: str(value) for key, value in values.items()}
+
+
+def _value(record: dict[str, Any], field: str) -> Any:
+    """Returns a field of a record; `a.b` is field b of the object in field a, unless a field has this name."""
+    if field in record:
+        return record[field]
+    outer, dot, inner = field.partition(".")
+    if dot and isinstance(record.get(outer), dict):
+        return _value(record[outer], inner)
+    raise DataError(_missing_field(field, record))
 
 
 def _missing_field(field: str, names: Iterable[str]) -> str:
@@ -290,7 +309,9 @@ def _numbers(cfg: DataConfig) -> tuple[str, ...]:
 
 
 def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    if path.suffix == ".parquet":
+    with path.open("rb") as start:
+        is_parquet = start.read(len(PARQUET)) == PARQUET
+    if is_parquet or path.suffix == ".parquet":
         with parquet.ParquetFile(path) as file:
             yield from file.iter_batches()
         return

@@ -16,14 +16,17 @@ from tformer_jax.data.corpora.corpus import DataError
 
 DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 """Exceptions raised by a damaged or truncated compressed file."""
-NOT_UTF8 = "not valid UTF-8; convert the file to UTF-8"
+NOT_UTF8 = "not valid UTF-8: convert the file to UTF-8; a compressed one must be named .gz or .zst"
 
 
 class BadLines:
-    """Raises at the first malformed line, or with `skip`, counts malformed lines."""
+    """Raises at the first malformed line, or with `skip`, counts malformed lines.
 
-    def __init__(self, *, skip: bool = False):
-        self._skip = skip
+    `setting` is the one that would skip them, for the message; "" where there is none.
+    """
+
+    def __init__(self, *, skip: bool = False, setting: str = ""):
+        self._skip, self._advice = skip, f"; {setting} skips malformed lines and files" if setting else ""
         self._counts: dict[Path, collections.Counter[str]] = {}
         self._first: dict[tuple[Path, str], int] = {}
 
@@ -31,25 +34,25 @@ class BadLines:
         """Resets the counts of a file before it is read again."""
         self._counts[path] = collections.Counter()
 
-    def record(self, path: Path, line: int, problem: str) -> None:
-        """Records a malformed line.
+    def record(self, path: Path, line: int, problem: str, count: int = 1) -> None:
+        """Records `count` malformed lines (or rows), the first of which is `line`.
 
         Raises:
-            DataError: bad lines are not skipped.
+            DataError: malformed lines are not skipped.
         """
         if not self._skip:
-            raise DataError(f"{path}, line {line}: {problem}")
-        self._counts[path][problem] += 1
+            raise DataError(f"{path}, line {line}: {problem}{self._advice}")
+        self._counts[path][problem] += count
         self._first.setdefault((path, problem), line)
 
     def record_empty(self, path: Path) -> None:
         """Records an empty file as a malformed line.
 
         Raises:
-            DataError: bad lines are not skipped.
+            DataError: malformed lines are not skipped.
         """
         if not self._skip:
-            raise DataError(f"{path} is empty")
+            raise DataError(f"{path} is empty{self._advice}")
         self.record(path, 1, "the file is empty")
 
     def reasons(self) -> dict[str, int]:
@@ -62,14 +65,18 @@ class BadLines:
         if not reasons:
             return ""
         problem = max(reasons, key=lambda name: reasons[name])
-        return f"; skipped {sum(reasons.values()):,} lines, {reasons[problem]:,} of them: {problem}"
+        return f"; malformed lines skipped: {sum(reasons.values()):,}, {reasons[problem]:,} of them: {problem}"
 
     def report(self) -> None:
         """Logs the number of skipped lines per file and reason."""
         for path, counts in self._counts.items():
             for problem, count in counts.items():
                 logging.getLogger(__name__).warning(
-                    "%s: skipped %d lines, first at line %d: %s", path, count, self._first[path, problem], problem
+                    "%s: malformed lines skipped: %s, the first at line %d: %s",
+                    path,
+                    f"{count:,}",
+                    self._first[path, problem],
+                    problem,
                 )
 
 

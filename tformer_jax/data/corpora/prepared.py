@@ -36,6 +36,8 @@ TOKENIZER_SETTINGS = (
     *("vocab_size", "split_digits", "shared_vocab", "tokenizer_examples"),
 )
 """Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
+STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields")
+"""Settings whose effect is stored; other values than those or the defaults would have none."""
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -246,6 +248,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     Raises:
         DataError: a folder has no prepared data, is damaged or of another family, or its tokenizers or labels differ
             from those of the first.
+        ConfigError: a setting names data that is not in a folder.
     """
     folders = [Path(root or "") / name for name in cfg.data.train]
     metadata = [_metadata(folder, cfg) for folder in folders]
@@ -289,4 +292,8 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     for name in ("source_language", "target_language", "normalize", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
+    for name in {*STORED_SETTINGS} & {*cfg.data.changed_settings()}:
+        if wanted[name] != prepared.get(name):
+            problem = f"is not read, because {folder} was prepared with {prepared.get(name)!r}"
+            raise cfg.data.error(name, f"{problem}: leave it out, or prepare the data again")
     return metadata

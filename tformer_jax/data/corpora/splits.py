@@ -14,6 +14,7 @@ from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.lines import BadLines
 
 NAMES = ("train", "validation", "test")
+SKIP = "data.on_bad_line='skip'"
 ENOUGH = 20
 """Held-out examples that do not have the same label by chance."""
 MANY_LABELS = 20
@@ -54,7 +55,7 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     """
     data = cfg.data
     skip = data.on_bad_line == "skip"
-    bad = {name: BadLines(skip=skip) for name in NAMES if getattr(data, name)}
+    bad = {name: BadLines(skip=skip, setting=SKIP) for name in NAMES if getattr(data, name)}
     streams = {name: Stream(files.file_reader(cfg, root, bad[name]), getattr(data, name)) for name in bad}
     _report_shared_files(data, root)
     train = streams["train"]
@@ -158,6 +159,10 @@ def _labels(splits: Splits, *, named: bool) -> tuple[str, ...]:
         raise DataError(
             f"data.train has {len(labels):,} labels in {counts.total():,} examples: name the fields of text and label "
             "in data.fields, such as ('1', '2')"
+        )
+    if once := [label for label in labels if counts[label] == 1]:
+        logging.getLogger(__name__).warning(
+            "label %r has only one example in data.train; TSV files have no header line", min(once)
         )
     for split in (splits.validation, splits.test):
         unknown = {example["label"] for example in split} - set(labels)

@@ -155,15 +155,11 @@ class Engine:
         """Total number of pages of all current lanes."""
         return sum(lane.table.pages - 1 for lane in self._lanes.values())
 
-    def check(self, request: Request) -> None:
-        """Raises `ConfigError` if a request can never be served."""
-        self._queued(0, request)
-
     def submit(self, request: Request) -> int:
         """Queues a request and returns its number.
 
         Raises:
-            ConfigError: see `check`.
+            ConfigError: the request can never be served.
         """
         number = self._next
         queued = self._queued(number, request)

@@ -196,18 +196,19 @@ class Lane:
         return next(count for count in self._page_counts if count >= needed) if self.plan.paged else None
 
     def _compact(self) -> None:
-        """Compacts the cache of beam search if it is full; widens it if that frees less than a quarter of it.
+        """Compacts the cache of beam search if it is full; doubles its positions if that frees less than a quarter.
 
-        A paged cache is full if it has as many slots in use as a dense one has in all.
+        A paged cache is full if the slots in use beyond the longest prompt exceed those of a dense cache.
         """
+        prompt = max(len(running.prompt) for running in self.running.values()) - 1
         slots, needed = dense_slots(self.plan, self._size), self._slots_of_next_step()
-        if needed <= slots:
+        if needed - prompt <= slots:
             return
         self.state, used = compiled.compact(self.plan, self.state, self._ended, pages=self._pages_with(needed))
         used = jax.device_get(used)
         for row, running in self.running.items():
             running.allocation.filled = int(used[row])
-        if self._slots_of_next_step() > 3 * slots // 4:
+        if self._slots_of_next_step() - prompt > 3 * slots // 4:
             self._widen(0, 0, 2 * self._size.positions)
 
     def _take_steps(self, steps: int, min_done: int, pages: int | None) -> tuple[Any, Any]:
@@ -244,8 +245,8 @@ class Lane:
     def warm_up(self, new_tokens: int) -> None:
         """Compiles the functions for outputs of up to `new_tokens` tokens, and allocates arrays of that length.
 
-        The arrays keep this length. Only the cache of a long beam search may still grow, if its beams have few common
-        ancestors.
+        The arrays keep this length. Only the dense cache of a long beam search may still grow, if its beams have few
+        common ancestors.
         """
         translates = self.plan.model.cfg.family == "seq2seq"
         self._widen(self.plan.longest_input if translates else 0, new_tokens)
@@ -284,7 +285,7 @@ class Lane:
     def _widen(self, source: int, output: int, positions: int = 0) -> None:
         """Extends the arrays to at least these lengths.
 
-        The dense cache of beam search gets positions for at most `COMPACTION_LENGTH` output tokens.
+        Beam search starts with positions for at most `COMPACTION_LENGTH` output tokens.
         """
         beam = self.plan.decode.strategy == "beam"
         positions = max(positions, min(output, COMPACTION_LENGTH) if beam else output)
@@ -292,11 +293,14 @@ class Lane:
         wanted = Size(source, *(min(power_of_two(length), self.plan.length) for length in (output, positions)))
         self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
-        if size == self._size:
-            return
-        self._size = size
-        if "state" in vars(self):
+        before, self._size = self._size, size
+        if self._allocated(size) != self._allocated(before) and "state" in vars(self):
             self.state = compiled.widen(self.plan, self.state, size)
+
+    def _allocated(self, size: Size) -> tuple[int, int, int]:
+        """Returns the lengths of the arrays: outputs are stored by beam search only, positions by dense caches only."""
+        beam = self.plan.decode.strategy == "beam"
+        return size.source, size.output if beam else 0, 0 if self.plan.paged else size.positions
 
     def _fork(self, source: int, to: int, row: RequestRow) -> None:
         table = np.zeros(self.plan.pages_per_row, np.int32)

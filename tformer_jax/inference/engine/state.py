@@ -103,7 +103,7 @@ class Size(NamedTuple):
     positions: int
     """Positions of the cache, each with a slot for every beam; smaller than `output` for long beam search.
 
-    A dense cache has this size; a paged one is compacted when it has this size.
+    A dense cache has this size; a paged one is compacted when its tokens after the prompt exceed it.
     """
 
 
@@ -131,7 +131,7 @@ def constrain_state(plan: Plan, state: State) -> State:
 def dense_slots(plan: Plan, size: Size) -> int:
     """Returns the number of slots per row of a dense cache, for BOS and all tokens of an output but the last.
 
-    Beam search compacts a paged cache that has more slots in use.
+    Beam search compacts a paged cache that has more slots in use after the prompt.
     """
     return size.positions * plan.decode.width
 

@@ -20,13 +20,21 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
+/** Returns the English name of a language; its code if it is not a BCP 47 tag. */
+function languageOf(code) {
+  try {
+    return new Intl.DisplayNames("en", { type: "language" }).of(code.replaceAll("_", "-"));
+  } catch {
+    return code;
+  }
+}
+
 /** Fills the page with what the model is. */
 async function learn() {
   info = await (await request("info")).json();
   const task = TASKS[info.family];
-  const language = new Intl.DisplayNames("en", { type: "language" });
   const classes = info.labels?.length ? ` into ${info.labels.length} classes` : "";
-  const pair = info.languages ? `, ${info.languages.map((code) => language.of(code)).join(" to ")}` : "";
+  const pair = info.languages ? `, ${info.languages.map(languageOf).join(" to ")}` : "";
   document.title = at("title").textContent = info.model;
   at("task").textContent = task.name + classes + pair;
   at("asked").textContent = task.asked;

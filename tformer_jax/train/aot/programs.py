@@ -128,7 +128,7 @@ def checked_rows(cfg: Config, mesh: Mesh, batch: int | None, length: int, *, mic
     Raises:
         ConfigError: the mesh does not divide the model, the batch or the length.
     """
-    rules.check(cfg, mesh.shape | {"sequence": 1})
+    rules.check_model(cfg, mesh.shape)
     ways = {name: mesh.shape[name] for name in BATCH_AXES} | {"train.accumulate": micro_batches}
     least = math.prod(ways.values())
     if batch is not None and batch % least:
@@ -148,7 +148,8 @@ def _compile(lowered: Any) -> Any:
         if reason is None:
             raise
         raise ConfigError(
-            f"the step does not fit in device memory ({reason}): use more devices, a smaller --batch, {LESS_MEMORY}"
+            f"the step does not fit in device memory ({reason}): use more devices, a smaller --batch, "
+            f"train.accumulate, {LESS_MEMORY}"
         ) from error
 
 
