@@ -154,7 +154,7 @@ class DecoderCache:
 
     layers: tuple[LayerCache, ...]
     slots: dict[str, Slots]
-    """Slot layouts by `reach` of layers."""
+    """Slot layouts by `mask_kind` of layers."""
     memory_padding_mask: jax.Array | None
     """bool [B, S]: True for tokens of the encoder's input that are not padding."""
     lengths: jax.Array
@@ -247,7 +247,7 @@ def empty_cache(
         prefix: int32 [B], see `DecoderCache`.
     """
     slots: dict[str, Slots] = {}
-    for kind in reaches(cfg):
+    for kind in mask_kinds(cfg):
         if kind == "window" and cfg.window is not None and cfg.window < length:
             slots[kind] = RingSlots.empty(batch, cfg.window, width)
         else:
@@ -258,7 +258,7 @@ def empty_cache(
 
 def row_cache(cfg: ModelConfig, batch: int, length: int, *, width: int = 1, dtype: str | None = None) -> DecoderCache:
     """Builds an empty cache for `length` tokens per row, like `empty_cache`, in which rows may differ in length."""
-    slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in reaches(cfg)}
+    slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in mask_kinds(cfg)}
     return _cache(cfg, slots, dict.fromkeys(slots, (batch, length)), width, dtype)
 
 
@@ -273,19 +273,21 @@ def paged_cache(
     dtype: str | None = None,
 ) -> DecoderCache:
     """Builds an empty cache whose rows share `pages` pages of `page_size` tokens; page 0 is reserved."""
-    slots: dict[str, Slots] = {kind: PagedSlots.without_pages(batch, pages_per_row, page_size) for kind in reaches(cfg)}
+    slots: dict[str, Slots] = {
+        kind: PagedSlots.without_pages(batch, pages_per_row, page_size) for kind in mask_kinds(cfg)
+    }
     prefix = jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None
     return _cache(cfg, slots, dict.fromkeys(slots, (pages, page_size)), width, dtype, prefix=prefix)
 
 
-def reach(layer: str) -> str:
+def mask_kind(layer: str) -> str:
     """Returns the mask, slots and positions that a kind of layer uses, "full" or "window"."""
     return "window" if layer == "window" else "full"
 
 
-def reaches(cfg: ModelConfig) -> set[str]:
-    """Returns the `reach` of all layers."""
-    return {reach(layer) for layer in cfg.layer_pattern}
+def mask_kinds(cfg: ModelConfig) -> set[str]:
+    """Returns the `mask_kind` of all layers."""
+    return {mask_kind(layer) for layer in cfg.layer_pattern}
 
 
 def empty_entries(cfg: ModelConfig, attention: str, rows: int, slots: int) -> TokenCache:
@@ -305,7 +307,7 @@ def _cache(
         if attention in kinds.RECURRENT:
             state: RowState = kinds.load(kinds.ATTENTIONS, attention).cache.empty(cfg, batch, width)
             return state
-        return empty_entries(cfg, attention, *sizes[reach(layer)]).stored(dtype)
+        return empty_entries(cfg, attention, *sizes[mask_kind(layer)]).stored(dtype)
 
     def layer(number: int) -> LayerCache:
         cross = None if cross_attention is None else cross_attention[number].stored(dtype)

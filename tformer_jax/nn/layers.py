@@ -12,7 +12,7 @@ from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention import make_attention
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.ffn import make_ffn
-from tformer_jax.nn.kv_cache import LayerCache, reach
+from tformer_jax.nn.kv_cache import LayerCache, mask_kind
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.relative import AttentionPosition
@@ -26,25 +26,25 @@ class LayerContext:
     """Inputs shared by all layers of a stack, other than x [B, T, D]."""
 
     masks: dict[str, Mask]
-    """Self-attention masks by `reach` of layers."""
+    """Self-attention masks by `mask_kind` of layers."""
     padding_mask: jax.Array | None = None
     """bool [B, T]: True for tokens of x that are not padding; None: all."""
     segments: jax.Array | None = None
     """int [B, T]: segment ids of documents packed into a row; None: one document per row."""
     positions: dict[str, AttentionPosition] = dataclasses.field(default_factory=dict)
-    """Positions that attention uses, by `reach` of layers."""
+    """Positions that attention uses, by `mask_kind` of layers."""
     memory: jax.Array | None = None
     """[B, S, D]: the encoder's output; not needed if a cache holds its keys and values."""
     cross_mask: Mask = Mask()
     """Mask of cross-attention."""
     slots: dict[str, Slots] = dataclasses.field(default_factory=dict)
-    """Cache slots for the keys and values of x, by `reach` of layers; empty without a cache."""
+    """Cache slots for the keys and values of x, by `mask_kind` of layers; empty without a cache."""
     parents: jax.Array | None = None
     """int32 [B, T]: for beams, the columns of recurrent states that they continue."""
 
     def for_attention(self, layer: str) -> dict[str, Any]:
         """Returns the arguments of self-attention in a kind of layer; those of "nope" have no positions."""
-        kind = reach(layer)
+        kind = mask_kind(layer)
         position = None if layer == "nope" else self.positions.get(kind)
         return {"mask": self.masks[kind], "position": position, "slots": self.slots.get(kind)}
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.nn.kv_cache import DecoderCache, Lineage, TokenCache, reaches
+from tformer_jax.nn.kv_cache import DecoderCache, Lineage, TokenCache, mask_kinds
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.masks import Mask, hidden_suffix
 from tformer_jax.nn.norms import make_norm
@@ -56,14 +56,14 @@ class Stack(nn.Module):
         self.norm = make_norm(cfg) if cfg.norms_output else None
 
     def positions(self, positions: jax.Array) -> dict[str, AttentionPosition]:
-        """Returns the rotations or biases of positions int [B or 1, T], by `reach` of layers."""
+        """Returns the rotations or biases of positions int [B or 1, T], by `mask_kind` of layers."""
         if self.attention_positions is None:
             return {}
-        kinds = sorted(reaches(self.cfg))
+        kinds = sorted(mask_kinds(self.cfg))
         return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
 
     def masks(self, mask: Mask) -> dict[str, Mask]:
-        """Returns the masks by `reach` of layers; "window" layers attend to positions less than `cfg.window` away."""
+        """Returns the masks by `mask_kind` of layers; "window" layers attend to positions less than `cfg.window` away."""
         return {"full": mask, "window": dataclasses.replace(mask, window=self.cfg.window)}
 
     def full_pass(self, x: jax.Array, ctx: LayerContext, *, train: bool) -> jax.Array:
