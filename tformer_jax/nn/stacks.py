@@ -63,7 +63,7 @@ class Stack(nn.Module):
         return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
 
     def masks(self, mask: Mask) -> dict[str, Mask]:
-        """Returns the masks by `mask_kind` of layers; "window" layers attend to positions less than `cfg.window` away."""
+        """Returns the masks by `mask_kind`; "window" layers attend to positions less than `cfg.window` away."""
         return {"full": mask, "window": dataclasses.replace(mask, window=self.cfg.window)}
 
     def full_pass(self, x: jax.Array, ctx: LayerContext, *, train: bool) -> jax.Array:
