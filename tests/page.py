@@ -80,7 +80,7 @@ def stop_stops(page: Any, translates: bool) -> None:
         before = outputs(page)
         time.sleep(10 * DELAY)
         assert outputs(page) == before and 3 <= len(before[0]) < 90, before
-        assert "tformer_pages_used 0\n" in page.evaluate("fetch('metrics').then((answer) => answer.text())")
+        assert "tformer_pages_used 0.0\n" in page.evaluate("fetch('metrics').then((answer) => answer.text())")
     assert page.get_by_role("button", name="Stop").is_disabled()
 
 

@@ -115,8 +115,9 @@ def api_key(text: str) -> str:
 
 def check_installed() -> None:
     """Raises `ConfigError` if the packages of the server are not installed."""
-    if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-        raise ConfigError('serving needs the packages starlette and uvicorn: pip install -e ".[serve]"')
+    if not all(map(importlib.util.find_spec, ("prometheus_client", "starlette", "uvicorn"))):
+        packages = "prometheus-client, starlette and uvicorn"
+        raise ConfigError(f'serving needs the packages {packages}: pip install -e ".[serve]"')
 
 
 def parser() -> argparse.ArgumentParser:

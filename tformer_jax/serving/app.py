@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -78,7 +79,7 @@ class Handlers:
 
     def __init__(self, thread: Worker, served: Served, limits: Limits) -> None:
         self.thread, self.served, self.limits = thread, served, limits
-        self.metrics = Metrics()
+        self.metrics = Metrics(lambda: self.thread.load)
         self._created = int(time.time())
         self._page = page()
 
@@ -124,7 +125,7 @@ class Handlers:
 
     async def show_metrics(self, _: HttpRequest) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        return PlainTextResponse(self.metrics.text(self.thread.load), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, _: HttpRequest) -> Response:
         """Returns OpenAI's list of models, with the one that is served."""

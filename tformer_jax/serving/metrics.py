@@ -1,9 +1,10 @@
-"""Metrics of the server in Prometheus' text format
-(https://prometheus.io/docs/instrumenting/exposition_formats/)."""
+"""Metrics of the server, for Prometheus."""
 
-import bisect
-import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tformer_jax.serving.worker import Load
 
@@ -11,63 +12,40 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 """Upper bounds of histogram buckets."""
 
 
-class Histogram:
-    """Counts observations, in seconds, by bucket."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(SECONDS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Counts one observation."""
-        self._counts[bisect.bisect_left(SECONDS, seconds)] += 1
-        self._sum += seconds
-
-    def lines(self, name: str, meaning: str) -> Iterator[str]:
-        """Yields the cumulative buckets, the sum and the count."""
-        yield from head(name, "histogram", meaning)
-        total = 0
-        for bound, count in zip((*map(str, SECONDS), "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{le="{bound}"}} {total}'
-        yield f"{name}_sum {self._sum}"
-        yield f"{name}_count {total}"
-
-
 class Metrics:
-    """Metrics that the event loop records; the engine's are in its `Load`."""
+    """Metrics that the event loop records, and those of the engine's `load`."""
 
-    def __init__(self) -> None:
-        self.answered: collections.Counter[tuple[str, int]] = collections.Counter()
-        """Number of HTTP requests by route and status; 499: the client disconnected before the end of the response."""
-        self.first_token = Histogram()
-        self.request = Histogram()
+    def __init__(self, load: Callable[[], Load]) -> None:
+        disable_created_metrics()  # the time at which each counter was created
+        self._registry = CollectorRegistry()
+        self._registry.register(_OfLoad(load))
+        self.answered = Counter(
+            "tformer_requests",
+            "HTTP requests by route and status; 499: the client disconnected before the end of the response.",
+            ["route", "status"],
+            registry=self._registry,
+        )
+        self.first_token = self._histogram("first_token", "Time from the request to its first token.")
+        self.request = self._histogram("request", "Time from the request to its last result.")
 
-    def text(self, load: Load) -> str:
-        """Returns all metrics, one sample per line."""
-        return "".join(f"{line}\n" for line in self._lines(load))
+    def text(self) -> bytes:
+        """Returns all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
 
-    def _lines(self, load: Load) -> Iterator[str]:
-        name = "tformer_requests_total"
-        yield from head(name, "counter", "HTTP requests by route and status; 499: the client disconnected.")
-        for (route, status), count in sorted(self.answered.items()):
-            yield f'{name}{{route="{route}",status="{status}"}} {count}'
-        yield from single("tformer_requests_running", "gauge", "Requests in the engine's slots.", load.running)
-        yield from single("tformer_requests_waiting", "gauge", "Requests that wait for a slot.", load.waiting)
-        yield from single("tformer_tokens_generated_total", "counter", "Tokens generated.", load.tokens)
-        yield from single("tformer_pages_used", "gauge", "Pages of the cache in use.", load.pages_used)
-        yield from single("tformer_pages", "gauge", "Pages of the cache.", load.pages)
-        yield from self.first_token.lines("tformer_first_token_seconds", "Time from the request to its first token.")
-        yield from self.request.lines("tformer_request_seconds", "Time from the request to its last result.")
+    def _histogram(self, name: str, meaning: str) -> Histogram:
+        return Histogram(f"tformer_{name}_seconds", meaning, buckets=SECONDS, registry=self._registry)
 
 
-def head(name: str, kind: str, meaning: str) -> Iterator[str]:
-    """Yields the two header lines of a metric."""
-    yield f"# HELP {name} {meaning}"
-    yield f"# TYPE {name} {kind}"
+class _OfLoad(Collector):
+    """Reads the load of the engine whenever the metrics are requested."""
 
+    def __init__(self, load: Callable[[], Load]) -> None:
+        self._load = load
 
-def single(name: str, kind: str, meaning: str, value: int) -> Iterator[str]:
-    """Yields a metric with one sample."""
-    yield from head(name, kind, meaning)
-    yield f"{name} {value}"
+    def collect(self) -> Iterator[Metric]:
+        load = self._load()
+        yield GaugeMetricFamily("tformer_requests_running", "Requests in the engine's rows.", load.running)
+        yield GaugeMetricFamily("tformer_requests_waiting", "Requests that wait for a row.", load.waiting)
+        yield CounterMetricFamily("tformer_tokens_generated", "Tokens generated.", load.tokens)
+        yield GaugeMetricFamily("tformer_pages_used", "Pages of the cache in use.", load.pages_used)
+        yield GaugeMetricFamily("tformer_pages", "Pages of the cache.", load.pages)

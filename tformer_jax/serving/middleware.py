@@ -71,7 +71,7 @@ class CountRequests:
             await self.app(scope, receive, send_and_note)
         finally:
             found = (route.path for route in self.routes if route.path_regex.match(scope["path"]))
-            self.metrics.answered[next(found, "other"), state.get("outcome", status)] += 1
+            self.metrics.answered.labels(next(found, "other"), str(state.get("outcome", status))).inc()
 
 
 def named_host(scope: Scope) -> str:
