@@ -87,7 +87,7 @@ def stop_stops(page: Any, translates: bool) -> None:
 def a_refusal_is_shown(page: Any, translates: bool) -> None:
     type_and_start(page, "abc", count=12)
     error = page.get_by_role("alert")
-    error.filter(has_text="12 outputs need more than 8 slots").wait_for()
+    error.filter(has_text="12 outputs need more than 8 rows").wait_for()
     type_and_start(page, "abc")
     ended(page, "Done.")
     assert error.text_content() == ""

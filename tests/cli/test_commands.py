@@ -33,7 +33,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def loaded_once():
-    """Loads each run once for all tests, and gives all engines as many slots, so that few functions are compiled."""
+    """Loads each run once for all tests, and gives all engines as many rows, so that few functions are compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "load_trained", functools.cache(load_trained))
         patch.setattr("tformer_jax.inference.outputs.power_of_two", lambda needed: 64)

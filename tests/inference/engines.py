@@ -45,8 +45,8 @@ def plain(family: str):
     return models(family)
 
 
-def engine(trained, slots: int = 3, **options) -> Engine:
-    return Engine(*trained, TOKENIZERS, slots=slots, **options)
+def engine(trained, max_rows: int = 3, **options) -> Engine:
+    return Engine(*trained, TOKENIZERS, max_rows=max_rows, **options)
 
 
 def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int, int], tuple[str, Event]]:

@@ -139,7 +139,7 @@ def test_arrivals_and_cancellations_do_not_change_other_outputs(trained, data):
 def test_a_released_row_does_not_write_to_reused_pages():
     """All pages of a canceled row are given to the next request, which takes another row."""
     trained, _ = endless()
-    served = engine(trained, slots=4, pages=2)
+    served = engine(trained, max_rows=4, pages=2)
     first, second = (served.submit(Request(text, GREEDY)) for text in ("abc", "g"))
     served.step()
     for request in (second, first):
@@ -234,7 +234,7 @@ def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
 @pytest.mark.parametrize("seconds", [0.0, math.inf])
 def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     trained, output = endless()
-    served = engine(trained, slots=1, seconds=seconds)
+    served = engine(trained, max_rows=1, seconds=seconds)
     stop = output[2:4]
     first = served.submit(Request("abc", dataclasses.replace(GREEDY, stop=(stop,))))
     second = served.submit(Request("abc", GREEDY))
@@ -273,7 +273,7 @@ def test_rules_and_limits_apply_per_request():
 
 def test_pages_limit_concurrent_requests():
     trained, _ = endless()
-    served = engine(trained, slots=4, pages=2)
+    served = engine(trained, max_rows=4, pages=2)
     long = dataclasses.replace(GREEDY, max_new_tokens=14)
     numbers = [served.submit(Request("abc", long)) for _ in range(3)]
     events = served.step()
@@ -287,7 +287,7 @@ def test_pages_limit_concurrent_requests():
 def test_requests_that_need_pages_in_use_do_not_end_a_call():
     """A row is free for the second request, but its pages are not: the first one gets all of its 20 tokens."""
     trained, _ = endless()
-    served = engine(trained, slots=4, pages=2, seconds=math.inf)
+    served = engine(trained, max_rows=4, pages=2, seconds=math.inf)
     for _ in range(2):
         served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=20)))
     assert [event.tokens for event in served.step()] == [20]
@@ -316,7 +316,7 @@ def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
 @pytest.mark.slow
 def test_after_the_warm_up_nothing_is_compiled(trained):
     """For any lengths of prompts and outputs, and any number of requests admitted together."""
-    served = engine(trained, few_shapes=True, slots=4)
+    served = engine(trained, few_shapes=True, max_rows=4)
     decode = dataclasses.replace(GREEDY, max_new_tokens=33)
     functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.widen, compiled.empty]
     served.warm_up(decode)

@@ -167,7 +167,7 @@ def test_compaction_does_not_change_beam_search(family, pages, positions, monkey
     norm["bias"] *= 0.3
     texts = TEXTS[:4] if family == "seq2seq" else [f"abcdefgabcdefga{end}" for end in ("", "a", "ab", "c")]
     decode = dataclasses.replace(BEAM, beams=4, max_new_tokens=30 if family == "seq2seq" else 22)
-    served = engine(trained, slots=2, pages=pages)
+    served = engine(trained, max_rows=2, pages=pages)
     numbers, events = [], []
     for text in texts:
         numbers.append(served.submit(Request(text, decode)))

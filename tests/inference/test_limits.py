@@ -18,7 +18,7 @@ from tformer_jax.inference.stopping import TextStream
 def test_learned_positions_suffice_for_the_longest_inputs(family):
     """`LONG` is no power of two, to which inputs are padded; the table has no more positions."""
     assert LONG & (LONG - 1)
-    served = engine(models(family, position="learned"), slots=1)
+    served = engine(models(family, position="learned"), max_rows=1)
     served.warm_up(GREEDY)
     number = served.submit(Request("abcdefg" * 5, GREEDY))
     _, last = finish(served)[number, 0]

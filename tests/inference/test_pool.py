@@ -15,7 +15,7 @@ PROMPTS = [LETTERS.encode(text) for text in ("abc", "gfedcba" * 3, "a", "", "bb"
 
 
 @pytest.mark.parametrize(
-    ("prompts", "outputs", "decode", "slots", "pages"),
+    ("prompts", "outputs", "decode", "max_rows", "pages"),
     [
         ([2], 1, {}, 1, 16),  # 130 tokens: 9 pages
         ([2, 128], 1, {}, 2, 32),  # 9 + 16 pages
@@ -27,22 +27,22 @@ PROMPTS = [LETTERS.encode(text) for text in ("abc", "gfedcba" * 3, "a", "", "bb"
         ([], 1, {}, 4, 1),
     ],
 )
-def test_pages_by_hand(prompts, outputs, decode, slots, pages):
+def test_pages_by_hand(prompts, outputs, decode, max_rows, pages):
     data = DataConfig(source="stdlib_text", batching="windows")
     cfg = Config(model=DECODER, data=data, decode=DecodeConfig(**{"max_new_tokens": 128, **decode}))
-    assert pool_pages(cfg, prompts, slots=slots, outputs=outputs) == pages
+    assert pool_pages(cfg, prompts, max_rows=max_rows, outputs=outputs) == pages
 
 
 @pytest.mark.parametrize(
-    ("decode", "count", "outputs_of_row", "slots"),
+    ("decode", "count", "outputs_of_row", "max_rows"),
     [(SAMPLE, 1, 3, 4), (BEAM, 1, 3, 1), (BEAM, 3, 3, 4), (SAMPLE, 1, 200, 200), (BEAM, 200, 2, 64)],
 )
-def test_slots_by_hand(decode, count, outputs_of_row, slots):
+def test_rows_by_hand(decode, count, outputs_of_row, max_rows):
     """A beam search needs one slot, whatever its number of outputs; `eval.batch_size` is 64."""
     cfg, *parts = plain("decoder_lm")
     cfg = dataclasses.replace(cfg, decode=decode, eval=EvalConfig(batch_size=64))
     decoder = outputs.RowDecoder(cfg, *parts, TOKENIZERS)
-    assert decoder._engine([PROMPTS[0]], count, outputs_of_row, 0.0)._slots == slots
+    assert decoder._engine([PROMPTS[0]], count, outputs_of_row, 0.0)._max_rows == max_rows
 
 
 @pytest.mark.parametrize("case", rest_slow({"greedy": (GREEDY, 1), "samples": (SAMPLE, 3), "beam": (BEAM, 2)}, 1))

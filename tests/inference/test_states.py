@@ -38,7 +38,7 @@ def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
     monkeypatch.setattr(lanes, "PROMPT_CHUNK", 4)
     trained = models("decoder_lm", decoder_layers=2, **MODELS[name])
     _, model, params = trained
-    served, settings = engine(trained, slots=2), DECODES[decode]
+    served, settings = engine(trained, max_rows=2), DECODES[decode]
     samples = 2 if decode == "samples" else 1
     numbers = [served.submit(Request(text, settings, samples=samples, scored=True)) for text in TEXTS]
     ids: dict[tuple[int, int], list[int]] = {}

@@ -40,7 +40,7 @@ def setup(family: str, batch_size: int = 2) -> Config:
 
 @pytest.fixture(scope="module", autouse=True)
 def same_slots():
-    """Gives all engines of a batch size as many slots, so that few functions are compiled."""
+    """Gives all engines of a batch size as many rows, so that few functions are compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tformer_jax.inference.outputs.power_of_two", lambda needed: 64)
         yield
@@ -84,7 +84,7 @@ def test_a_text_without_tokens_has_a_blank_translation(translations):
     tokenizer, cfg = WithoutZeroWidth("abcdefg"), setup("seq2seq")
     translate = Translator(cfg, model, Tokenizers(tokenizer, tokenizer))
     assert translate(params, ["\u200b", "abc\u200b"]) == ["", expected[0]]
-    served = Engine(cfg, model, params, Tokenizers(tokenizer, tokenizer), slots=1)
+    served = Engine(cfg, model, params, Tokenizers(tokenizer, tokenizer), max_rows=1)
     with pytest.raises(ConfigError, match="the source has no character of the vocabulary"):
         served.submit(Request("\u200b", cfg.decode))
 

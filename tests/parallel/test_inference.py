@@ -67,7 +67,7 @@ def test_outputs_and_their_scores(kind, decoding, mesh):
 
 def test_rows_and_heads_of_a_cache_are_sharded():
     cfg, model, params = built("seq2seq", max_new_tokens=6)
-    engine = Engine(cfg, model, on(MESHES["both"], model, params), TOKENIZERS, slots=4)
+    engine = Engine(cfg, model, on(MESHES["both"], model, params), TOKENIZERS, max_rows=4)
     engine.submit(Request("abc", cfg.decode))
     engine.step()
     (lane,) = engine._lanes.values()

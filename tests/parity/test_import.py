@@ -78,7 +78,7 @@ def test_the_engine_streams_the_same_continuation(imported):
     """As the server does: the first piece of a text keeps its space."""
     folder, run, model = imported("llama")
     loaded = tj.load(run)
-    engine = Engine(loaded.config, loaded.model, loaded.params, loaded.tokenizers, slots=1)
+    engine = Engine(loaded.config, loaded.model, loaded.params, loaded.tokenizers, max_rows=1)
     engine.submit(Request(PROMPTS[0], loaded.decoding({"max_new_tokens": NEW})))
     text = PROMPTS[0]
     while not engine.idle:

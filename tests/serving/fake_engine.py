@@ -63,8 +63,8 @@ class FakeEngine:
     The text `explode` makes a step fail, `odd` a submission.
     """
 
-    def __init__(self, *, slots: int = 4, delay: float = 0.0, decode: DecodeConfig | None = None) -> None:
-        self.slots, self.pages, self.delay = slots, slots, delay
+    def __init__(self, *, max_rows: int = 4, delay: float = 0.0, decode: DecodeConfig | None = None) -> None:
+        self.max_rows, self.pages, self.delay = max_rows, max_rows, delay
         self.decode = decode or DecodeConfig()
         self.score: float | None = 0.0
         self.gate = threading.Event()
@@ -96,8 +96,8 @@ class FakeEngine:
         return len(self._rows)
 
     def check(self, request: Request) -> None:
-        if request.samples > self.slots:
-            raise ConfigError(f"{request.samples} outputs need more than {self.slots} slots")
+        if request.samples > self.max_rows:
+            raise ConfigError(f"{request.samples} outputs need more than {self.max_rows} rows")
 
     def submit(self, request: Request) -> int:
         self._own()
@@ -119,7 +119,7 @@ class FakeEngine:
         self._own()
         self.gate.wait()
         time.sleep(self.delay)
-        while self._queue and len(self._rows) + self._queue[0][1].samples <= self.slots:
+        while self._queue and len(self._rows) + self._queue[0][1].samples <= self.max_rows:
             number, request = self._queue.popleft()
             if BYTES.decode(request.text) == "explode":
                 raise RuntimeError("out of memory\nand a stack")
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--delay", type=float, default=0.001)
     parser.add_argument("--no-attention", metavar="REASON")
     options = parser.parse_args(argv)
-    engine = FakeEngine(slots=options.slots, delay=options.delay)
+    engine = FakeEngine(max_rows=options.max_rows, delay=options.delay)
     with server.listen(options.host, options.port) as bound:
         model = served(engine, options.family)
         if options.no_attention:

@@ -69,10 +69,10 @@ class Live:
 
 @contextlib.contextmanager
 def live(
-    family: str = "decoder_lm", *, slots: int = 4, delay: float = 0.0, decode: Any = None, **options: Any
+    family: str = "decoder_lm", *, max_rows: int = 4, delay: float = 0.0, decode: Any = None, **options: Any
 ) -> Iterator[Live]:
     """Runs a server around a fake engine, and stops it at the end."""
-    engine = FakeEngine(slots=slots, delay=delay, decode=decode)
+    engine = FakeEngine(max_rows=max_rows, delay=delay, decode=decode)
     with around(engine, served(engine, family), **options) as one:
         try:
             yield one

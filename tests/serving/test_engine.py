@@ -51,10 +51,10 @@ def parts(family: str, *, warm: bool = False, **settings):
     data = {"seq2seq": DataConfig(bucket_lengths=(8, 16))}.get(
         family, DataConfig(source="stdlib_text", batching="windows", window=8)
     )
-    slots = EvalConfig(batch_size=3)  # those of the engine, so that server and commands share compiled functions
-    cfg = Config(model=tiny(family, **settings), data=data, decode=DecodeConfig(max_new_tokens=6), eval=slots)
+    rows = EvalConfig(batch_size=3)  # those of the engine, so that server and commands share compiled functions
+    cfg = Config(model=tiny(family, **settings), data=data, decode=DecodeConfig(max_new_tokens=6), eval=rows)
     model, params = build(cfg.model, seed=3)
-    engine = Engine(cfg, model, params, TOKENIZERS, slots=3, few_shapes=warm)
+    engine = Engine(cfg, model, params, TOKENIZERS, max_rows=3, few_shapes=warm)
     if warm:
         engine.warm_up(cfg.decode)
     return cfg, model, params, around(engine, Served.of(cfg, model, params, TOKENIZERS), queue=16)
@@ -158,7 +158,7 @@ def test_all_pages_are_freed(lm, translator):
 
 def test_caches_of_the_engine_are_bounded():
     cfg, model, params, _ = parts("decoder_lm")
-    engine = Engine(cfg, model, params, TOKENIZERS, slots=1)
+    engine = Engine(cfg, model, params, TOKENIZERS, max_rows=1)
     for number in range(300):
         engine.submit(Request("ab", dataclasses.replace(cfg.decode, strategy="sample", temperature=1 + number / 100)))
     assert len(engine._kinds) <= 256

@@ -71,7 +71,7 @@ def refused(response, status: int, sentence: str, param: str | None = None) -> N
         ({"prompt": "a", "top_k": 0}, "top_k: must be at least 1", "top_k"),
         ({"prompt": "a", "min_p": -0.1}, "min_p: must be at least 0", "min_p"),
         ({"prompt": "a", "n": 65}, "n: must be at most 64", "n"),
-        ({"prompt": "a", "n": 5}, "5 outputs need more than 4 slots", None),
+        ({"prompt": "a", "n": 5}, "5 outputs need more than 4 rows", None),
         ({"prompt": "a", "n": 2, "temperature": 0}, "n: must be 1 for temperature 0", "n"),
         ({"prompt": "a", "stop": [""]}, "stop: must be a text, or a list of at most 16", "stop"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop: must be a text, or a list of at most 16", "stop"),

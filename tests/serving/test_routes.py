@@ -199,7 +199,7 @@ def test_info_is_what_the_page_shows(lm, translator):
 
 
 def test_metrics_count_requests():
-    with live(slots=3) as one:
+    with live(max_rows=3) as one:
         for _ in range(3):
             one.post("/v1/completions", prompt="abcd", temperature=0)
         one.stream("/v1/completions", prompt="ab")

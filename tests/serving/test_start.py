@@ -65,7 +65,7 @@ def test_clients_can_connect_once_the_address_is_printed(monkeypatch):
     assert connected == [True]
 
 
-@pytest.mark.parametrize("flags", [["--slots", "4"], ["--cache-tokens", "64"], ["--no-warm-up"]])
+@pytest.mark.parametrize("flags", [["--max-rows", "4"], ["--cache-tokens", "64"], ["--no-warm-up"]])
 def test_flags_that_an_encoder_does_not_use(flags):
     with pytest.raises(ConfigError, match=f"^{flags[0]} is for models that generate text, but this run is an encoder"):
         serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]))

@@ -26,7 +26,7 @@ LONG = {"prompt": "a" * 2000, "max_tokens": 2000}
 
 def test_concurrent_requests_get_their_own_outputs():
     texts = [f"text {number} {'x' * (number % 7)}" for number in range(60)]
-    with live(slots=3, queue=60) as one, concurrent.futures.ThreadPoolExecutor(20) as pool:
+    with live(max_rows=3, queue=60) as one, concurrent.futures.ThreadPoolExecutor(20) as pool:
 
         def ask(text: str) -> str:
             if len(text) % 2:
@@ -60,7 +60,7 @@ def test_disconnecting_during_a_stream_frees_its_pages():
 
 
 def test_disconnecting_before_the_response_frees_its_pages():
-    with live(delay=0.01, slots=1) as one:
+    with live(delay=0.01, max_rows=1) as one:
         for number in (1, 2):
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(one.url + COMPLETE, json=LONG, timeout=0.2)
@@ -69,7 +69,7 @@ def test_disconnecting_before_the_response_frees_its_pages():
 
 
 def test_disconnecting_while_pending_never_starts_the_request():
-    with live(slots=1) as one:
+    with live(max_rows=1) as one:
         one.engine.gate.clear()
         thread, found = one.background(COMPLETE, prompt="abc")
         until(lambda: len(one.thread.jobs) == 1)
@@ -94,7 +94,7 @@ def at_once(one, count: int, prompt: str) -> list:
 
 
 def test_a_full_queue_refuses_and_later_accepts():
-    with live(slots=2, queue=3, delay=0.002) as one:
+    with live(max_rows=2, queue=3, delay=0.002) as one:
         answers = at_once(one, 9, "a" * 50)
         refused = [answer for answer in answers if answer.status_code == 429]
         assert 9 - 2 - 3 - 1 <= len(refused) <= 9 - 2 - 3  # one may be served before the last one arrives
@@ -104,8 +104,8 @@ def test_a_full_queue_refuses_and_later_accepts():
         assert one.post(COMPLETE, prompt="ab").status_code == 200
 
 
-def test_a_burst_fills_the_slots_before_it_fills_the_queue():
-    with live(slots=8, queue=1) as one:
+def test_a_burst_fills_the_rows_before_it_fills_the_queue():
+    with live(max_rows=8, queue=1) as one:
         assert [answer.status_code for answer in at_once(one, 8, "a" * 30)] == [200] * 8
 
 
@@ -149,13 +149,13 @@ def test_attention_has_the_timeout_of_other_requests():
 
 
 def test_an_engine_failure_is_reported_to_all_requests():
-    with live(slots=1, delay=0.005) as one:
+    with live(max_rows=1, delay=0.005) as one:
         first, answer = one.background(COMPLETE, **LONG)
         until(lambda: one.metric("tformer_requests_running") == 1)
         streamed: list = []
         stream = threading.Thread(target=lambda: streamed.extend(one.stream(COMPLETE, **LONG)))
         assert one.client.get("/health").status_code == 200
-        one.engine.slots = 3
+        one.engine.max_rows = 3
         stream.start()
         until(lambda: one.metric("tformer_requests_running") == 2)
         refusal = one.post(COMPLETE, prompt="explode")

@@ -66,7 +66,7 @@ def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     least = row_pages(run.config, 1)
     if pages is not None and pages < least:
         raise ConfigError(f"--cache-tokens {options.cache_tokens}: must be at least {least * PAGE_SIZE} for one output")
-    engine = Engine(*parts, slots=options.slots, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
+    engine = Engine(*parts, max_rows=options.max_rows, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
     if options.warm_up:
         print("Compiling; --no-warm-up defers this to the first requests", flush=True)
         engine.warm_up(run.config.decode)
@@ -75,7 +75,7 @@ def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
 
 def check_flags(options: argparse.Namespace) -> None:
     """Raises `ConfigError` for a flag that the server of an encoder does not use."""
-    for name, flag in (("slots", "--slots"), ("cache_tokens", "--cache-tokens"), ("warm_up", "--no-warm-up")):
+    for name, flag in (("max_rows", "--max-rows"), ("cache_tokens", "--cache-tokens"), ("warm_up", "--no-warm-up")):
         if getattr(options, name) != parser().get_default(name):
             raise ConfigError(f"{flag} is for models that generate text, but this run is an encoder: leave it out")
 
@@ -139,7 +139,7 @@ def parser() -> argparse.ArgumentParser:
         f"variable {KEY_VARIABLE}, which hides the key from other users of the machine; if neither is set, no key is "
         "required)",
     )
-    add("--slots", type=common.integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
+    add("--max-rows", type=common.integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
     add(
         "--cache-tokens",
         type=common.integer(1),

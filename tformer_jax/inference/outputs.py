@@ -76,16 +76,16 @@ class RowDecoder:
             yield from (event.text for event in engine.step() if event.text)
 
     def _engine(self, rows: Sequence[Sequence[int]], count: int, outputs: int, seconds: float) -> Engine:
-        """Returns an engine for `rows`, with the slots that `count` rows need, up to `eval.batch_size`.
+        """Returns an engine for `rows`, with as many rows per step as `count` outputs need, up to `eval.batch_size`.
 
         A beam search needs one slot, whatever its number of outputs; samples of one row need one each, at once.
         """
         per_row = 1 if self._cfg.decode.strategy == "beam" else outputs
-        slots = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)
+        max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)
         pages = None
         if self._cfg.model.family == "decoder_lm":
-            pages = pool_pages(self._cfg, [len(row) for row in rows], slots=slots, outputs=outputs)
-        return Engine(self._cfg, *self._parts, slots=slots, pages=pages, seconds=seconds)
+            pages = pool_pages(self._cfg, [len(row) for row in rows], max_rows=max_rows, outputs=outputs)
+        return Engine(self._cfg, *self._parts, max_rows=max_rows, pages=pages, seconds=seconds)
 
 
 def by_length(rows: Sequence[Sequence[int]], start: int, stop: int) -> list[int]:

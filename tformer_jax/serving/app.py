@@ -65,7 +65,7 @@ class Limits:
     """Limits on the resources of requests."""
 
     queue: int
-    """Maximum number of requests that wait while all slots are in use."""
+    """Maximum number of requests that wait while all rows are in use."""
     max_body: int
     """Maximum size of a body in bytes."""
     timeout: float

@@ -17,7 +17,7 @@ class EngineThread(Worker):
 
     Args:
         engine: only this thread may call it from now on.
-        limit: maximum number of requests that wait while all slots are in use.
+        limit: maximum number of requests that wait while all rows are in use.
     """
 
     def __init__(self, engine: Engine, limit: int) -> None:
@@ -77,7 +77,7 @@ class EngineThread(Worker):
             )
 
     def _reject_waiting(self) -> None:
-        """After a step, in which pending requests took all free slots, rejects jobs that do not fit into the queue."""
+        """After a step, in which pending requests took all free rows, rejects jobs that do not fit into the queue."""
         for job in [*self._arrived]:
             if not self._fits(job):
                 self._reject(job, queue_full(self._limit))

@@ -96,13 +96,13 @@ class Engine:
     """Translates or continues many texts concurrently.
 
     Args:
-        slots: number of rows per step.
+        max_rows: number of rows per step.
         pages: number of pages of `PAGE_SIZE` tokens, for each kind of decoding; None: enough for all rows at maximum
             length. Translations, which share no prefixes, then use a dense cache, which a CPU reads faster.
         seconds: target duration of `step`: it generates as many tokens as fit, at least one for each running output.
             If infinite, `step` maximizes throughput, and prompts are read in groups. Outputs do not depend on it.
         few_shapes: compile fewer shapes, for a server, where all requests wait during a compilation: beam widths are
-            rounded up to powers of two, and prompts are read one at a time or padded to `slots` rows. Outputs do not
+            rounded up to powers of two, and prompts are read one at a time or padded to `max_rows` rows. Outputs do not
             depend on it.
     """
 
@@ -113,18 +113,18 @@ class Engine:
         params: Any,
         tokenizers: Tokenizers,
         *,
-        slots: int,
+        max_rows: int,
         pages: int | None = None,
         seconds: float = 0.0,
         few_shapes: bool = False,
     ):
         self._cfg, self._tokenizers, self._seconds, self._few_shapes = cfg, tokenizers, seconds, few_shapes
         self._outputs = output_decoder(tokenizers.target, cfg.model.family)
-        self._group = -(-slots // 4) if seconds == math.inf else 1
+        self._group = -(-max_rows // 4) if seconds == math.inf else 1
         self._mesh = mesh_of(params)
         with everywhere(self._mesh):
             self._model, self._params = decoding_layout(model, params)
-        self._slots, self._pages = slots, pages
+        self._max_rows, self._pages = max_rows, pages
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
         self._queues: dict[Kind, collections.deque[_QueuedRequest]] = {}
@@ -195,8 +195,8 @@ class Engine:
         """Returns the token ids of a request's text."""
         cfg, max_length = self._cfg.model, self._cfg.model.max_length
         beams = request.decode.strategy == "beam"
-        if request.samples > (request.decode.beams if beams else self._slots):
-            limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._slots} rows"
+        if request.samples > (request.decode.beams if beams else self._max_rows):
+            limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._max_rows} rows"
             raise ConfigError(f"{request.samples} outputs are more than {limit}")
         if not isinstance(request.text, str):
             most = max_length if cfg.family == "seq2seq" else max_length - 1
@@ -242,7 +242,7 @@ class Engine:
 
     def _front(self, kind: Kind) -> list[_QueuedRequest]:
         """Returns the first pending requests of a kind, at most as many as a lane has rows."""
-        return list(itertools.islice(self._queues.get(kind, ()), self._slots))
+        return list(itertools.islice(self._queues.get(kind, ()), self._max_rows))
 
     def _pages_needed(self, one: _QueuedRequest) -> int:
         """Returns the maximum number of free pages that a request takes."""
@@ -317,8 +317,8 @@ class Engine:
     def _plan(self, kind: Kind) -> Plan:
         """Returns the plan of a lane of this kind."""
         paged = self._pages is not None or self._cfg.model.family == "decoder_lm"
-        plan = Plan(self._model, *kind, rows=self._slots, pages=0, page_size=PAGE_SIZE, paged=paged)
-        pages = self._pages or self._slots * plan.pages_per_row
+        plan = Plan(self._model, *kind, rows=self._max_rows, pages=0, page_size=PAGE_SIZE, paged=paged)
+        pages = self._pages or self._max_rows * plan.pages_per_row
         return dataclasses.replace(plan, pages=pages + 1)
 
     def _advance(self, kind: Kind, lane: Lane, seconds: float) -> list[Event]:

@@ -20,17 +20,17 @@ def row_pages(cfg: Config, prompt: int) -> int:
     return -(-slots // PAGE_SIZE)
 
 
-def pool_pages(cfg: Config, prompts: Sequence[int], *, slots: int, outputs: int) -> int:
+def pool_pages(cfg: Config, prompts: Sequence[int], *, max_rows: int, outputs: int) -> int:
     """Returns the number of pages with which no row of an engine waits for pages.
 
-    It is a power of two, so that few pool sizes are compiled, or that of `slots` rows of maximum length.
+    It is a power of two, so that few pool sizes are compiled, or that of `max_rows` rows of maximum length.
 
     Args:
         prompts: their numbers of tokens.
-        slots: maximum number of rows that run at a time.
+        max_rows: maximum number of rows that run at a time.
         outputs: number of outputs of each prompt.
     """
     rows = 1 if cfg.decode.strategy == "beam" else outputs
-    longest = sorted((row_pages(cfg, prompt) for prompt in prompts for _ in range(rows)), reverse=True)[:slots]
+    longest = sorted((row_pages(cfg, prompt) for prompt in prompts for _ in range(rows)), reverse=True)[:max_rows]
     full = -(-(cfg.model.max_length + 1) * cfg.decode.width // PAGE_SIZE)
-    return min(power_of_two(max(sum(longest), 1)), slots * full)
+    return min(power_of_two(max(sum(longest), 1)), max_rows * full)
