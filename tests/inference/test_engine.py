@@ -345,7 +345,6 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
 )
 def test_requests_that_can_never_be_served_are_refused(trained, request_of, sentence):
     served = engine(trained)
-    for ask in (served.check, served.submit):
-        with pytest.raises(ConfigError, match=sentence):
-            ask(request_of())
+    with pytest.raises(ConfigError, match=sentence):
+        served.submit(request_of())
     assert served.idle
