@@ -133,7 +133,7 @@ def everything_has_a_label(page: Any, translates: bool) -> None:
 def the_model_is_described(page: Any, translates: bool) -> None:
     assert page.get_by_role("heading", name="fake").is_visible()
     assert page.locator("#task").text_content() == (
-        "Translation, English to German" if translates else "Language model"
+        "Translation, English to Traditional Chinese" if translates else "Language model"
     )
     assert page.locator("#metrics").text_content() == "BLEU31.42"
     facts = page.locator("#facts").text_content()

@@ -280,6 +280,26 @@ def test_a_schedule_that_warm_up_leaves_no_steps_is_named(schedule, steps, unuse
     assert [sentence.split("=")[0] for sentence in found.without_effect()] == ["optim.schedule"] * unused
 
 
+@pytest.mark.parametrize(
+    ("model", "unused"),
+    [
+        ({"scan_layers": True, "decoder_layers": 2}, []),
+        (
+            {"scan_layers": True, "decoder_layers": 1},
+            ["model.scan_layers=True has no effect, because no stack repeats"],
+        ),
+        ({"scan_layers": True, "decoder_layers": 3, "window": 4, "layer_pattern": ("window", "full")}, ["model.scan"]),
+        ({"ffn": "moe", "moe": {"experts_per_token": 1}}, ["model.moe.router_normalize=True with model.moe.experts"]),
+        ({"ffn": "moe", "moe": {"experts_per_token": 1, "router_normalize": False}}, []),
+        ({"ffn": "moe", "moe": {"experts_per_token": 1, "num_experts": 1}}, []),
+    ],
+)
+def test_choices_of_the_architecture_without_effect_are_named(model, unused):
+    data = DataConfig(source="stdlib_text", batching="windows")
+    found = Config(model=ModelConfig(family="decoder_lm", **model), data=data).without_effect()
+    assert len(found) == len(unused) and all(map(str.startswith, found, unused))
+
+
 def test_only_translation_has_two_vocabularies():
     data = DataConfig(source="stdlib_text", batching="windows", shared_vocab=False)
     unused = Config(model=ModelConfig(family="decoder_lm"), data=data).without_effect()

@@ -29,7 +29,6 @@ WITHOUT_EFFECT = {
     "model.ffn_dropout=0.1: is not applied to experts": MOE | {"ffn_dropout": 0.1},
     "model.moe.shared_gate=True: there is no shared expert": MOE | {"moe": {"shared_gate": True}},
     "model.moe.dense_dim=3: every layer has experts": MOE | {"moe": {"dense_dim": 3}},
-    "model.moe.router_normalize=True: gives the only expert": MOE | {"moe": {"experts_per_token": 1}},
     "model.moe.every=7: leaves none of the 6 layers with experts": MOE | {"moe": {"every": 7}},
     "model.moe.dense_layers=6: leaves none of the 6 layers": MOE | {"moe": {"dense_layers": 6}},
     "model.scan_layers=True: cannot scan over layers that differ": MOE

@@ -99,7 +99,7 @@ def test_rules_see_the_prompt(rules):
 
 def test_beams_do_not_compete_for_experts():
     """A single token always fits into an expert, for any capacity; the tokens of the beams must not compete."""
-    moe = {"num_experts": 3, "experts_per_token": 1, "router_normalize": False}
+    moe = {"num_experts": 3, "experts_per_token": 1}
     crowded = tiny("decoder_lm", vocab_size=VOCAB, ffn="moe", moe=moe | {"expert_capacity": 0.5})
     model, params = build(crowded)
     roomy = registry.build(dataclasses.replace(crowded, moe=moe))

@@ -98,6 +98,13 @@ def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
     assert called == ["empty", "widen"]
 
 
+def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called):
+    lane, rows = lane_and_rows(engine(plain("decoder_lm")), dataclasses.replace(BEAM, max_new_tokens=30))
+    lane.reserve(rows)
+    lane.start([rows])
+    assert lane._size.output == 32
+
+
 @pytest.mark.parametrize(("generated", "compacted"), [(15, False), (16, True)])
 def test_a_prompt_does_not_count_towards_compaction(generated, compacted, called, monkeypatch):
     """Of 16 positions for three beams, the last prompt token takes one slot, and each of the others three."""

@@ -39,7 +39,7 @@ CHANGES = [
     {},
     {"moe": {"experts_per_token": 1, "router_normalize": False}},
     {"moe": {"experts_per_token": 3, "expert_gated": False}, "activation": "relu"},
-    {"moe": {"expert_capacity": 0.7, "experts_per_token": 1, "router_normalize": False}},
+    {"moe": {"expert_capacity": 0.7, "experts_per_token": 1}},
     {"moe": {"shared_dim": 5, "shared_gate": True}},
     {"moe": {"shared_dim": 7, "expert_gated": False, "expert_capacity": 0.5}, "activation": "relu"},
     {"ffn_bias": False, "moe": {"expert_capacity": 0.5}},
@@ -114,7 +114,7 @@ def test_packed_documents_have_separate_capacities():
 
 def test_capacities_of_documents_in_a_long_row():
     """Regression test: from token 32,537 of a row of 33,000 on, 32-bit sums overflowed."""
-    cfg = mixture(moe={"expert_capacity": 0.9, "experts_per_token": 1, "router_normalize": False}).cfg
+    cfg = mixture(moe={"expert_capacity": 0.9, "experts_per_token": 1}).cfg
     documents, length = 330, 100
     logits = np.tile(np.asarray(normal(1, length, E)), (1, documents, 1))
     segments = np.repeat(np.arange(documents), length)[None]

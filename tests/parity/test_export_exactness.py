@@ -1,5 +1,6 @@
 """An exported model has the same logits in transformers, or is rejected: settings that an architecture ignores."""
 
+import json
 from typing import Any
 
 import jax.numpy as jnp
@@ -100,6 +101,29 @@ def test_any_layout_of_the_parameters_is_exported(model_type, changes, tmp_path)
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
     assert_close(model.apply({"params": params}, tokens), expected, 1e-5)
+
+
+SEQ2SEQ = {
+    "bart": {"position": "learned", "position_offset": 2, "embedding_norm": True},
+    "marian": {"position": "sinusoidal_halves"},
+}
+
+
+@pytest.mark.parametrize("tied", ["all", "inputs"])
+@pytest.mark.parametrize("model_type", SEQ2SEQ)
+def test_an_output_head_is_exported_as_tied_or_not(model_type, tied, tmp_path):
+    """All arrays are those of the file: the embeddings' copies too, which transformers only ties to a tied head."""
+    options = {"norm_placement": "post", "activation": "gelu", "output_bias": True, "scale_embeddings": False}
+    model, params = build(tiny("seq2seq", tie_embeddings=tied, **options, **SEQ2SEQ[model_type]), scale=0.3)
+    hf.save(tmp_path, model_type, model.cfg, params)
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] == (tied == "all")
+    theirs, loading = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"]
+    sources, targets = np.array([[4, 5, 6, 7]]), np.array([[4, 8, 9]])
+    with torch.no_grad():
+        expected = theirs.eval()(input_ids=torch.tensor(sources), decoder_input_ids=torch.tensor(targets)).logits
+    assert_close(model.apply({"params": params}, sources, targets), expected.numpy(), 1e-5)
+    assert hf.load(tmp_path)[0].tie_embeddings == tied
 
 
 @pytest.mark.parametrize("scale", [None, 0.5, 0.25])

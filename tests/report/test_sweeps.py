@@ -36,6 +36,11 @@ def test_intervals_have_the_quantiles_of_students_table(values, half):
     assert sweeps.interval(values[:1]) is None
 
 
+def test_one_run_has_no_deviation():
+    (group,) = sweeps.record({("seed=0",): result(1.0)}, "loss")["groups"]
+    assert (group["mean"], group["deviation"], group["interval"]) == ({"loss": 1.0}, {"loss": None}, {"loss": None})
+
+
 @pytest.mark.parametrize(("metric", "best"), [("loss", "b=1"), ("bleu", "b=2")])
 def test_the_best_on_validation_is_chosen(metric, best):
     values = {"b=1": 1.0, "b=2": 3.0, "b=3": float("nan"), "b=4": None}

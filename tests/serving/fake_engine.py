@@ -166,7 +166,7 @@ def about(family: str) -> dict[str, Any]:
     """Returns what `cli.about.about` does for a trained run."""
     reference = "short" if family == "classifier" else "cba"
     return {
-        "languages": ("en", "de") if family == "seq2seq" else None,
+        "languages": ("en", "zh_Hant") if family == "seq2seq" else None,
         "labels": LABELS if family == "classifier" else None,
         "facts": ["1.05 M parameters", "2 layers"],
         "split": "test",

@@ -191,7 +191,7 @@ def test_models_and_health(lm):
 
 def test_info_is_what_the_page_shows(lm, translator):
     found = translator.client.get("/info").json()
-    assert (found["model"], found["family"], found["languages"]) == ("fake", "seq2seq", ["en", "de"])
+    assert (found["model"], found["family"], found["languages"]) == ("fake", "seq2seq", ["en", "zh_Hant"])
     assert found["metrics"] == [{"title": "BLEU", "value": "31.42", "signature": "nrefs:1"}]
     assert (found["attention"], found["no_attention"], found["logprobs"]) == (True, None, True)
     with around(FakeEngine(), dataclasses.replace(lm.model, prefix_lm=True)) as one:

@@ -12,8 +12,9 @@ from tests.train.conftest import small_config, write_pairs
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, ParallelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import experiment, loop, run_folder
 from tformer_jax.train.start_from import Report, check_tokenizers
@@ -107,6 +108,34 @@ def test_a_run_does_not_end_before_its_last_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="train.steps=4: .* is already at step 6; write at least 6"):
         run_folder.resume(tmp_path, small_config(steps=4), {})
     run_folder.resume(tmp_path, small_config(steps=6), {})
+
+
+def test_a_resumed_run_may_save_memory(tmp_path):
+    """As the message about a lack of memory advises."""
+    config.save(small_config(), tmp_path / "config.json")
+    saving = small_config(loss_chunk=8)
+    saving = dataclasses.replace(saving, model=dataclasses.replace(saving.model, remat="nothing_saveable"))
+    run_folder.resume(tmp_path, saving, {})
+    assert config.load(tmp_path / "config.json") == saving
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_prepared_data_that_changed_cannot_resume(corpus_folder, tmp_path, given):
+    """Also in the middle, with the tokenizers of the run."""
+    tokenizers = Tokenizers(*[ByteTokenizer()] * 2) if given else None
+    cfg, data, prepared = small_config(), tmp_path / "data", tmp_path / "prepared"
+    shutil.copytree(corpus_folder, data)
+    prepare(cfg, data, prepared, tokenizers=tokenizers)
+    of_prepared = dataclasses.replace(
+        cfg, data=dataclasses.replace(cfg.data, source="prepared", train=(str(prepared),))
+    )
+    experiment.build(of_prepared, tmp_path / "run", data_root=data).close()
+    lines = (data / "pairs.tsv").read_text().splitlines(keepends=True)
+    left, right = lines[3].rstrip("\n").split("\t")
+    (data / "pairs.tsv").write_text("".join([*lines[:3], f"{left[::-1]}\t{right[::-1]}\n", *lines[4:]]))
+    prepare(cfg, data, prepared, tokenizers=tokenizers)
+    with pytest.raises(ConfigError, match=r"the data of .*run changed \(the checksum of the train examples is"):
+        experiment.build(of_prepared, tmp_path / "run", data_root=data, resume=True)
 
 
 EXAMPLES = {"eval": {"examples": 4}}

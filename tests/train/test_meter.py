@@ -8,7 +8,7 @@ import pytest
 
 from tformer_jax.train import meter
 from tformer_jax.train.meter import Meter
-from tformer_jax.train.progress import Figures, with_prefix
+from tformer_jax.train.progress import Figures, classes, with_prefix
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
 
@@ -136,3 +136,9 @@ def test_numbers_with_prefixes():
         "4.0 M",
         "12 ",
     ]
+
+
+def test_the_first_classes_are_named():
+    assert classes(None) == ""
+    assert classes(("neg", "pos")) == "2 classes (neg, pos), "
+    assert classes(tuple("abcdefg")) == "7 classes (a, b, c, d, e, ...), "

@@ -78,9 +78,9 @@ def test_a_resumed_schedule_that_continues_with_another_rate_is_reported():
     optim = OptimConfig(schedule="cosine", learning_rate=0.5, warmup_steps=1, final_fraction=0.0)
     short, long = (Config(optim=optim, train=TrainConfig(steps=steps)) for steps in (1000, 2000))
     sentence = "the schedule ends at step 2000, no longer at 1000: the learning rate continues with 2.50e-01 instead of"
-    assert schedules.change(short, long, 1000).startswith(sentence)
-    assert schedules.change(short, short, 1000) is None
+    assert schedules.rate_change(short, long, 1000).startswith(sentence)
+    assert schedules.rate_change(short, short, 1000) is None
     constant = [
         dataclasses.replace(one, optim=OptimConfig(schedule="constant", learning_rate=0.5)) for one in (short, long)
     ]
-    assert schedules.change(*constant, 1000) is None
+    assert schedules.rate_change(*constant, 1000) is None

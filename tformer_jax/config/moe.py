@@ -18,7 +18,9 @@ class MoEConfig(Section):
     expert_capacity: float | None = setting(
         None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", low=1e-6
     )
-    router_normalize: bool = setting(True, "normalize the weights of the chosen experts to sum to 1")
+    router_normalize: bool = setting(
+        True, "normalize the weights of the chosen experts to sum to 1; with one of them, the loss trains no router"
+    )
     every: int = setting(1, "n: the last of each n layers has experts, the others a dense FFN", low=1)
     dense_layers: int = setting(0, "leading layers of a stack that have a dense FFN instead of experts", low=0)
     dense_dim: int | None = setting(None, "FFN width of layers without experts; None: model.ffn_dim", low=1)
@@ -30,9 +32,6 @@ class MoEConfig(Section):
     def check(self) -> None:
         if self.experts_per_token > self.num_experts:
             raise self.error("experts_per_token", f"must be at most model.moe.num_experts={self.num_experts}")
-        if self.router_normalize and self.experts_per_token == 1 < self.num_experts:
-            problem = "gives the only expert of a token a weight of 1, so that the loss does not train the router"
-            raise self.error("router_normalize", f"{problem}; write False")
         if self.shared_gate and self.shared_dim is None:
             raise self.error("shared_gate", "there is no shared expert; set model.moe.shared_dim, or write False")
         if self.dense_dim is not None and self.every == 1 and not self.dense_layers:

@@ -296,6 +296,12 @@ class Config(Section):
                 f"optim.schedule={self.optim.schedule!r} has no effect, because optim.warmup_steps="
                 f"{self.optim.warmup_steps} is not below train.steps={self.train.steps}"
             )
+        moe = self.model.moe
+        if self.model.ffn == "moe" and moe.router_normalize and moe.experts_per_token == 1 < moe.num_experts:
+            unused.append(
+                "model.moe.router_normalize=True with model.moe.experts_per_token=1 gives each expert a weight of 1, "
+                "so that the loss does not train the router; write False"
+            )
         if self.model.scan_layers and max(self.model.depths) < 2 * self.model.period:
             unused.append(
                 f"model.scan_layers=True has no effect, because no stack repeats its first {self.model.period} layers"

@@ -18,7 +18,7 @@ class Metrics:
     def __init__(self, load: Callable[[], Load]) -> None:
         disable_created_metrics()  # the time at which each counter was created
         self._registry = CollectorRegistry()
-        self._registry.register(_OfLoad(load))
+        self._registry.register(_LoadCollector(load))
         self.answered = Counter(
             "tformer_requests",
             "HTTP requests by route and status; 499: the client disconnected before the end of the response.",
@@ -36,7 +36,7 @@ class Metrics:
         return Histogram(f"tformer_{name}_seconds", meaning, buckets=SECONDS, registry=self._registry)
 
 
-class _OfLoad(Collector):
+class _LoadCollector(Collector):
     """Reads the load of the engine whenever the metrics are requested."""
 
     def __init__(self, load: Callable[[], Load]) -> None:

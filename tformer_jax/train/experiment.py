@@ -133,7 +133,7 @@ def build(
     def write_folder() -> None:
         if resume:
             before = run_folder.resume(folder, cfg, facts)
-            if warning := schedules.change(before, cfg, run_folder.latest_step(folder) or 0):
+            if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
                 logging.getLogger(__name__).warning("%s", warning)
         else:
             run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)

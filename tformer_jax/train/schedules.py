@@ -63,7 +63,7 @@ def with_warmup(decay: Decay, peak: float, warmup_steps: int, steps: int, cycles
     return schedule
 
 
-def change(before: Config, cfg: Config, step: int) -> str | None:
+def rate_change(before: Config, cfg: Config, step: int) -> str | None:
     """Returns a warning if another number of steps changes the learning rate of a run that is resumed at `step`."""
     if before.train.steps == cfg.train.steps:
         return None

@@ -20,6 +20,7 @@ from tformer_jax.inference.engine.scheduler import Vacancy
 from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextBuffer, TextStream
+from tformer_jax.nn.attention_ops import paged
 from tformer_jax.special_tokens import PAD
 
 PROMPT_CHUNK = 256
@@ -27,11 +28,6 @@ PROMPT_CHUNK = 256
 
 COMPACTION_LENGTH = 64
 """Output length from which beam search compacts its cache before it uses more of it."""
-MIN_SLOTS = 512
-"""Minimum number of slots of each row that attention to a paged cache is compiled for.
-
-It reads slots in use in groups of this size (`paged.GROUP`), so that shapes with fewer slots take as long.
-"""
 SHRINK_FACTOR = 4
 """Ratio of the length of an array to the needed length from which an empty lane reallocates it."""
 
@@ -187,8 +183,8 @@ class Lane:
 
     @property
     def _page_counts(self) -> Sequence[int]:
-        """Numbers of pages per row that attention is compiled for."""
-        return powers_of_two(self.table.needed(MIN_SLOTS), self.plan.pages_per_row)
+        """Numbers of pages per row that attention is compiled for: fewer than a group of pages take as long."""
+        return powers_of_two(self.table.needed(paged.GROUP), self.plan.pages_per_row)
 
     def _pages_with(self, slots: int) -> int | None:
         """Returns the number of pages per row to read for `slots` slots; None for a dense cache."""
