@@ -149,7 +149,7 @@ BIDIRECTIONAL = dataclasses.replace(
         tokenizer_file=str(Path(FIRST_STAGE).resolve()),
         vocab_size=DataConfig.vocab_size,
     ),
-    train=dataclasses.replace(PUBLISHED.train, start_from=FIRST_STAGE),
+    train=dataclasses.replace(PUBLISHED.train, steps=7000, start_from=FIRST_STAGE),
 )
 PUBLISHED_VARIANTS = {
     "published": PUBLISHED,
