@@ -7,6 +7,7 @@ import pytest
 
 from tformer_jax.cli import tformer, xla_flags
 from tformer_jax.config import ConfigError
+from tformer_jax.train import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,6 +23,22 @@ def test_a_command_gets_the_other_arguments(capsys):
     through_tformer = capsys.readouterr().out
     xla_flags.main(["gpu", "fsdp"])
     assert through_tformer == capsys.readouterr().out != ""
+
+
+@pytest.mark.parametrize(
+    "path, usage, typed",
+    [
+        ("/usr/local/bin/tformer", "usage: tformer xla_flags ", "tformer xla_flags --help"),
+        ("scripts/xla_flags.py", "usage: xla_flags.py ", "python scripts/xla_flags.py --help"),
+    ],
+)
+def test_the_usage_and_the_record_name_the_command_as_typed(monkeypatch, capsys, path, usage, typed):
+    arguments = ["xla_flags", "--help"] if path.endswith("tformer") else ["--help"]
+    monkeypatch.setattr("sys.argv", [path, *arguments])
+    with pytest.raises(SystemExit):
+        xla_flags.main(["--help"])
+    assert capsys.readouterr().out.startswith(usage)
+    assert provenance.command() == typed
 
 
 def test_an_unknown_command_is_refused():

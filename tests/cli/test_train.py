@@ -34,6 +34,7 @@ def test_none_unsets_a_setting():
     numbers = ["--config.model.head_dim=16", "--config.model.num_kv_heads=1"]
     model = read_config(CLDR, [*numbers, "--config.model.head_dim=None"]).model
     assert (model.head_dim, model.num_kv_heads) == (None, 1)
+    assert read_config(CLDR, [*numbers, "--config.model.head_dim", "None"]).model.head_dim is None
     assert read_config(CLDR, ["--config.model.head_dim=None", *numbers]).model.head_dim == 16
 
 

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
     result = run_parser(
-        "attention.py",
+        "attention",
         "Shows what a model attends to in a text, as one HTML file that needs no network: heat maps by layer and head, "
         "their mean and rollout, what the mask hides, norms of the residual stream, and predictions by layer (logit "
         "lens). A translation model reads source<tab>target; without a target, it translates the source first. A "

@@ -15,7 +15,7 @@ NAMES = ("label", "probability")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints label, probability and text of each text, tab-separated, in order; a blank line for a blank text."""
-    parser = lines.parser("classify.py", "Labels texts with a trained classifier.")
+    parser = lines.parser("classify", "Labels texts with a trained classifier.")
     lines.add_field(parser)
     options = parser.parse_args(argv)
     source = lines.opened(options, options.text)

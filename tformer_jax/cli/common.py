@@ -19,6 +19,7 @@ from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.config.paths import as_path
 from tformer_jax.train.errors import FULL_DISK, RunError
+from tformer_jax.train.provenance import PROGRAM
 
 if TYPE_CHECKING:
     from tformer_jax.api import Run
@@ -86,9 +87,14 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def run_parser(prog: str, description: str) -> argparse.ArgumentParser:
+def program(command: str) -> str:
+    """Returns the name of a command in its usage: `tformer train` as installed, `train.py` as a script."""
+    return f"{PROGRAM} {command}" if Path(sys.argv[0]).stem == PROGRAM else f"{command}.py"
+
+
+def run_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns a parser with the flags `--run` and `--mesh`."""
-    result = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    result = argparse.ArgumentParser(prog=program(command), description=description, allow_abbrev=False)
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
     add_mesh(result)
     return result

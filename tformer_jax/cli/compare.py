@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import check_writable, run_path
+from tformer_jax.cli.common import check_writable, program, run_path
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
     result = argparse.ArgumentParser(
-        prog="compare.py",
+        prog=program("compare"),
         description="Compares two runs: metrics with a paired bootstrap test, losses at equal steps, tokens and time, "
         "settings, and the outputs that changed most.",
         allow_abbrev=False,

@@ -69,9 +69,15 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
     absl has no syntax for None. The last override of a setting counts.
     """
-    last = {override.partition("=")[0]: override for override in overrides}
+    joined: list[str] = []
+    for override in overrides:
+        if override == "None" and joined and "=" not in joined[-1]:
+            joined[-1] += "=None"
+        else:
+            joined.append(override)
+    last = {override.partition("=")[0]: override for override in joined}
     unset = [name.removeprefix("--config.") for name, override in last.items() if override == f"{name}=None"]
-    return [override for override in overrides if override != f"{override.partition('=')[0]}=None"], unset
+    return [override for override in joined if override != f"{override.partition('=')[0]}=None"], unset
 
 
 def run(path: Path, variant: Sequence[str]) -> ConfigDict:

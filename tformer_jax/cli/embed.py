@@ -89,7 +89,7 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = lines.parser(
-        "embed.py",
+        "embed",
         "Embeds texts: pools the last hidden states of a classifier's or translator's encoder, or of a language model. "
         "An --output that ends in .npy is a float32 array with one row per text.",
     )

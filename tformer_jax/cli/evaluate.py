@@ -13,7 +13,7 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import add_data, check_writable, load_run, run_path
+from tformer_jax.cli.common import add_data, check_writable, load_run, program, run_path
 from tformer_jax.config import Config, ConfigError, to_dict
 
 
@@ -97,7 +97,7 @@ def table(result: dict[str, Any]) -> Table:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
     result = argparse.ArgumentParser(
-        prog="evaluate.py",
+        prog=program("evaluate"),
         description="Evaluates a trained model on all examples of a split of its data.",
         allow_abbrev=False,
     )

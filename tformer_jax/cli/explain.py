@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import load_run, run_path
+from tformer_jax.cli.common import load_run, program, run_path
 from tformer_jax.report import html
 
 NAME = "explain.html"
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
     result = argparse.ArgumentParser(
-        prog="explain.py",
+        prog=program("explain"),
         description="Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "
         "file that needs no network: formulas, shapes, functions of this package, and figures that they compute on a "
         "text. No trained model is needed; --run adds the figures of one.",

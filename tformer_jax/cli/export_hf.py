@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = run_parser(
-        "export_hf.py",
+        "export_hf",
         "Saves a run as a checkpoint in Hugging Face's format, with its tokenizer and decoding settings. Only a model "
         "that transformers computes identically is saved.",
     )

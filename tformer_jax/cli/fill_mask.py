@@ -18,7 +18,7 @@ NAMES = ("fills",)
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the fills of each text with their probabilities, in order; blank lines for a blank text."""
     parser = lines.parser(
-        "fill_mask.py",
+        "fill_mask",
         "Fills the masked tokens of texts, such as 'a [MASK] film', with a masked language model. Each text gives "
         "--top lines; the n-th one has the n-th most probable token of each mask.",
     )

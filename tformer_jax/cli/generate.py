@@ -47,7 +47,7 @@ def show(source: Source, work: "lines.Work[list[Output]]") -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = lines.parser(
-        "generate.py",
+        "generate",
         "Continues prompts with a trained language model: greedily, or by sampling if --temperature, --top-k, "
         "--top-p or several --samples are given.",
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.cli.common import add_mesh, run_path
+from tformer_jax.cli.common import add_mesh, program, run_path
 from tformer_jax.config import ConfigError
 from tformer_jax.interop.published import DEFAULTS
 from tformer_jax.train import run_folder
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = argparse.ArgumentParser(
-        prog="import_hf.py",
+        prog=program("import_hf"),
         description="Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "
         f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), or from a PyTorch state dict of nanoGPT or "
         "of torch.nn.Transformer with the names of PyTorch's translation tutorial.",

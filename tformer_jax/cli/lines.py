@@ -50,9 +50,9 @@ class Work(NamedTuple, Generic[Result]):
     """Write records also to an output that is not .jsonl."""
 
 
-def parser(prog: str, description: str) -> argparse.ArgumentParser:
+def parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of such a command."""
-    result = run_parser(prog, description)
+    result = run_parser(command, description)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
     result.add_argument("--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz or .zst")
     result.add_argument(

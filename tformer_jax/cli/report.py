@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import integer, run_path
+from tformer_jax.cli.common import integer, program, run_path
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import write_text
 from tformer_jax.report import html, run
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
     result = argparse.ArgumentParser(
-        prog="report.py",
+        prog=program("report"),
         description="Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "
         "environment, parameters. Several runs are compared with the first. A run may be in progress or have failed.",
         allow_abbrev=False,

@@ -97,7 +97,7 @@ def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[s
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = lines.parser(
-        "score.py",
+        "score",
         "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "
         "pairs are source<tab>target. The first token of a text is not scored; the end of a target is.",
     )

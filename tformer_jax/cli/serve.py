@@ -123,7 +123,7 @@ def check_installed() -> None:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = common.run_parser(
-        "serve.py",
+        "serve",
         "Serves a trained translator, language model or classifier over HTTP, with a web page at /, or the embeddings "
         "of an encoder. Requests of all clients are batched together.",
     )

@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import re
-import shlex
 import signal
 import statistics
 import subprocess
@@ -22,12 +21,12 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from tformer_jax.cli.children import Children
-from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer
+from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, program
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import PER_TOKEN, Config, ConfigError, differences, flat, target_tokens, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
-from tformer_jax.train import curves
+from tformer_jax.train import curves, provenance
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.run_folder import read_json, read_records, write_json
 
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = read_results(folder, combinations)
     write_results(folder / "results.json", results)
     if results and best != set():
-        facts = {"name": name, "command": shlex.join(["python", *sys.argv]), "metric": metric, "chosen": options.choose}
+        facts = {"name": name, "command": provenance.command(), "metric": metric, "chosen": options.choose}
         write(options, facts | sweeps.record(results, metric, of=best) | {"failed": failed})
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
@@ -84,7 +83,7 @@ def name_of(config: str, overrides: Sequence[str], combinations: Sequence[Combin
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
     result = argparse.ArgumentParser(
-        prog="sweep.py",
+        prog=program("sweep"),
         description="Trains a config for each combination of settings. The same command resumes an interrupted sweep.",
         allow_abbrev=False,
     )

@@ -22,6 +22,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
-    result = lines.parser("translate.py", "Translates texts with a trained model.")
+    result = lines.parser("translate", "Translates texts with a trained model.")
     decoding.add_all_flags(result, "seq2seq")
     return result

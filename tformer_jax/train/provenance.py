@@ -22,17 +22,25 @@ PACKAGES = (
     "babel",
     "sacrebleu",
 )
+PROGRAM = "tformer"
+"""Name of the installed command."""
 
 
 def collect() -> dict[str, Any]:
     """Returns the versions of packages, the git revision, the command as typed, and the hardware of this process."""
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "git_revision": _git_revision(),
         "python": platform.python_version(),
         "packages": versions(),
         "hardware": hardware(),
     }
+
+
+def command() -> str:
+    """Returns the command as typed: `python scripts/train.py ...`, or `tformer train ...` as installed."""
+    program = [PROGRAM] if Path(sys.argv[0]).stem == PROGRAM else ["python", sys.argv[0]]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
