@@ -121,6 +121,8 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("decoder_lm", lambda run: run.generate([b"a"]), r"text 1 is b'a': it must be a text \(str\)"),
         ("classifier", lambda run: run.classify([float("nan")]), r"text 1 is nan: it must be a text \(str\)"),
         ("seq2seq", lambda run: run.score([("a", None)]), r"example 1 is \('a', None\): it must be a text \(str\) or"),
+        ("decoder_lm", lambda run: run.generate(["a", "\ud800"]), "text 2 has a lone surrogate, which is not a char"),
+        ("decoder_lm", lambda run: run.score(["a", "\ud800"]), "example 2 has a lone surrogate, which is not a char"),
         ("decoder_lm", lambda run: run.logits(["a", 5]), r"example 2 is 5: it must be a text \(str\) or several"),
         (
             "decoder_lm",

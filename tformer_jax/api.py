@@ -22,6 +22,7 @@ from flax import linen as nn
 from tformer_jax.config import Config, ConfigError, DecodeConfig, read_mesh
 from tformer_jax.config.paths import as_path
 from tformer_jax.data.corpora.corpus import KEYS
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs
 from tformer_jax.inference.embed import Embedder
@@ -265,12 +266,14 @@ def _texts(texts: Iterable[Any]) -> list[str]:
     """Returns texts as a list.
 
     Raises:
-        ConfigError: `texts` is a single text, or one of them is not a text.
+        ConfigError: `texts` is a single text, or one of them is not a text or has a lone surrogate.
     """
     found = list(_several(texts))
     for number, text in enumerate(found, start=1):
         if not isinstance(text, str):
             raise ConfigError(f"text {number} is {reprlib.repr(text)}: it must be a text (str)")
+        if not is_unicode(text):
+            raise ConfigError(f"text {number} {NOT_A_CHARACTER}")
     return found
 
 
@@ -283,6 +286,8 @@ def _parts(number: int, example: Any) -> Sequence[str]:
     texts = (example,) if isinstance(example, str) else example
     if not (isinstance(texts, Sequence | np.ndarray) and all(isinstance(text, str) for text in texts)):
         raise ConfigError(f"example {number + 1} is {reprlib.repr(example)}: it must be a text (str) or several")
+    if not all(map(is_unicode, texts)):
+        raise ConfigError(f"example {number + 1} {NOT_A_CHARACTER}")
     return tuple(texts)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import tformer_jax
 from tformer_jax.cli import tformer, xla_flags
 from tformer_jax.config import ConfigError
 from tformer_jax.train import provenance
@@ -16,6 +17,11 @@ def test_every_script_is_a_command_and_listed(capsys):
     tformer.main([])
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
     assert listed == {path.stem for path in (ROOT / "scripts").glob("*.py")}
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    tformer.main(["--version"])
+    assert capsys.readouterr().out == f"{tformer_jax.__version__}\n"
 
 
 def test_a_command_gets_the_other_arguments(capsys):

@@ -43,7 +43,7 @@ def test_none_unsets_a_setting():
     [
         (["--config.model.dimm=3"], "unknown setting 'model.dimm'; did you mean 'model.dim'?"),
         (["-config.modle.dim=3"], "unknown setting 'modle.dim'; did you mean 'model'?"),
-        (["--config.model.dim=None"], "model.dim=None: must be int, not NoneType"),
+        (["--config.model.dim=None"], "model.dim=None: must be int, not None"),
         (["--config.model.dim=wide"], "model.dim='wide': must be a whole number, such as 1000"),
         (["--config.optim.learning_rates=*embedding=None"], "learning_rates=.*embedding=None"),
         (["--config.model.scan_layers=yes"], "model.scan_layers='yes': must be True or False"),

@@ -215,7 +215,7 @@ def test_a_config_with_renamed_settings_loads(tmp_path):
 WITHOUT_USE = {
     "optim.eps=1e-06: is used only by optim.optimizer='adamw' or": {"optimizer": "sgd", "eps": 1e-6},
     "optim.beta2=0.9: is used only by optim.optimizer='adamw' or": {"optimizer": "adafactor", "beta2": 0.9},
-    "optim.muon_beta=0.9: is used only by optim.optimizer='muon', not 'lion'; leave it at its default, 0.95": {
+    "optim.muon_beta=0.9: is used only by optim.optimizer='muon', not 'lion'; leave it out, or write 0.95": {
         "optimizer": "lion",
         "muon_beta": 0.9,
     },

@@ -25,7 +25,7 @@ BLEU = {"bleu_tokenize": "zh"}
         ({"data": {"weights": [1.0]}}, r"data.weights=\(1.0,\): is used only by data.source="),
         (
             {"data": {"source": "parallel_lines", "train": "x.{lang}", "fields": ["1", "2"]}},
-            r"data.fields=\('1', '2'\): is used only by data.source='tsv' or .*, not 'parallel_lines'; leave it at ",
+            r"data.fields=\('1', '2'\): is used only by data.source='tsv' or .*, not 'parallel_lines'; leave it out",
         ),
         (
             {"data": {"source": "text", "train": "x", "batching": "windows", "objective": "denoising", "window": 2}},

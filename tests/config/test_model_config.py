@@ -81,13 +81,13 @@ WITHOUT_EFFECT = {
         "num_heads": 1,
         "attention_projections": "fused_kv",
     },
-    "model.attention_bias=(): is used only by model.attention='multi_head', not 'basic'; leave it at its default, "
+    "model.attention_bias=(): is used only by model.attention='multi_head', not 'basic'; leave it out, or write "
     "('query', 'key', 'value', 'output')": {"attention": "basic", "num_heads": 1, "attention_bias": ()},
-    "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'; leave it at its default, 512": {
+    "model.mla.latent_dim=8: is used only by model.attention='mla', not 'multi_head'; leave it out, or write 512": {
         "mla": {"latent_dim": 8}
     },
-    "model.gated_delta.num_key_heads=2: is used only by model.attention='gated_delta', not 'multi_head'; leave it at "
-    "its default, None": {"gated_delta": {"num_key_heads": 2}},
+    "model.gated_delta.num_key_heads=2: is used only by model.attention='gated_delta', not 'multi_head'; leave it out, "
+    "or write None": {"gated_delta": {"num_key_heads": 2}},
     "model.num_kv_heads=2: is used only by": {"attention": "mla", "num_kv_heads": 2},
     "model.qk_norm=True: is used only by model.attention='multi_head'": DELTA | {"qk_norm": True},
 }

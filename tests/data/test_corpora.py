@@ -47,6 +47,11 @@ def test_held_out_phrases_never_occur_in_training(translation, examples):
     assert not heldout & {other_seed[i]["source"] for i in range(2000)}
 
 
+def test_held_out_phrases_are_the_same_for_all_seeds(translation):
+    other = load(seed=1, heldout_examples=50)
+    assert (other.validation, other.test) == (translation.validation, translation.test)
+
+
 def test_example_i_depends_on_seed_and_i_alone(translation):
     again = pickle.loads(pickle.dumps(translation.train))
     assert [again[i] for i in (5, 3, 2**31 - 1)] == [translation.train[i] for i in (5, 3, 2**31 - 1)]

@@ -151,7 +151,7 @@ def test_a_label_is_text_or_an_integer(tmp_path):
         load_corpus(config("jsonl", "a.jsonl", "classifier", validation="a.jsonl"), tmp_path)
 
 
-@pytest.mark.parametrize("name", [".", "", "part"])
+@pytest.mark.parametrize("name", [".", "part"])
 def test_a_folder_is_not_a_file(tmp_path, name):
     (tmp_path / "part").mkdir()
     cfg = config("text", name, "decoder_lm")
@@ -159,6 +159,11 @@ def test_a_folder_is_not_a_file(tmp_path, name):
     with pytest.raises(DataError, match=sentence):
         load_corpus(cfg, tmp_path)
     assert [sentence in problem for problem in checks.data(cfg, tmp_path)] == [True]
+
+
+def test_an_empty_entry_is_not_a_file(tmp_path):
+    with pytest.raises(DataError, match="^an entry of data.train, data.validation or data.test is empty"):
+        load_corpus(config("text", "", "decoder_lm"), tmp_path)
 
 
 def test_other_braces_than_the_language_are_part_of_the_path(tmp_path):

@@ -25,6 +25,11 @@ def damage(path) -> None:
 MISTAKES = {
     "no dataset.json": (lambda p: (p / "dataset.json").unlink(), "is not the output of scripts/prepare_data.py"),
     "a damaged dataset.json": (lambda p: (p / "dataset.json").write_text("{"), "dataset.json is damaged"),
+    "another dataset.json": (
+        lambda p: (p / "dataset.json").write_text("[]"),
+        "was not written by scripts",
+    ),
+    "no family": (lambda p: (p / "dataset.json").write_text('{"format": 2}'), "is damaged: it has no 'data'"),
     "another format": (lambda p: (p / "dataset.json").write_text('{"format": 0}'), "has format 0, not 2"),
     "a lost shard": (lambda p: next(p.glob("train*")).unlink(), "does not exist: prepare the data again"),
     "a cut shard": (
@@ -75,7 +80,7 @@ def test_a_split_of_one_empty_document(tmp_path):
     corpus = load_corpus(cfg, None)
     tokenizers = Tokenizers.load(corpus.tokenizers)
     assert list(evaluation_batches(cfg, corpus.validation, tokenizers)) == []
-    with pytest.raises(DataError, match="split validation has 0 tokens, but evaluation needs at least 2"):
+    with pytest.raises(DataError, match="split validation has fewer than 2 tokens"):
         check_predictable(cfg, corpus, tokenizers)
 
 
@@ -104,7 +109,7 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
     with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
         load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
     file = corpus_folder / "seq2seq.tsv"
-    with pytest.raises(DataError, match="seq2seq.tsv is not the output of scripts/prepare_data.py: it has no dataset"):
+    with pytest.raises(DataError, match="seq2seq.tsv is a file: name the folder"):
         load_corpus(prepared(config("seq2seq"), file), None)
 
 

@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers as hf
 
 from tests.helpers import normal
 from tformer_jax.config import ConfigError, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
+from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.inference import constraints, sampling
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.sampling import RowSettings
@@ -167,3 +170,19 @@ class TestRulesOfAConfig:
         with pytest.raises(ConfigError, match=sentence) as caught:
             Rules.of(DecodeConfig(**settings), self.words)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("prefix", "zebra"), ("forbidden", ("zebra",))])
+def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
+    """Its ids are shifted by four; `zebra` is only its unknown token."""
+    pieces = ["[PAD]", "[UNK]", "[MASK]", "a", "the"]
+    model = hf.models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    tokenizer = hf.Tokenizer(model)
+    tokenizer.add_special_tokens(pieces[:3])
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+    loaded = SubwordTokenizer("file", tokenizer)
+    assert (loaded.encode("zebra the"), loaded.special.unknown) == ([5, 8], 5)
+    assert dict(loaded.special.names) | {4: "[PAD]", 5: "[UNK]", 6: "[MASK]"} == dict(loaded.special.names)
+    assert ExtendedTokenizer.of(loaded, ("<mask>",)).id_of("<mask>") == 6
+    with pytest.raises(ConfigError, match="zebra"):
+        Rules.of(DecodeConfig(**{setting: value}), loaded)

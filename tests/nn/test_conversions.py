@@ -33,6 +33,15 @@ def test_a_classifier_has_no_head_to_untie():
     assert conversions.in_layout_of(target, model.cfg, params)["head"] == params["head"]
 
 
+@pytest.mark.parametrize("tie", ["none", "output"])
+def test_a_tied_source_embedding_is_copied_to_a_separate_one(tie):
+    """Regression test: it was newly initialized."""
+    model, params = build(tiny("seq2seq", tie_embeddings="all"))
+    target = registry.build(dataclasses.replace(model.cfg, tie_embeddings=tie))
+    copied = conversions.in_layout_of(target.cfg, model.cfg, params)
+    assert_close(apply(target, copied, SOURCE, TOKENS), apply(model, params, SOURCE, TOKENS), 1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [

@@ -70,6 +70,14 @@ def test_dropout_scales_what_it_keeps():
     assert abs((y == 0).mean() - 0.25) < 0.02
 
 
+def test_dropout_in_bfloat16_rounds_once():
+    """Regression test: the factor 1 / 0.7 itself was rounded to bfloat16."""
+    x = normal(50, 20).astype(jnp.bfloat16)
+    y = np.asarray(dropout(x, 0.3, jax.random.key(0)))
+    expected = (np.float64(x) / (1 - round(0.3 * 2**16) / 2**16)).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(y, np.where(y == 0, 0, expected))
+
+
 def test_dropout_without_training_or_rate_is_the_identity():
     x = normal(3, 3)
     assert Dropout(0.5).apply({}, x, train=False) is x

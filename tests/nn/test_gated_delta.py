@@ -9,8 +9,9 @@ import pytest
 
 from tests import oracles
 from tests.helpers import apply, assert_close, build, init_module, normal, rest_slow, tiny
+from tformer_jax import axes
 from tformer_jax.nn import conversions, delta_rule
-from tformer_jax.nn.gated_delta import DeltaState, GatedDelta
+from tformer_jax.nn.gated_delta import ConvolvedHeads, DeltaState, GatedDelta
 from tformer_jax.nn.kv_cache import Lineage
 
 B, T, N, H, V, D = 2, 11, 3, 4, 5, 8
@@ -173,3 +174,18 @@ def test_projections_of_other_layers_are_fused():
     layers = converted["decoder"]
     assert layers["layers_0"]["self_attention"].keys() == params["decoder"]["layers_0"]["self_attention"].keys()
     assert layers["layers_1"]["self_attention"].keys() == {"qkv", "output"}
+
+
+def test_gradients_of_convolutions_are_summed_in_float32():
+    """Regression test: each of the 1,024 tokens contributes SiLU'(0) = 1 / 2 times its projection, which is 1."""
+    cfg = tiny("decoder_lm", attention="gated_delta", gated_delta={"conv_kernel_size": 1}, dtype="bfloat16")
+    module = ConvolvedHeads(cfg, axes.HEADS, 1, 1)
+    x = jnp.ones((32, 32, D), jnp.bfloat16)
+    inputs = x, jnp.zeros((32, 1, 0, 1)), jnp.full(32, 32), None
+    params = init_module(module, *inputs)
+    params = {"conv_kernel": np.zeros((1, 1, 1)), "project": {"kernel": np.full((D, 1, 1), 1 / D)}}
+
+    def total(params):
+        return module.apply({"params": params}, *inputs)[0].astype(jnp.float32).sum()
+
+    assert jax.jit(jax.grad(total))(params)["conv_kernel"] == 512

@@ -121,3 +121,12 @@ def test_no_gradient_sums_over_several_axes(family):
     ]
     assert len(summed) > 20
     assert all(len(sizes) <= 1 for sizes in summed)
+
+
+def test_gradients_of_biases_are_summed_in_float32():
+    """Regression test: the sum of 4,096 ones in bfloat16 ended at 1,024."""
+    module = Linear(tiny("decoder_lm", dtype="bfloat16"), WIDTH, HEADS, use_bias=True)
+    x = jnp.zeros((64, 64, D))
+    params = init_module(module, x)
+    gradient = jax.jit(jax.grad(lambda params: module.apply({"params": params}, x).astype(jnp.float32).sum()))(params)
+    np.testing.assert_array_equal(gradient["bias"], np.full((N, H), 4096))

@@ -1,4 +1,4 @@
-"""The name of the first value of a step that is not finite."""
+"""The name of the first value of a step that is not finite, and the noise of gradients."""
 
 import dataclasses
 import re
@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from tformer_jax.models import registry
+from tformer_jax.train import diagnostics
 from tformer_jax.train.non_finite import first_non_finite
 
 
@@ -99,3 +100,20 @@ def test_values_are_named_in_the_order_in_which_they_are_computed(root, label, f
     params = {"root": jnp.float32(root), "table": jnp.arange(121.0).reshape(11, 11)}
     cfg = config(tiny("decoder_lm"), label_smoothing=0.1)
     assert first_non_finite(Bigram(cfg.model), params, batch, jax.random.key(0), cfg) == found
+
+
+@pytest.mark.parametrize("labels", [(50, 50), (5, 95), (0, 10, 30)])
+def test_the_noise_of_uneven_micro_batches_is_unbiased(labels):
+    """Gradients of labels are drawn from N(mean, I): their variance is the number of parameters."""
+    rng, mean, draws = np.random.default_rng(0), np.full(50, 0.3), 4000
+    parts = [mean + rng.normal(size=(draws, 50)) / np.sqrt(max(count, 1)) for count in labels]
+    whole = sum(count * part for count, part in zip(labels, parts, strict=True)) / sum(labels)
+    norms = np.stack([np.linalg.norm(part, axis=1) * (count > 0) for count, part in zip(labels, parts, strict=True)])
+    found = jax.vmap(diagnostics.noise_parts, (0, 1, None))(np.linalg.norm(whole, axis=1), norms, jnp.array(labels))
+    assert found["gradient_squared"].mean() == pytest.approx(50 * 0.3**2, rel=0.03)
+    assert found["gradient_variance"].mean() == pytest.approx(50, rel=0.03)
+
+
+def test_a_single_micro_batch_with_labels_shows_no_noise():
+    found = diagnostics.noise_parts(jnp.array(2.0), jnp.array([2.0, 0.0]), jnp.array([7, 0]))
+    assert {name: float(value) for name, value in found.items()} == {"gradient_squared": 0, "gradient_variance": 0}

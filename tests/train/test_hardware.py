@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from tformer_jax.config import Config, ModelConfig, TrainConfig
 from tformer_jax.train import hardware, provenance
 from tformer_jax.train.chips import CHIPS
 
@@ -18,7 +19,14 @@ from tformer_jax.train.chips import CHIPS
 )
 def test_bfloat16_is_slow_on_a_cpu_only(monkeypatch, device, dtype, warns):
     monkeypatch.setattr(jax, "default_backend", lambda: device)
-    assert bool(hardware.slow_dtype(dtype)) == warns
+    assert bool([*hardware.dtype_warnings(Config(model=ModelConfig(dtype=dtype)))]) == warns
+
+
+@pytest.mark.parametrize(("lora_rank", "warns"), [(0, True), (2, False)])
+def test_parameters_in_bfloat16_are_coarse_unless_they_are_frozen(lora_rank, warns):
+    cfg = Config(model=ModelConfig(param_dtype="bfloat16"), train=TrainConfig(lora_rank=lora_rank, start_from="run"))
+    found = [text for text in hardware.dtype_warnings(cfg) if "updates of less than 1/512 of a parameter" in text]
+    assert bool(found) == warns
 
 
 def test_chips_are_distinguished():

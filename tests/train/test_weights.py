@@ -18,7 +18,9 @@ from flax import linen as nn
 from tests.helpers import apply, assert_close, randomized
 from tests.train.conftest import small_config
 from tests.train.test_checkpoint import made
+from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
@@ -307,6 +309,17 @@ def test_fine_tuning_starts_from_loaded_parameters_and_reports_them(first, corpu
     report = json.loads((tmp_path / "second" / "start_from.json").read_text())
     assert report["loaded"]
     assert report["missing"] == report["unused"] == report["other_shape"] == []
+
+
+def test_settings_that_change_the_meaning_of_loaded_parameters_are_reported(first):
+    cfg, tokenizers = config.load(first / "config.json"), Tokenizers.load(first / "tokenizers")
+    free = dataclasses.replace(cfg.model, dropout=0.5, dtype="bfloat16", max_length=12)
+    other = dataclasses.replace(free, norm_unit_offset=True, activation="gelu")
+    assert start_from.find_mismatches(cfg.train, free, tokenizers, first) == []
+    assert start_from.find_mismatches(cfg.train, other, tokenizers, first) == [
+        "the loaded parameters were trained with other settings: model.activation ('relu' there, 'gelu' here), "
+        "model.norm_unit_offset (False there, True here)"
+    ]
 
 
 def test_the_optimizer_starts_from_the_loaded_parameters(first, corpus_folder, tmp_path):

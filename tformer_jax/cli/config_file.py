@@ -16,6 +16,7 @@ from ml_collections import ConfigDict, config_flags
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.fields import Section
 
 EXPECTED = {
     int: "must be a whole number, such as 1000",
@@ -39,6 +40,8 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     for override in overrides:
         if setting := re.match(r"--?(no)?config\.(?P<name>[^=]*)", override):
             Config.check_name(setting["name"])
+            if _is_section(setting["name"]):
+                raise ConfigError(f"{setting['name']} is a section: write --config.{setting['name']}.SETTING=VALUE")
         elif flag := re.match(r"--?([a-z]\w*)", override):
             raise ConfigError(f"unknown flag {flag[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values = flags.FlagValues()
@@ -62,6 +65,13 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values.config.update_from_flattened_dict(dict.fromkeys(unset))
     return config.from_config_dict(values.config)
+
+
+def _is_section(name: str) -> bool:
+    kind: type[Section] | None = Config
+    for part in name.split("."):
+        kind = kind.nested().get(part) if kind else None
+    return kind is not None
 
 
 def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -123,6 +123,8 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     if not sizes:
         return None
     console.print(mesh(sizes, devices))
+    if (used := math.prod(sizes.values())) < devices:
+        findings.hints.append(f"the mesh has {used} of {devices} devices: the others stay idle")
     parts = math.prod(sizes[axis] for axis in BATCH_AXES)
     before = len(findings.problems)
     findings.attempt(lambda: rules.check(cfg, sizes))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.corpora.lines import BadLines, decoded_lines, is_unicode, open_binary
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, BadLines, decoded_lines, is_unicode, open_binary
 
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 HASHED_BYTES = 2**20
@@ -99,7 +99,8 @@ class Source:
             try:
                 line = read(text, fields)
                 if taken := [name for name in reserved if name in line.record]:
-                    raise ValueError(f"has a field {taken[0]!r}, a name that the output uses: rename the field")
+                    problem = "a name that the output uses: rename the field, or write text, not .jsonl"
+                    raise ValueError(f"has a field {taken[0]!r}, {problem}")
                 yield line
             except ValueError as error:
                 raise ConfigError(f"{self.location(number - 1)}: {error}") from None
@@ -164,7 +165,7 @@ def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"field {field!r} is {type(text).__name__}, not text")
     if not is_unicode(text):
-        raise ValueError(f"field {field!r} has a lone surrogate, which is not a character")
+        raise ValueError(f"field {field!r} {NOT_A_CHARACTER}")
     return text
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import integer, program, run_path
+from tformer_jax.cli.common import check_writable, integer, program, run_path
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import write_text
 from tformer_jax.report import html, run
@@ -68,6 +68,7 @@ def write_page(text: str, path: Path) -> None:
     Raises:
         ConfigError: `path` cannot be written.
     """
+    check_writable(path, "--output")
     try:
         write_text(path, text)
     except OSError as error:

@@ -99,7 +99,8 @@ def parser() -> argparse.ArgumentParser:
     result = lines.parser(
         "score",
         "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "
-        "pairs are source<tab>target. The first token of a text is not scored; the end of a target is.",
+        "pairs are source<tab>target. The first token of a text is not scored, unless the tokenizer begins texts with "
+        "a special token; the end of a target is.",
     )
     for name in FIELDS.values():
         lines.add_field(result, name)

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tformer_jax import __version__
 from tformer_jax.cli import interrupt
 from tformer_jax.cli.common import run_main
 from tformer_jax.config import ConfigError
@@ -42,8 +43,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print("usage: tformer COMMAND [--help]\n")
+        print("usage: tformer [--version] COMMAND [--help]\n")
         print("\n".join(f"  {name:<14}{meaning}" for name, meaning in COMMANDS.items()))
+        return
+    if name == "--version":
+        print(__version__)
         return
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}: write one of {', '.join(COMMANDS)}")

@@ -77,6 +77,10 @@ def allowed_types(annotation: Any) -> tuple[type, ...]:
     return (typing.get_origin(annotation) or annotation,)
 
 
+def _type_name(kind: type) -> str:
+    return "None" if kind is types.NoneType else kind.__name__
+
+
 def member_types(annotation: Any) -> tuple[type, ...]:
     """Returns the types of the members that `tuple[int, ...]` admits; () for any type, and other annotations."""
     if typing.get_origin(annotation) is not tuple:
@@ -174,7 +178,7 @@ class Section:
                 users = " or ".join(map(repr, unused.users))
                 problem = f"is used only by {qualified(self.path, unused.switch)}={users}, not {unused.chosen!r}"
                 default = operator.attrgetter(unused.name)(type(self)())
-                raise self.error(unused.name, f"{problem}; leave it at its default, {default!r}")
+                raise self.error(unused.name, f"{problem}; leave it out, or write {default!r}")
         self.check()
 
     def check(self) -> None:
@@ -235,16 +239,16 @@ class Section:
         kinds = allowed_types(annotation)
         of_section = isinstance(value, Section) and isinstance(value, kinds)
         if type(value) not in kinds and not of_section:
-            expected = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
+            expected = " or ".join(map(_type_name, kinds))
             hint = "; write ()" if value is None and tuple in kinds else ""
-            raise self.error(field.name, f"must be {expected}, not {type(value).__name__}{hint}")
+            raise self.error(field.name, f"must be {expected}, not {_type_name(type(value))}{hint}")
         if value is None or isinstance(value, Section):
             return
         members = member_types(annotation)
         if wrong := [part for part in value if type(part) not in members] if members else []:
-            expected = " or ".join(kind.__name__ for kind in members)
-            hint = f"; write {tuple(map(str, value))}" if members == (str,) else ""
-            raise self.error(field.name, f"must hold {expected}, not {type(wrong[0]).__name__}{hint}")
+            expected = " or ".join(map(_type_name, members))
+            hint = f"; write {tuple(map(str, value))}" if members == (str,) and None not in value else ""
+            raise self.error(field.name, f"must hold {expected}, not {_type_name(type(wrong[0]))}{hint}")
         choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
         for part in value if isinstance(value, tuple) else (value,):
             if choices is not None and part not in choices:

@@ -196,7 +196,7 @@ class ModelConfig(Section):
         low=1,
     )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
-    param_dtype: str = setting("float32", "dtype of the parameters", choices=DTYPES)
+    param_dtype: str = setting("float32", "dtype of the parameters, rounded to it after each step", choices=DTYPES)
 
     def check(self) -> None:
         self._check_limits()
@@ -208,10 +208,9 @@ class ModelConfig(Section):
                 raise self.error(name, "must be below 1")
         self._check_experts()
         self._check_parameterization()
-        one_vocabulary = self.tie_embeddings in ("inputs", "all")
-        if self.family != "seq2seq" and one_vocabulary:
+        if self.family != "seq2seq" and self.ties_inputs:
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
-        if one_vocabulary and self.source_vocab_size != self.vocab_size:
+        if self.ties_inputs and self.source_vocab_size != self.vocab_size:
             raise self.error(
                 "source_vocab_size", f"must equal model.vocab_size={self.vocab_size} if embeddings are shared"
             )
@@ -337,6 +336,11 @@ class ModelConfig(Section):
     def period(self) -> int:
         """Number of layers after which their kinds repeat, except for `moe.dense_layers`."""
         return math.lcm(len(self.layer_pattern), self.moe.every)
+
+    @property
+    def ties_inputs(self) -> bool:
+        """Whether source and target share an embedding."""
+        return self.tie_embeddings in ("inputs", "all")
 
     @property
     def kv_heads(self) -> int:

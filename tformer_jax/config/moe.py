@@ -19,7 +19,9 @@ class MoEConfig(Section):
         None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", low=1e-6
     )
     router_normalize: bool = setting(
-        True, "normalize the weights of the chosen experts to sum to 1; with one of them, the loss trains no router"
+        True,
+        "normalize the weights of the chosen experts to sum to 1; if one is chosen, only the balance loss trains the "
+        "router",
     )
     every: int = setting(1, "n: the last of each n layers has experts, the others a dense FFN", low=1)
     dense_layers: int = setting(0, "leading layers of a stack that have a dense FFN instead of experts", low=0)

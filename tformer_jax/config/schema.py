@@ -83,7 +83,7 @@ class DataConfig(Section):
     )
     heldout_examples: int = setting(
         2000,
-        "size of each held-out split of a generated corpus",
+        "size of each held-out split of a generated corpus, which is the same for all seeds",
         low=1,
         used_by={"source": ("cldr_translation", "cldr_language", "prepared")},
     )
@@ -276,7 +276,7 @@ class Config(Section):
 
     name: str = setting("experiment", "name of the run folder, runs/NAME")
     seed: int = setting(
-        0, "random seed for parameters, dropout, data order and generated corpora", low=0, high=2**32 - 1
+        0, "random seed for parameters, dropout, data order and generated training data", low=0, high=2**32 - 1
     )
     model: ModelConfig = section(ModelConfig)
     data: DataConfig = section(DataConfig)
@@ -336,7 +336,7 @@ class Config(Section):
             raise self.data.error("source", f"does not fit {of_data}; write one of {sources}")
         if self.data.batching == "packed" and self.model.prefix_lm:
             raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
-        if self.model.tie_embeddings in ("inputs", "all") and not self.data.shared_vocab:
+        if self.model.ties_inputs and not self.data.shared_vocab:
             raise self.data.error(
                 "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"
             )

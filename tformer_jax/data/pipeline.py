@@ -127,7 +127,7 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
         reader, end = _reader(getattr(corpus, split), tokenizers), tokenizers.target.special.ends[0]
         tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
         if tokens < 2:
-            raise DataError(f"split {split} has {tokens} tokens, but evaluation needs at least 2: hold out more text")
+            raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
 
 
 def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:

@@ -121,7 +121,8 @@ def is_prepared(folder: Path) -> bool:
         metadata = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    names = {"dataset.json", TOKENIZERS, *(path.name for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))}
+    names = {"dataset.json", TOKENIZERS, ".DS_Store"}
+    names |= {path.name for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")}
     return {"format", "tokenizers", "splits"} <= {*metadata} and all(path.name in names for path in folder.iterdir())
 
 

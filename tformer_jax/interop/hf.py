@@ -101,7 +101,9 @@ def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[Mo
         ConfigError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
     """
     hf = files.read_config(folder)
-    architecture = architecture_of(str(hf.get("model_type")), settings.get("family") or _family(hf))
+    if "model_type" not in hf:
+        raise ConfigError(f"{folder / 'config.json'} has no model_type: {folder} is not a Hugging Face checkpoint")
+    architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
     arrays = _with_originals(_named(files.read_arrays(folder), architecture), architecture, tied)
     read = _settings(hf, arrays, architecture)

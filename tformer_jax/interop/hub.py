@@ -7,6 +7,8 @@ from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import first_line
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors")
+"""Suffixes of files, which no model of the hub has in its name."""
 FILES = ("*.safetensors", "*.json", "*.txt", "*.spm", "*.model")
 OTHERS = ("*/*", "consolidated*")
 """Patterns of files that are not downloaded: those of other libraries, which repeat the arrays."""
@@ -18,7 +20,7 @@ def download(name: str) -> Path:
     Raises:
         ConfigError: `name` is not a name such as "org/model", or the download fails.
     """
-    if not NAME.fullmatch(name) or name.endswith((".pt", ".pth")):
+    if not NAME.fullmatch(name) or name.endswith(FILE_SUFFIXES):
         raise ConfigError(
             f"{name} does not exist: name a folder, a file of torch.save, or a model of the Hugging Face hub"
         )
@@ -31,7 +33,7 @@ def download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)))
     except Exception as error:  # the library's own types, those of its HTTP client, and OSError
-        reason = first_line(error, 200)
+        reason = first_line(error, 200).removeprefix("Got: ")
         raise ConfigError(
             f"{name} does not exist here, and downloading it from the Hugging Face hub failed: {reason}"
         ) from error

@@ -65,9 +65,11 @@ def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 def in_layout_of(target: ModelConfig, cfg: ModelConfig, params: Params) -> Params:
     """Converts parameters of a model built from `cfg` to the layout of another model, where both can be compared.
 
-    Layers are looped or scanned, projections separate or fused as in `target`; a tied output head is copied if that of
-    `target` is separate. Nothing else is changed, so that shapes, depths and names may still differ.
+    Layers are looped or scanned, projections separate or fused as in `target`; a tied source embedding or output head
+    is copied if that of `target` is separate. Nothing else is changed: shapes, depths and names may still differ.
     """
+    if target.family == "seq2seq" and cfg.ties_inputs and not target.ties_inputs:
+        params = params | {"source_embedding": params["target_embedding"]}
     if target.tie_embeddings in ("none", "inputs"):
         cfg, params = untied(cfg, params)
     cfg, params = unrolled(cfg, params)

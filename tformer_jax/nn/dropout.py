@@ -17,7 +17,8 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     if key is None or dropped == 0:
         return x
     keep = _random_bits(key, x.shape) >= dropped
-    return jnp.where(keep, x * (STEPS / (STEPS - dropped)), 0)
+    scaled = x.astype(jnp.float32) * (STEPS / (STEPS - dropped))
+    return jnp.where(keep, scaled.astype(x.dtype), 0)
 
 
 def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

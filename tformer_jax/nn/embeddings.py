@@ -11,7 +11,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
-from tformer_jax.nn.linear import as_rows, kernel_initializer, product, with_transposed_gradient
+from tformer_jax.nn.linear import as_rows, broadcast_like, kernel_initializer, product, with_transposed_gradient
 from tformer_jax.nn.lookup import lookup
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
@@ -96,10 +96,10 @@ class InputEmbedding(Module):
             positions = jnp.arange(vectors.shape[1]) if positions is None else positions
             if mesh_axes(axes.EMBED, self.cfg.dim):  # a lookup per row, whose gradient can be reduce-scattered
                 positions = jnp.broadcast_to(positions, vectors.shape[:2])
-            vectors = vectors + self.positions(positions)
+            vectors = vectors + broadcast_like(self.positions(positions), vectors)
         if self.cfg.token_types:
             chosen = jnp.zeros((1, 1), jnp.int32) if types is None else types
-            vectors = vectors + lookup(self.types, chosen).astype(vectors.dtype)
+            vectors = vectors + broadcast_like(lookup(self.types, chosen), vectors)
         if self.norm is not None:
             vectors = self.norm(vectors)
         return self.dropout(constrain(vectors, axes.BATCH, axes.LENGTH, None), train=train)

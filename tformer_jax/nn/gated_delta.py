@@ -12,7 +12,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn import delta_rule
 from tformer_jax.nn.kv_cache import RowState
-from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.linear import Linear, broadcast_like
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import rms_norm
 from tformer_jax.nn.padding import PaddingLast
@@ -88,7 +88,7 @@ class ConvolvedHeads(Module):
         outputs = (self.axis, self.heads), (axes.HEAD_DIM, self.size)
         projected = Linear(cfg, ((axes.EMBED, cfg.dim),), outputs, use_bias=False, name="project")(x)
         init, shape = named(_conv_kernel, None, self.axis, axes.HEAD_DIM), (W, self.heads, self.size)
-        kernel = self.param("conv_kernel", init, shape, jnp.dtype(cfg.param_dtype)).astype(cfg.dtype)
+        kernel = self.param("conv_kernel", init, shape, jnp.dtype(cfg.param_dtype))
         known = jnp.concatenate([jnp.swapaxes(tail, 1, 2).astype(projected.dtype), projected], axis=1)
         out = jnp.zeros_like(projected)
         for weights, back in zip(kernel, range(W - 1, -1, -1), strict=True):
@@ -96,7 +96,7 @@ class ConvolvedHeads(Module):
             if segments is not None:
                 source = jnp.pad(segments, ((0, 0), (back, 0)), constant_values=-1)[:, :T]
                 part = jnp.where((source == segments)[..., None, None], part, 0)
-            out += weights * part
+            out += broadcast_like(weights, part) * part
         last = count[:, None] + jnp.arange(W - 1)
         tail = jnp.take_along_axis(known, last[..., None, None], axis=1)
         return constrain(nn.silu(out), axes.BATCH, axes.LENGTH, self.axis, None), jnp.swapaxes(tail, 1, 2)

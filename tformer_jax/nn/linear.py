@@ -108,6 +108,14 @@ _transposed_gradient.defvjp(
 )
 
 
+def broadcast_like(parameter: jax.Array, x: jax.Array) -> jax.Array:
+    """Broadcasts a parameter to the shape and dtype of x; its gradient is summed in float32.
+
+    A sum of ones in bfloat16 ends at 256.
+    """
+    return jnp.broadcast_to(parameter.astype(jnp.float32), x.shape).astype(x.dtype)
+
+
 class Linear(Module):
     """Computes `y = x W + b` from the axes `inputs` to the axes `outputs`, each a tuple of (logical name, size)."""
 
@@ -135,5 +143,5 @@ class Linear(Module):
         y = y.reshape(*lead, *out_shape)
         if self.use_bias:
             zeros = named(nn.initializers.zeros, *out_names)
-            y = y + self.param("bias", zeros, out_shape, param_dtype).astype(dtype)
+            y = y + broadcast_like(self.param("bias", zeros, out_shape, param_dtype), y)
         return y

@@ -61,7 +61,7 @@ class MixtureOfExperts(Module):
             padding_mask = jnp.ones(x.shape[:2], bool)
         init = named(kernel_initializer(cfg, cfg.dim, cfg.moe.num_experts), axes.EMBED, None)
         router = self.param("router", init, (cfg.dim, cfg.moe.num_experts), jnp.dtype(cfg.param_dtype))
-        logits = x.astype(jnp.float32) @ router.astype(jnp.float32)
+        logits = jnp.matmul(x.astype(jnp.float32), router.astype(jnp.float32), precision="highest")
         limited = train and cfg.moe.expert_capacity is not None
         routing = route(logits, padding_mask, cfg, segments=segments, limited=limited)
         self.sow("losses", "balance", cfg.moe.balance_loss * balance_loss(logits, routing.experts, padding_mask))

@@ -75,14 +75,16 @@ class Stack(nn.Module):
 
         if self.cfg.remat != "none":
             policy = getattr(jax.checkpoint_policies, self.cfg.remat)
-            scanned = nn.remat(apply, policy=policy, prevent_cse=False)  # CSE does not occur across steps of a scan
+            apply_in_scan = nn.remat(
+                apply, policy=policy, prevent_cse=False
+            )  # CSE does not occur across steps of a scan
             apply = nn.remat(apply, policy=policy)
         else:
-            scanned = apply
+            apply_in_scan = apply
 
         def repeat(period: Period, x: jax.Array, ctx: LayerContext) -> tuple[jax.Array, None]:
             for layer in period.layers:
-                x = scanned(layer, x, ctx)
+                x = apply_in_scan(layer, x, ctx)
             return x, None
 
         if self.repetitions:

@@ -69,7 +69,7 @@ class Limits:
     max_body: int
     """Maximum size of a body in bytes."""
     timeout: float
-    """Seconds from a request to its last token."""
+    """Seconds from a request to the end of its response."""
     body_timeout: float
     """Seconds from the headers of a request to the end of its body."""
 

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class Checkpointer:
                 cleanup_tmp_directories=True,
             )
         try:
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
+            with _only_errors(logging.getLogger("absl")):  # Orbax warns about `read_only`
+                self._manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
         except ValueError as error:  # the manager reads the scores of all checkpoints when it is built
@@ -195,6 +197,16 @@ class Checkpointer:
             (self.folder / str(step)).rename(target)
         self._group.barrier("damaged checkpoints are in quarantine")
         self._manager.reload()
+
+
+@contextlib.contextmanager
+def _only_errors(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:

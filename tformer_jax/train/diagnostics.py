@@ -4,17 +4,23 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from tformer_jax.nn.module import named_leaves
 
 
 def layer_norms(tree: Any, name: str) -> dict[str, jax.Array]:
-    """Returns the L2 norm of each layer's parameters (or gradients), named `NAME/decoder/layers_0`."""
+    """Returns the L2 norm of each layer's parameters (or gradients), named `NAME/decoder/layers_0`.
+
+    The repetitions of scanned layers have one norm.
+    """
     layers: dict[str, list[jax.Array]] = {}
     for parameter, leaf in named_leaves(tree):
         layers.setdefault(layer_of(parameter), []).append(leaf)
-    return {f"{name}/{layer}": optax.tree.norm(leaves) for layer, leaves in layers.items()}
+    return {
+        f"{name}/{layer}": optax.tree.norm(optax.tree.cast(leaves, jnp.float32)) for layer, leaves in layers.items()
+    }
 
 
 def layer_of(parameter: str) -> str:
@@ -26,18 +32,22 @@ def layer_of(parameter: str) -> str:
     return found[0] if found else parameter.rpartition("/")[0]
 
 
-def noise_parts(norm: jax.Array, norms: jax.Array, small: jax.Array, big: jax.Array) -> dict[str, jax.Array]:
+def noise_parts(norm: jax.Array, norms: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     """Returns unbiased estimates of the squared gradient norm and the gradient variance.
 
     Averaged over many steps, `gradient_variance / gradient_squared` is the noise scale: the batch size, in labels,
     beyond which larger batches help less ("An Empirical Model of Large-Batch Training", 2018, appendix A.1).
 
     Args:
-        norm: norm of the gradient of a batch of `big` labels.
-        norms: [accumulate], norms of the gradients of its micro-batches of about `small` labels each.
+        norm: norm of the gradient of a batch.
+        norms: [accumulate], norms of the gradients of its micro-batches; 0 for one without labels.
+        labels: [accumulate], numbers of labels of the micro-batches.
     """
-    of_parts, of_batch = (norms**2).mean(), norm**2
+    present = labels > 0
+    of_parts, of_batch = (norms**2).mean(where=present), norm**2
+    small, big = 1 / (1 / labels).mean(where=present), labels.sum()  # micro-batches add variance / labels to |G|^2
+    difference = jnp.where(present.sum() > 1, big - small, jnp.inf)  # no estimates if one micro-batch has all labels
     return {
-        "gradient_squared": (big * of_batch - small * of_parts) / (big - small),
-        "gradient_variance": (of_parts - of_batch) / (1 / small - 1 / big),
+        "gradient_squared": (big * of_batch - small * of_parts) / difference,
+        "gradient_variance": (of_parts - of_batch) * small * big / difference,
     }

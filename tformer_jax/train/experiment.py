@@ -209,8 +209,7 @@ def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -
         ConfigError: a size in the config is smaller than the data requires, there are more classes than the data has,
             or source and target share embeddings but no vocabulary.
     """
-    tied = cfg.model.family == "seq2seq" and cfg.model.tie_embeddings in ("inputs", "all")
-    if tied and not same_tokens(tokenizers.source, tokenizers.target):
+    if cfg.model.ties_inputs and not same_tokens(tokenizers.source, tokenizers.target):
         raise cfg.model.error("tie_embeddings", "needs one vocabulary, but the tokenizers of source and target differ")
     needed: dict[str, Any] = {"vocab_size": tokenizers.target.vocab_size}
     if cfg.model.family == "seq2seq":

@@ -1,8 +1,11 @@
 """Peak FLOP/s and memory use of the devices of a run."""
 
+from collections.abc import Iterator
+
 import jax
 
 from tformer_jax.allocator import peak_bytes
+from tformer_jax.config import Config
 from tformer_jax.train.chips import CHIPS
 
 
@@ -21,12 +24,18 @@ def memory_bytes(devices: list[jax.Device]) -> int:
     return max(used) if used else peak_bytes()
 
 
-def slow_dtype(dtype: str) -> str | None:
-    """Returns a warning if `dtype` is slower than float32 on the default backend, else None.
+def dtype_warnings(cfg: Config) -> Iterator[str]:
+    """Yields a warning for a computation dtype that is slow on the default backend, and for coarse parameters.
 
     XLA's CPU backend converts bfloat16 around most operations: a step took 1.2 times as long on two AMD EPYC cores
-    (Zen 4).
+    (Zen 4). Parameters in bfloat16 have 8 significant bits, so that a norm's scale of 1 may never change. With LoRA,
+    they are not trained.
     """
-    if dtype == "float32" or jax.default_backend() != "cpu":
-        return None
-    return f"model.dtype={dtype!r} trains more slowly on a CPU than 'float32' does, which is also more precise"
+    dtype, param_dtype = cfg.model.dtype, cfg.model.param_dtype
+    if dtype != "float32" and jax.default_backend() == "cpu":
+        yield f"model.dtype={dtype!r} trains more slowly on a CPU than 'float32' does, which is also more precise"
+    if param_dtype != "float32" and not cfg.train.lora_rank:
+        yield (
+            f"model.param_dtype={param_dtype!r} rounds the parameters after each step: updates of less than 1/512 of a "
+            f"parameter are lost; model.param_dtype='float32' with model.dtype={param_dtype!r} keeps them"
+        )

@@ -39,7 +39,7 @@ from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView, classes
-from tformer_jax.train.start_from import check_tokenizers, load_matching
+from tformer_jax.train.start_from import find_mismatches, load_matching
 from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
 
 NEW_RUN: Mapping[str, Any] = {"meter": {}, "spikes": {}, "best": {}}
@@ -147,7 +147,7 @@ class Trainer:
         if self.experiment.group.first:
             run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
         self.view.say(f"From {run}: {report}")
-        if warning := check_tokenizers(self.cfg.train, self.cfg.model, self.experiment.tokenizers, run):
+        for warning in find_mismatches(self.cfg.train, self.cfg.model, self.experiment.tokenizers, run):
             self.view.say(warning)
         return params
 
@@ -176,8 +176,8 @@ class Trainer:
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
         self.events.write(self.step, "resume" if self.step else "start", where)
-        slow, short = hardware.slow_dtype(self.cfg.model.dtype), self.profiler.shortage(self.cfg.train.steps)
-        for warning in (*self.cfg.without_effect(), slow, short):
+        short = self.profiler.shortage(self.cfg.train.steps)
+        for warning in (*self.cfg.without_effect(), *hardware.dtype_warnings(self.cfg), short):
             if warning:
                 self.view.say(warning)
 

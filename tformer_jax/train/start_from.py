@@ -12,7 +12,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax import axes, config
-from tformer_jax.config import ConfigError, ModelConfig, TrainConfig
+from tformer_jax.config import ConfigError, ModelConfig, TrainConfig, flat
 from tformer_jax.config.paths import as_path, resolved
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import registry
@@ -21,6 +21,15 @@ from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.train import lora, run_folder, weights
 from tformer_jax.train.trained import load_trained
+
+FREE_SETTINGS = (
+    *("family", "vocab_size", "source_vocab_size", "num_classes", "max_length", "encoder_layers", "decoder_layers"),
+    *("tie_embeddings", "token_types", "output_bias", "pooling", "pooler", "head_transform", "prefix_lm"),
+    *("scan_layers", "remat", "dtype", "param_dtype", "attention_backend", "attention_projections", "*dropout"),
+    *("initializer", "init_std", "embedding_std", "scale_residual_init"),
+    *("moe.expert_capacity", "moe.balance_loss", "moe.router_z_loss"),
+)
+"""Globs of the model settings that leave the meaning of loaded parameters unchanged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +141,24 @@ def _compare(mine: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int
     if not report.loaded:
         raise ConfigError(f"train.start_from={str(run)!r}: no parameter matches this model ({report})")
     return report
+
+
+def find_mismatches(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> list[str]:
+    """Returns warnings about the parameters that `load_matching` loads, and which this model does not use as `run` did.
+
+    Raises:
+        ConfigError: LoRA freezes one of them.
+    """
+    old, new = flat(config.load(run / "config.json").model), flat(model)
+    changed = [
+        f"model.{name} ({old[name]!r} there, {new[name]!r} here)"
+        for name in new
+        if new[name] != old[name] and not any(fnmatch.fnmatch(name, glob) for glob in FREE_SETTINGS)
+    ]
+    problems = [check_tokenizers(train, model, tokenizers, run)]
+    if changed:
+        problems.append(f"the loaded parameters were trained with other settings: {', '.join(changed)}")
+    return [problem for problem in problems if problem]
 
 
 def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> str | None:

@@ -23,6 +23,8 @@ from tformer_jax.train.step_metrics import StepMetrics, pack
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
+Parts = tuple[jax.Array, jax.Array]
+"""The gradient norm of each micro-batch's mean loss, and its number of labels: [accumulate] each."""
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 WITHOUT_COPIES = "xla_cpu_copy_insertion_use_region_analysis"
 """Option of XLA for CPUs; without it, the moments of AdamW are copied before they are updated in place."""
@@ -44,7 +46,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
-        sums, grads, norms = accumulated_gradients(model, state.params, batch, key, cfg)
+        sums, grads, parts = accumulated_gradients(model, state.params, batch, key, cfg)
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
         trained = lora.trained(state.params)
@@ -55,14 +57,14 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         new = (trained, opt_state, updated_ema(state.ema, trained, state.step, train.ema_decay))
         old = (lora.trained(state.params), state.opt_state, state.ema)
         trained, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
-        tokens = sum((batch[key] != PAD).sum() for key in registry.FAMILIES[cfg.model.family].inputs)
+        tokens = sum((batch[name] != PAD).sum() for name in registry.FAMILIES[cfg.model.family].inputs)
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
         if train.log_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trained, "param_norm")
         if train.noise_scale:
-            metrics |= diagnostics.noise_parts(norm, norms, sums.labels / train.accumulate, sums.labels)
+            metrics |= diagnostics.noise_parts(norm, *parts)
         params = lora.with_trained(state.params, trained)
         new_state = TrainState(step=state.step + 1, skipped=skipped, params=params, opt_state=opt_state, ema=ema)
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -118,10 +120,10 @@ def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batc
 
 def accumulated_gradients(
     model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config
-) -> tuple[Sums, Any, jax.Array]:
-    """Returns the loss sums, the gradient of the mean loss, and the gradient norm of each micro-batch's mean loss.
+) -> tuple[Sums, Any, Parts]:
+    """Returns the loss sums, the gradient of the mean loss, and the gradient norms of the micro-batches.
 
-    Gradients are those of the trained parameters: all, or with LoRA `lora.Adapted.trained`. The norms are [accumulate].
+    Gradients are those of the trained parameters: all, or with LoRA `lora.Adapted.trained`.
     Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
     that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """
@@ -130,10 +132,10 @@ def accumulated_gradients(
     total = jnp.maximum((labels >= 0).sum(), 1)
 
     trained = lora.trained(params)
-    learned = optimizers.not_frozen(cfg.optim, trained)
+    not_frozen = optimizers.not_frozen(cfg.optim, trained)
 
     def objective(trained: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
-        trained = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), learned, trained)
+        trained = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), not_frozen, trained)
         full = lora.merged(lora.with_trained(params, trained))
         sums, auxiliary = batch_loss(
             model, full, micro_batch, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
@@ -143,19 +145,19 @@ def accumulated_gradients(
     gradient = jax.grad(objective, has_aux=True)
     if count == 1:
         grads, sums = gradient(trained, batch, key)
-        return sums, grads, optax.tree.norm(grads)[None]
+        return sums, grads, (optax.tree.norm(grads)[None], sums.labels[None])
 
-    def add(carry: tuple[Sums, Any], inputs: tuple[Batch, jax.Array]) -> tuple[tuple[Sums, Any], jax.Array]:
+    def add(carry: tuple[Sums, Any], inputs: tuple[Batch, jax.Array]) -> tuple[tuple[Sums, Any], Parts]:
         micro_batch, number = inputs
         grads, sums = gradient(trained, micro_batch, jax.random.fold_in(key, number))
         grads = optax.tree.cast(grads, jnp.float32)
         norm = optax.tree.norm(grads) * total / jnp.maximum(sums.labels, 1)
-        return jax.tree.map(jnp.add, carry, (sums, grads)), norm
+        return jax.tree.map(jnp.add, carry, (sums, grads)), (norm, sums.labels)
 
     split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained)
-    (sums, grads), norms = jax.lax.scan(add, (zero_sums(), zeros), (split, jnp.arange(count)))
-    return sums, grads, norms
+    (sums, grads), parts = jax.lax.scan(add, (zero_sums(), zeros), (split, jnp.arange(count)))
+    return sums, grads, parts
 
 
 def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) -> Any:

@@ -47,9 +47,13 @@ def load_trained(run: Path, mesh: Mesh | None = None, group: ProcessGroup = SING
     if not run_folder.holds_weights(run):
         raise ConfigError(f"{run} holds no checkpoint yet; train it first")
     model = registry.build(cfg.model)
-    tokenizers = Tokenizers.load(run / "tokenizers")
+    tokenizers, labels = Tokenizers.load(run / "tokenizers"), run_folder.load_labels(run)
+    if labels is not None and len(labels) != cfg.model.num_classes:
+        raise ConfigError(
+            f"{run}/labels.json has {len(labels)} classes, not {cfg.model.num_classes}: restore it from a copy"
+        )
     mesh = mesh or make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
-    return Trained(cfg, model, _params(run, cfg, model, mesh, group), tokenizers, run_folder.load_labels(run))
+    return Trained(cfg, model, _params(run, cfg, model, mesh, group), tokenizers, labels)
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup) -> Any:

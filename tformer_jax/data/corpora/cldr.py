@@ -23,6 +23,8 @@ ENDLESS = 2**31
 Candidate = tuple[str, Callable[[], Example | None]]
 """The text that determines the split of a phrase, and a function that returns the example, or None to reject it."""
 
+HELD_OUT_SEED = 0
+"""Seed of the validation and test splits, whatever the seed of the run, so that runs can be compared."""
 LETTERS_TO_RECOGNIZE = 4
 """Number of letters from which the language of an ASCII phrase counts as recognizable."""
 
@@ -138,7 +140,8 @@ def typed(text: str) -> str:
 
 def _corpus(train: Phrases, cfg: DataConfig, labels: tuple[str, ...] | None = None) -> Corpus:
     count = cfg.heldout_examples
-    found = user_cache.cached("heldout", {**train.origin(), "count": count}, lambda: _held_out(train, count))
+    fixed = dataclasses.replace(train, seed=HELD_OUT_SEED)
+    found = user_cache.cached("heldout", {**fixed.origin(), "count": count}, lambda: _held_out(fixed, count))
     return Corpus(train, found["validation"], found["test"], labels)
 
 

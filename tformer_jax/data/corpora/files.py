@@ -14,7 +14,7 @@ from pyarrow import parquet
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.fields import first_line, separated
 from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
-from tformer_jax.data.corpora.lines import NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
 
 HOMES = {
     "multi30k": "task 1 of the GitHub repository multi30k/dataset",
@@ -88,7 +88,7 @@ def tsv(reader: FileReader, name: str) -> Iterator[Example]:
 
     def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
         for number, line in numbered_lines(path, reader.bad):
-            if not line:
+            if not (line and line.strip()):
                 continue
             cells = line.split("\t")
             if len(cells) <= max(columns) or (not reader.cfg.fields and len(cells) != len(columns)):
@@ -186,6 +186,8 @@ def locate(root: Path | None, name: str) -> list[Path]:
     Raises:
         DataError: no folder is given, the path is that of a folder, the glob is invalid, or no file matches.
     """
+    if not name:
+        raise DataError("an entry of data.train, data.validation or data.test is empty: name a file")
     home = HOMES.get("".join(Path(name).parts[:1]))
     origin = f" (it comes from {home})" if home else ""
     if root is None and not Path(name).is_absolute():
@@ -263,7 +265,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
             expected = "text or an integer" if key == "label" else "text"
             raise DataError(f"field {fields[key]!r} is {type(value).__name__}, not {expected}")
         if not is_unicode(str(value)):
-            raise DataError(f"field {fields[key]!r} has a lone surrogate, which is not a character")
+            raise DataError(f"field {fields[key]!r} {NOT_A_CHARACTER}")
     return {key: str(value) for key, value in values.items()}
 
 

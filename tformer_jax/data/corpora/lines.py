@@ -17,6 +17,7 @@ from tformer_jax.data.corpora.corpus import DataError
 DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 """Exceptions raised by a damaged or truncated compressed file."""
 NOT_UTF8 = "not valid UTF-8: convert the file to UTF-8; a compressed one must be named .gz or .zst"
+NOT_A_CHARACTER = "has a lone surrogate, which is not a character"
 
 
 class BadLines:

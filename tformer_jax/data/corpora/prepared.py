@@ -27,6 +27,8 @@ from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, 
 from tformer_jax.special_tokens import EOS
 
 FORMAT = 2
+METADATA = {"family", "labels", "vocab_size", "tokenizers", "splits", "data"}
+"""Keys of dataset.json that are read."""
 LENGTH = np.dtype("<u4")
 """How a length is stored."""
 TOKENIZERS = "tokenizers"
@@ -273,13 +275,19 @@ def load(cfg: Config, root: Path | None) -> Corpus:
 
 def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     path = folder / "dataset.json"
+    if folder.is_file():
+        raise DataError(f"{folder} is a file: name the folder that scripts/prepare_data.py wrote")
     try:
         metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(metadata, dict) or "format" not in metadata:
+            raise DataError(f"{path} was not written by scripts/prepare_data.py")
         if metadata["format"] != FORMAT:
             raise DataError(f"{path} has format {metadata['format']}, not {FORMAT}: prepare the data again")
-    except (FileNotFoundError, NotADirectoryError):
+        if missing := METADATA - metadata.keys():
+            raise DataError(f"{path} is damaged: it has no {min(missing)!r}")
+    except FileNotFoundError:
         raise DataError(f"{folder} is not the output of scripts/prepare_data.py: it has no dataset.json") from None
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is damaged: {error}") from error

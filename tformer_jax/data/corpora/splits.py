@@ -160,6 +160,8 @@ def _labels(splits: Splits, *, named: bool) -> tuple[str, ...]:
             f"data.train has {len(labels):,} labels in {counts.total():,} examples: name the fields of text and label "
             "in data.fields, such as ('1', '2')"
         )
+    if len(labels) == 1:
+        raise DataError(f"data.train has only the label {labels[0]!r}: a classifier needs at least two")
     if once := [label for label in labels if counts[label] == 1]:
         logging.getLogger(__name__).warning(
             "label %r has only one example in data.train; TSV files have no header line", min(once)

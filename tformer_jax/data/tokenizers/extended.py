@@ -19,7 +19,8 @@ ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoisin
 
 def mask_of(special: SpecialTokens) -> tuple[int, str] | None:
     """Returns the id and the name of the mask token; None if there is none."""
-    return next(((i, name) for i, name in special.names if name in (MASK, SYNONYMS[MASK])), None)
+    ids = {name: i for i, name in special.names}
+    return next(((ids[name], name) for name in (MASK, SYNONYMS[MASK]) if name in ids), None)
 
 
 class ExtendedTokenizer:

@@ -92,7 +92,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f"data.tokenizer_file: {path} does not exist")
     if path.suffix not in LOADERS:
-        raise ConfigError(f"data.tokenizer_file: {path} must end in {', '.join(LOADERS)}")
+        raise ConfigError(f"data.tokenizer_file: {path} must end in {' or '.join(LOADERS)}")
     try:
         return LOADERS[path.suffix](path)
     except ConfigError:

@@ -9,7 +9,7 @@ from tformer_jax.special_tokens import OWN, UNK
 
 
 class ByteTokenizer(OneByOne):
-    """One token per UTF-8 byte; the encoding is lossless."""
+    """One token per UTF-8 byte; the encoding is lossless for valid Unicode."""
 
     vocab_size = FIRST + 256
     special = OWN

@@ -1,5 +1,6 @@
 """Subword tokenizers of Hugging Face's `tokenizers` library, trained or loaded from a `tokenizer.json`."""
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,13 +9,14 @@ import tokenizers as hf
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import FIRST, ordinary, with_context
-from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
+from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
 
 
 class SubwordTokenizer:
     """Byte-level BPE or Unigram, which are lossless; WordPiece; or any other `tokenizer.json`.
 
-    Ids of a tokenizer whose first tokens are not this package's special tokens are shifted past them.
+    Ids of a tokenizer whose first tokens are not this package's special tokens are shifted past them. Its own special
+    tokens are never encoded from texts, except the unknown token.
     """
 
     def __init__(self, kind: str, tokenizer: hf.Tokenizer):
@@ -30,6 +32,8 @@ class SubwordTokenizer:
         byte_ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.fallback_bytes = frozenset(self._shift + i for i in byte_ids if i is not None)
         self.special = with_context(self)
+        if not own:
+            self.special = self._with_own_special_tokens(self.special)
 
     @classmethod
     def train(cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool) -> "SubwordTokenizer":
@@ -85,6 +89,20 @@ class SubwordTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode([i - self._shift for i in ordinary(ids)])
+
+    def _with_own_special_tokens(self, special: SpecialTokens) -> SpecialTokens:
+        """Adds the special tokens and the unknown token of the library's tokenizer."""
+        model = json.loads(self._tokenizer.to_str())["model"]
+        unknown = model.get("unk_id")
+        if name := model.get("unk_token"):
+            unknown = self._tokenizer.token_to_id(name)
+        added = self._tokenizer.get_added_tokens_decoder()
+        names = ((self._shift + i, token.content) for i, token in added.items() if token.special)
+        return dataclasses.replace(
+            special,
+            names=(*special.names, *names),
+            unknown=special.unknown if unknown is None else self._shift + unknown,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the kind, and the library's JSON under `model`."""

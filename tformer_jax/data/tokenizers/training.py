@@ -66,6 +66,8 @@ def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
             "tokenizer_file", "is a folder with the tokenizers of both sides, but only one uses 'file'; name a file"
         )
     saved = folder / "tokenizers"
+    if not (saved.is_dir() or (folder / "config.json").is_file()):
+        raise cfg.error("tokenizer_file", f"{folder} is not the folder of a run or of a checkpoint")
     found = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
     for tokenizer in (found.source, found.target):
         _check_normalization(cfg, tokenizer)
