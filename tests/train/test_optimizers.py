@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close, randomized, rest_slow, tiny
+from tests.helpers import assert_close, normal, randomized, rest_slow, tiny
 from tests.train.formulas import B1, B2, DECAY, EPS, RATES, adafactor, adamw, lamb, lion, muon, schedule_free, sgd
 from tformer_jax import axes
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
@@ -237,6 +237,23 @@ def test_adaptive_clipping_units_are_the_inputs_of_one_output():
 
     wanted = jax.tree_util.tree_map_with_path(clipped, PARAMS, *GRADS)
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("names", "unit"),
+    [
+        *((("embed", None), (0,)), ((None, "heads", "head_dim"), (0,)), ((None, "mlp"), (0,))),
+        *((("heads", "head_dim", None), (0, 1)), (("mlp", None), (0,)), ((None, "embed"), (0,))),
+    ],
+)
+def test_adaptive_clipping_units_of_lora_factors(names, unit):
+    """A maps inputs to the rank, B the rank to outputs: the rank has no name."""
+    g = np.float64(normal(*(4, 3, 2)[: len(names)]))
+    box = nn.LogicallyPartitioned(jax.ShapeDtypeStruct(g.shape, jnp.float32), names)
+    clip = optimizers._adaptive_clip(0.1, {"a": box})
+    found, _ = clip.update({"a": jnp.asarray(g)}, clip.init(None), {"a": jnp.ones_like(g)})
+    bound = 0.1 * np.sqrt(np.prod([g.shape[axis] for axis in unit]))
+    assert_close(found["a"], g * np.minimum(bound / np.sqrt((g**2).sum(unit, keepdims=True)), 1), 1e-6)
 
 
 def steps(cfg: Config, shapes, params, all_grads):

@@ -178,13 +178,17 @@ def _by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.Gra
 
 
 def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
-    """Applies `optax.adaptive_grad_clip` with the inputs of one kernel output, or a whole bias, as a unit."""
+    """Applies `optax.adaptive_grad_clip` with the inputs of one kernel output, or a whole bias, as a unit.
+
+    The inputs are all axes but the last if that is the model width or the rank of a LoRA factor (whose name is None).
+    """
 
     def unit(box: Any) -> tuple[int, ...]:
         kept = [axis for axis, name in enumerate(box.names) if name not in STACKED_AXES]
-        if len(kept) < 2 or axes.EMBED not in (box.names[kept[0]], box.names[kept[-1]]):
+        ends = [box.names[axis] in (axes.EMBED, None) for axis in kept]
+        if len(kept) < 2 or not (ends[0] or ends[-1]):
             return tuple(kept)
-        return tuple(kept[:1] if box.names[kept[0]] == axes.EMBED else kept[:-1])
+        return tuple(kept[:1] if ends[0] else kept[:-1])
 
     def clip(box: Any, update: jax.Array, param: jax.Array) -> jax.Array:
         clipping = optax.adaptive_grad_clip(bound, axis=unit(box))

@@ -91,7 +91,7 @@ def initializer(
     def init(params: Any = None) -> TrainState:
         if params is None:
             params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
-        params = lora.adapt(cfg.train, shapes, params, jax.random.key(cfg.seed))
+        params = lora.adapt(cfg.train, shapes, params, jax.random.split(jax.random.key(cfg.seed))[1])
         trained, zero = lora.trained(params), jnp.zeros((), jnp.int32)
         mean = None if cfg.train.ema_decay is None else optax.tree.cast(trained, jnp.float32)
         return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trained), ema=mean)
