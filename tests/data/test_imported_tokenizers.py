@@ -123,7 +123,7 @@ def test_ranks_cover_every_text(text):
     ("name", "content", "sentence"),
     [
         ("a.json", None, "a.json does not exist"),
-        ("a.bin", b"", "a.bin must end in .json, .model, .tiktoken"),
+        ("a.bin", b"", "a.bin must end in .json or .model or .tiktoken"),
         ("a.json", b"{}", "a.json is not a valid .json tokenizer"),
         ("a.model", b"nothing", "a.model is not a valid .model tokenizer"),
         ("a.tiktoken", b"dGhl 1\n??? 2\n", "a.tiktoken, line 2: must be base64<space>rank"),

@@ -264,8 +264,9 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch):
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
     run = write_run(tmp_path / "run", examples=0)
-    with pytest.raises(ConfigError, match="cannot be written .* name another file"):
-        report.main([str(run), "--output", str(tmp_path / "missing" / "report.html")])
+    for output, problem in ((tmp_path, "it is a folder; name a file"), (run / "config.json" / "a.html", "File exists")):
+        with pytest.raises(ConfigError, match=f"--output .*: cannot be written.*{problem}"):
+            report.main([str(run), "--output", str(output)])
 
 
 @pytest.mark.parametrize("absent", [["jinja2"], ["plotly"], ["jinja2", "plotly"]])
