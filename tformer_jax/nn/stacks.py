@@ -75,9 +75,8 @@ class Stack(nn.Module):
 
         if self.cfg.remat != "none":
             policy = getattr(jax.checkpoint_policies, self.cfg.remat)
-            apply_in_scan = nn.remat(
-                apply, policy=policy, prevent_cse=False
-            )  # CSE does not occur across steps of a scan
+            # CSE does not occur across the steps of a scan
+            apply_in_scan = nn.remat(apply, policy=policy, prevent_cse=False)
             apply = nn.remat(apply, policy=policy)
         else:
             apply_in_scan = apply
