@@ -58,8 +58,11 @@ def test_the_processor_has_a_name(monkeypatch):
         monkeypatch.setattr(Path, "exists", lambda _, exists=exists: exists)
         monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor : 0\n")
         assert provenance._processor() == "aarch64"
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor : 0\nmodel name : Some CPU: fast\n")
+    name = "processor : 0\nmodel name : Some CPU: fast\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: name)
     assert provenance._processor() == "Some CPU: fast"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"cpu family : 26\nmodel\t\t: 2\n{name}")
+    assert provenance._processor() == "Some CPU: fast (family 26, model 2)"
 
 
 def test_versions_do_not_need_an_installation(monkeypatch):
