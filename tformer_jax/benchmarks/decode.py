@@ -187,14 +187,12 @@ def workloads(options: argparse.Namespace) -> list[Workload]:
 def measure(workload: Workload, systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
     """Compares the outputs of the systems, then measures them alternately.
 
-    The comparison also compiles. Each system runs once more before it is measured, because our engine starts its second
-    call with the array sizes that the first one reached, and compiles for them.
+    The comparison also compiles; so does the engine's second call, which starts with the array sizes that the first one
+    reached.
     """
     runs = {name: system.prepare(workload.rows, workload.beams) for name, system in systems.items()}
     outputs = {name: system.tokens(runs[name]()) for name, system in systems.items()}
     equal = {name: equal_row_share(workload, name, outputs[OURS], outputs[name]) for name in systems if name != OURS}
-    for run in runs.values():
-        run()
     seconds = alternate({name: timed(run) for name, run in runs.items()}, rounds)
     produced = outputs[OURS].size
     speeds = {name: produced / statistics.median(times) for name, times in seconds.items()}
