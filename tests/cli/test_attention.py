@@ -130,7 +130,7 @@ def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
         (["--batch", "in.txt", "--npz", "x", "--layer", "0"], "--layer is for the page of one text"),
         (["a\tb", "--layer", "1"], "--layer 1: the model has layers 0 to 0"),
         (["a\tb", "--head", "4"], "--head 4: the model has heads 0 to 3"),
-        (["a\tb", "--output", "missing/page.html"], "missing/page.html cannot be written"),
+        (["a\tb", "--output", "."], "--output .: cannot be written, because it is a folder; name a file"),
         (["\tb"], "the text is empty: write at least one character"),
         (["a" * 17], "text 1 has 17 tokens|the source has 17 tokens"),
     ],
@@ -138,6 +138,13 @@ def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
 def test_mistakes(run, arguments, problem):
     with pytest.raises(ConfigError, match=problem):
         attention.main(["--run", "runs/x", *arguments])
+
+
+@pytest.mark.parametrize("flag", ["--output", "--npz"])
+def test_a_path_that_cannot_be_written_is_reported_before_the_run_is_loaded(flag, monkeypatch):
+    monkeypatch.setattr(watching, "load_run", lambda *_: pytest.fail("the run was loaded"))
+    with pytest.raises(ConfigError, match=f"{flag} .: cannot be written, because it is a folder; name a file"):
+        attention.main(["--run", "runs/x", "a", flag, "."])
 
 
 def test_every_token_is_visible():

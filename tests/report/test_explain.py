@@ -175,6 +175,12 @@ def test_mistakes_on_the_command_line(arguments, sentence, tmp_path):
         explain.main([*arguments, "--output", str(tmp_path / "page.html")])
 
 
+def test_a_page_that_cannot_be_written_is_reported_before_anything_is_computed(monkeypatch):
+    monkeypatch.setattr(explain, "load_run", lambda *_: pytest.fail("the run was loaded"))
+    with pytest.raises(ConfigError, match="--output .: cannot be written, because it is a folder; name a file"):
+        explain.main(["--run", "runs/x", "--output", "."])
+
+
 def test_the_command_writes_the_chosen_topics(tmp_path, capsys):
     path = tmp_path / "page.html"
     explain.main(["alibi", "--text", "two words", "--target", "zwei Wörter", "--output", str(path)])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.cli import lines
-from tformer_jax.cli.common import integer, run_parser
+from tformer_jax.cli.common import check_writable, integer, run_parser
 from tformer_jax.config import ConfigError
 from tformer_jax.report import html
 
@@ -16,6 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes a page for one text, or arrays for all texts of a file, and prints the path."""
     options = parser().parse_args(argv)
     check(options)
+    for path, flag in ((options.output, "--output"), (options.npz, "--npz")):
+        if path is not None:
+            check_writable(path, flag)
     from tformer_jax.cli import watching
 
     watching.show(options, options.output or options.run / NAME)

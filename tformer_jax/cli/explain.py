@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import load_run, program, run_path
+from tformer_jax.cli.common import check_writable, load_run, program, run_path
 from tformer_jax.report import html
 
 NAME = "explain.html"
@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the page and prints its path."""
     options = parser().parse_args(argv)
     html.check_installed("this command")
+    check_writable(options.output, "--output")
     from tformer_jax.cli.explaining import default_text, explained
     from tformer_jax.report.explain import page
     from tformer_jax.report.explain.topic import Example

@@ -18,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     html.check_installed("this command")
     path = options.output or (options.runs[0] / NAME if len(options.runs) == 1 else Path(NAME))
+    if options.output is not None:
+        check_writable(options.output, "--output")
     runs = write(options.runs, path, options.watch)
     print(path)
     while options.watch and any(one.running for one in runs):
@@ -68,7 +70,6 @@ def write_page(text: str, path: Path) -> None:
     Raises:
         ConfigError: `path` cannot be written.
     """
-    check_writable(path, "--output")
     try:
         write_text(path, text)
     except OSError as error:
