@@ -99,7 +99,7 @@ def gradients(cfg: Config, extra: dict[str, np.ndarray], devices: int = 8):
 
     def both(params, rows):
         with rules.on(mesh):
-            sums, grads, _ = accumulated_gradients(model, params, rows, jax.random.key(1), cfg)
+            sums, _, grads, _ = accumulated_gradients(model, params, rows, jax.random.key(1), cfg)
         return sums._asdict(), grads
 
     params = jax.device_put(randomized(boxed), where)

@@ -230,9 +230,22 @@ def test_z_loss_is_the_mean_square_of_the_normalizer():
 
     value, wanted = jax.jit(jax.value_and_grad(objective))(initial.params)
     key = jax.random.key(0)
-    sums, grads, _ = jax.jit(lambda params: accumulated_gradients(model, params, data, key, cfg))(initial.params)
+    sums, _, grads, _ = jax.jit(lambda params: accumulated_gradients(model, params, data, key, cfg))(initial.params)
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), grads, wanted)
     assert float(sums.loss / sums.labels) < float(value)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_auxiliary_loss_of_experts_by_hand(accumulate):
+    """A router of zeros gives all experts the same probability: the balance loss is 1, the z-loss log(E)^2."""
+    moe = {"num_experts": 8, "experts_per_token": 2, "balance_loss": 0.5, "router_z_loss": 0.25}
+    parts = experiment(train={"accumulate": accumulate}, ffn="moe", moe=moe, decoder_layers=3)
+    initial = start(*parts[:2])
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: 0 * leaf if "router" in str(path) else leaf, initial.params
+    )
+    _, metrics = parts[2](dataclasses.replace(initial, params=params), batch())
+    assert float(metrics["auxiliary_loss"]) == pytest.approx(3 * (0.5 + 0.25 * np.log(8) ** 2), rel=1e-6)
 
 
 def test_the_running_mean_by_hand():

@@ -20,6 +20,7 @@ MARKED = ("spike", "skipped", "resume", "failed")
 TITLES = {
     "loss": ("Loss", "nats per label"),
     "nll": ("Negative log-likelihood", "nats per label"),
+    "auxiliary_loss": ("Auxiliary loss", "of the experts"),
     "learning_rate": ("Learning rate", ""),
     "tokens_per_second": ("Throughput", "tokens/s"),
     "utilization": ("Utilization", "% of the peak FLOP/s"),

@@ -40,11 +40,13 @@ def first_non_finite(model: nn.Module, params: Any, batch: Mapping[str, Any], ke
             return f"parameter {name}"
     if module := _first_module(model, full, batch, key):
         return f"output of {module}"
-    sums, grads, _ = accumulated_gradients(model, params, batch, key, cfg)
+    sums, auxiliary_loss, grads, _ = accumulated_gradients(model, params, batch, key, cfg)
     if not _is_finite(sums.loss):
         return "loss"
     if cfg.train.z_loss and not _is_finite(cfg.train.z_loss * sums.z):
         return "z-loss (train.z_loss)"
+    if not _is_finite(auxiliary_loss):
+        return "auxiliary loss of the experts"
     bad = [name for name, leaf in named_leaves(grads) if not _is_finite(leaf)]
     return f"gradient of {bad[-1]}" if bad else "sum of the squared gradients"
 

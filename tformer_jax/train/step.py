@@ -4,7 +4,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,13 +40,14 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
 
     Metrics are float32 scalars: `loss` (nats per label; with label smoothing, `nll` is the loss without it), `labels`
     (number of labels), `tokens` (number of non-padding input tokens), `grad_norm` (before clipping), `skipped`
-    (consecutive skipped steps up to this one), and those of `diagnostics` that `cfg.train` selects.
+    (consecutive skipped steps up to this one), with experts `auxiliary_loss` (weighted, not part of `loss`), and those
+    of `diagnostics` that `cfg.train` selects.
     """
     train = cfg.train
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
-        sums, grads, parts = accumulated_gradients(model, state.params, batch, key, cfg)
+        sums, auxiliary_loss, grads, parts = accumulated_gradients(model, state.params, batch, key, cfg)
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
         trained = lora.trained(state.params)
@@ -61,6 +62,8 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
+        if cfg.model.ffn == "moe":
+            metrics["auxiliary_loss"] = auxiliary_loss
         if train.log_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trained, "param_norm")
         if train.noise_scale:
@@ -118,10 +121,19 @@ def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batc
             thread.join()
 
 
-def accumulated_gradients(
-    model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config
-) -> tuple[Sums, Any, Parts]:
-    """Returns the loss sums, the gradient of the mean loss, and the gradient norms of the micro-batches.
+class Gradients(NamedTuple):
+    """Results of the forward and backward passes of a step."""
+
+    sums: Sums
+    auxiliary_loss: jax.Array
+    """float32 scalar: the weighted auxiliary losses of experts, summed over layers, their mean over micro-batches."""
+    grads: Any
+    """Gradient of the mean loss with the auxiliary loss."""
+    parts: Parts
+
+
+def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config) -> Gradients:
+    """Computes the losses and the gradients of a step.
 
     Gradients are those of the trained parameters: all, or with LoRA `lora.Adapted.trained`.
     Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
@@ -134,30 +146,31 @@ def accumulated_gradients(
     trained = lora.trained(params)
     not_frozen = optimizers.not_frozen(cfg.optim, trained)
 
-    def objective(trained: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, Sums]:
+    def objective(trained: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array]]:
         trained = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), not_frozen, trained)
         full = lora.merged(lora.with_trained(params, trained))
         sums, auxiliary = batch_loss(
             model, full, micro_batch, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
         )
-        return (sums.loss + train.z_loss * sums.z) / total + auxiliary / count, sums
+        return (sums.loss + train.z_loss * sums.z) / total + auxiliary / count, (sums, auxiliary / count)
 
     gradient = jax.grad(objective, has_aux=True)
     if count == 1:
-        grads, sums = gradient(trained, batch, key)
-        return sums, grads, (optax.tree.norm(grads)[None], sums.labels[None])
+        grads, (sums, auxiliary) = gradient(trained, batch, key)
+        return Gradients(sums, auxiliary, grads, (optax.tree.norm(grads)[None], sums.labels[None]))
 
-    def add(carry: tuple[Sums, Any], inputs: tuple[Batch, jax.Array]) -> tuple[tuple[Sums, Any], Parts]:
+    def add(carry: tuple[Sums, jax.Array, Any], inputs: tuple[Batch, jax.Array]) -> tuple[Any, Parts]:
         micro_batch, number = inputs
-        grads, sums = gradient(trained, micro_batch, jax.random.fold_in(key, number))
+        grads, (sums, auxiliary) = gradient(trained, micro_batch, jax.random.fold_in(key, number))
         grads = optax.tree.cast(grads, jnp.float32)
         norm = optax.tree.norm(grads) * total / jnp.maximum(sums.labels, 1)
-        return jax.tree.map(jnp.add, carry, (sums, grads)), (norm, sums.labels)
+        return jax.tree.map(jnp.add, carry, (sums, auxiliary, grads)), (norm, sums.labels)
 
     split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained)
-    (sums, grads), parts = jax.lax.scan(add, (zero_sums(), zeros), (split, jnp.arange(count)))
-    return sums, grads, parts
+    start = zero_sums(), jnp.zeros(()), zeros
+    (sums, auxiliary, grads), parts = jax.lax.scan(add, start, (split, jnp.arange(count)))
+    return Gradients(sums, auxiliary, grads, parts)
 
 
 def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
