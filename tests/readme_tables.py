@@ -1,7 +1,7 @@
 """Fills the tables of the READMEs from recorded JSON: `python -m tests.readme_tables`.
 
 Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
-`configs/results/benchmarks/{train,train_intel,decode,decode_intel,growth}.json` (`scripts/benchmark.py --record`) and
+`configs/results/benchmarks/growth.json` and `{train,decode}_CPU.json` there (`scripts/benchmark.py --record`), and
 `tests/equivalences.json` (`python -m tests.equivalences`). A test compares the READMEs with them.
 """
 
@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "configs" / "results" / "benchmarks"
 SWEEPS = ROOT / "configs" / "results" / "sweeps"
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
+CPUS = {"zen5": "AMD EPYC, Zen 5", "zen4": "AMD EPYC, Zen 4", "intel": "Intel Xeon"}
+"""CPUs of the benchmarks, by the last part of the record's name."""
+PEERS = "torch.compile", "PyTorch, eager"
 STRATEGIES = {1: "greedy", 4: "beam 4"}
 
 
@@ -68,33 +71,43 @@ def _metrics(values: dict[str, float], spread: dict[str, float] | None = None) -
     )
 
 
-def train_table(name: str) -> str:
-    """One row per case of `benchmark.py train`, from the record `name`."""
-    record = _read(BENCHMARKS / name)
+def train_table() -> str:
+    """One row per CPU and case of `benchmark.py train`."""
+    records = _by_cpu("train")
     rows = []
-    for case in record["cases"]:
-        faster = [_times(case, peer) for peer in ("torch.compile", "PyTorch, eager")]
-        milliseconds, share = (case[key]["tformer_jax"] for key in ("milliseconds", "share_of_product_rate"))
-        step = f"{milliseconds:,.{milliseconds < 100:d}f} ms"
-        size = f"{case['rows']} x {case['length']}"
-        rows.append((f"`{case['case']}`", size, step, f"{100 * share:.0f} %", *faster))
-    titles = ("case", "rows x tokens", "step", "of peak matmul rate", "ratio to `torch.compile`", "to eager PyTorch")
-    peaks = [_peaks(record, system) for system in ("tformer_jax", "torch.compile", "PyTorch, eager")]
-    memory = "Peak memory{}: {} GiB; with `torch.compile` {}, with eager PyTorch {}."
-    of = " of the GPU" if record["cases"][0]["systems"]["tformer_jax"].get("peak_of") == "device" else ""
-    return f"{_table(titles, rows)}\n\n{_source(name, record)}\n{memory.format(of, *peaks)}"
+    for cpu, (_, record) in records.items():
+        for case in record["cases"]:
+            faster = [_times(case, peer) for peer in PEERS]
+            milliseconds, share = (case[key]["tformer_jax"] for key in ("milliseconds", "share_of_product_rate"))
+            step = f"{milliseconds:,.{milliseconds < 100:d}f} ms"
+            size = f"{case['rows']} x {case['length']}"
+            rows.append((cpu, f"`{case['case']}`", size, step, f"{100 * share:.0f} %", *faster))
+    titles = (
+        "CPU",
+        "case",
+        "rows x tokens",
+        "step",
+        "of peak matmul rate",
+        "ratio to `torch.compile`",
+        "to eager PyTorch",
+    )
+    cases = [case for _, record in records.values() for case in record["cases"]]
+    peaks = [_peaks(cases, system) for system in ("tformer_jax", *PEERS)]
+    memory = "Peak memory: {} GiB; with `torch.compile` {}, with eager PyTorch {}.".format(*peaks)
+    return f"{_table(titles, rows)}\n\n{memory}\n{_sources(records)}"
 
 
-def decode_table(name: str) -> str:
-    """One row per case of `benchmark.py decode`, from the record `name`."""
-    record = _read(BENCHMARKS / name)
+def decode_table() -> str:
+    """One row per CPU and case of `benchmark.py decode`."""
+    records = _by_cpu("decode")
     rows = []
-    for case in record["cases"]:
-        ratios = (_times(case, peer) for peer in ("CTranslate2", "Hugging Face", "its jitted loop"))
-        speed = f"{case['tokens_per_second']['tformer_jax']:,.0f}"
-        rows.append((case["work"], STRATEGIES[case["beams"]], speed, *ratios))
-    titles = ("work", "strategy", "tokens/s", "ratio to CTranslate2", "to Hugging Face", "to a jitted loop")
-    return f"{_table(titles, rows)}\n\n{_source(name, record)}"
+    for cpu, (_, record) in records.items():
+        for case in record["cases"]:
+            ratios = (_times(case, peer) for peer in ("CTranslate2", "Hugging Face", "its jitted loop"))
+            speed = f"{case['tokens_per_second']['tformer_jax']:,.0f}"
+            rows.append((cpu, case["work"], STRATEGIES[case["beams"]], speed, *ratios))
+    titles = "CPU", "work", "strategy", "tokens/s", "ratio to CTranslate2", "to Hugging Face", "to a jitted loop"
+    return f"{_table(titles, rows)}\n\n{_sources(records)}"
 
 
 def growth_table() -> str:
@@ -113,7 +126,8 @@ def growth_table() -> str:
         for case in cases
     ]
     titles = ("size", "rows x tokens", "step", "per layer", "tokens/s", "memory of the process")
-    return f"{_table(titles, rows)}\n\n{_source('growth.json', record, '../')}"
+    cpu = f"{record['hardware']['cores']} cores of an {record['hardware']['processor']}"
+    return f"{_table(titles, rows)}\n\nRecorded on {cpu}: {_link('growth.json', record, '../')}."
 
 
 def ladder_table(name: str) -> str:
@@ -147,10 +161,8 @@ def equivalences_table() -> str:
 TABLES = {
     "README.md": {
         "results": results_table,
-        "train": functools.partial(train_table, "train.json"),
-        "train_intel": functools.partial(train_table, "train_intel.json"),
-        "decode": functools.partial(decode_table, "decode.json"),
-        "decode_intel": functools.partial(decode_table, "decode_intel.json"),
+        "train": train_table,
+        "decode": decode_table,
     },
     "configs/README.md": {
         "ladder_shakespeare": functools.partial(ladder_table, "ladder_shakespeare.json"),
@@ -184,19 +196,25 @@ def _times(case: dict[str, Any], peer: str) -> str:
     return f"{case['times_as_fast'][peer]:.2f}" if peer in case["times_as_fast"] else ""
 
 
-def _peaks(record: dict[str, Any], system: str) -> str:
-    peaks = [case["systems"][system]["peak_bytes"] / 2**30 for case in record["cases"]]
+def _by_cpu(benchmark: str) -> dict[str, tuple[str, Any]]:
+    """Returns names and contents of a benchmark's records, by CPU."""
+    names = {cpu: f"{benchmark}_{part}.json" for part, cpu in CPUS.items()}
+    return {cpu: (name, _read(BENCHMARKS / name)) for cpu, name in names.items()}
+
+
+def _peaks(cases: Sequence[dict[str, Any]], system: str) -> str:
+    peaks = [case["systems"][system]["peak_bytes"] / 2**30 for case in cases]
     return f"{min(peaks):.1f} to {max(peaks):.1f}"
 
 
-def _source(name: str, record: dict[str, Any], root: str = "") -> str:
-    hardware = record["hardware"]
-    cpu = f"{hardware['cores']} cores of an {hardware['processor']}"
-    device = hardware["devices"].removeprefix("1 x ")
-    return (
-        f"Recorded on {cpu if device == 'cpu' else f'one {device}'}: "
-        f"[`{name}`]({root}configs/results/benchmarks/{name}), revision {record['git_revision'][:7]}."
-    )
+def _sources(records: dict[str, tuple[str, Any]]) -> str:
+    (cores,) = {record["hardware"]["cores"] for _, record in records.values()}
+    links = [_link(name, record) for name, record in records.values()]
+    return "\n".join((f"Recorded on {cores} cores:", ",\n".join(links) + "."))
+
+
+def _link(name: str, record: dict[str, Any], root: str = "") -> str:
+    return f"[`{name}`]({root}configs/results/benchmarks/{name}) (revision {record['git_revision'][:7]})"
 
 
 if __name__ == "__main__":
