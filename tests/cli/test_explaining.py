@@ -11,8 +11,8 @@ from tests.helpers import tiny
 from tests.report.folders import write_run
 from tests.test_api import DATA, run_of
 from tformer_jax.cli import explain
-from tformer_jax.cli.explaining import default_text, explained
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.cli.explaining import default_text, explained, outputs
+from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.report.explain import page
 
 
@@ -63,6 +63,25 @@ def test_sums_of_outputs_are_their_log_probabilities(run, computed):
         if curve.name.endswith("</s>") and "<" not in text:
             (scored,) = run.score([("abc", text)])
             assert curve.y[-1] == pytest.approx(scored.total, rel=1e-5)
+
+
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_outputs_of_a_language_model_have_the_scores_of_its_beam_search(prefix_lm):
+    """With a run whose shortest output is longer than those of the figures."""
+    cfg = Config(
+        model=tiny("decoder_lm", prefix_lm=prefix_lm, max_length=32),
+        data=DATA["decoder_lm"],
+        decode=DecodeConfig(max_new_tokens=20, min_new_tokens=10, length_penalty="average", length_alpha=1.0),
+    )
+    language_model = run_of(cfg)
+    settings = {"strategy": "beam", "beams": 3, "max_new_tokens": 6, "min_new_tokens": 6}
+    (found,) = language_model.outputs(["abca"], 3, **settings)
+    texts = {one.text: 6 * one.score for one in found if one.text.strip()}
+    shown = outputs(language_model, "abca")
+    assert len(shown) == len(texts) > 1
+    for (_, scored), total in zip(shown, texts.values(), strict=True):
+        if len(scored.tokens) == 6:
+            assert scored.total == pytest.approx(total, rel=1e-4)
 
 
 def test_topics_without_a_part_of_the_run_are_unchanged(computed):

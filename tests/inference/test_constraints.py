@@ -11,6 +11,7 @@ from tformer_jax.config import ConfigError, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
+from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.inference import constraints, sampling
 from tformer_jax.inference.constraints import Rules
@@ -186,3 +187,12 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
     assert ExtendedTokenizer.of(loaded, ("<mask>",)).id_of("<mask>") == 6
     with pytest.raises(ConfigError, match="zebra"):
         Rules.of(DecodeConfig(**{setting: value}), loaded)
+
+
+@pytest.mark.parametrize("setting", ["forbidden", "prefix"])
+def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
+    """Tokenizers of nanoGPT's character models have no unknown token."""
+    tokenizer = characters("the cat sat on a mat")
+    with pytest.raises(ConfigError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
+        Rules.of(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
+    Rules.of(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)

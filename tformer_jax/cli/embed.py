@@ -90,7 +90,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = lines.parser(
         "embed",
-        "Embeds texts: pools the last hidden states of a classifier's or translator's encoder, or of a language model. "
+        "Embeds texts: pools the last hidden states of the encoder of a classifier, a masked language model or a "
+        "translator, or those of a language model. "
         "An --output that ends in .npy is a float32 array with one row per text.",
     )
     lines.add_field(result)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tformer_jax as tj
 from tformer_jax.cli import watching
@@ -43,7 +44,8 @@ def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, Trai
         raise ConfigError(f"--target: {run.path} is not a translator; leave it out")
     translated = run.translate([text])[0] if translates and target is None else None
     target = target if translated is None else translated
-    (found,) = run.watch([(text, target) if translates else text])
+    prompt = (text, "") if run.config.model.prefix_lm else text
+    (found,) = run.watch([(text, target) if translates else prompt])
     tokens = {stack: list(map(visible, texts)) for stack, texts in watching.read_tokens(run, found).items()}
     source = pieces(run.tokenizers.source if translates else run.tokenizers.target, text)
     other = source[::-1] if target is None else pieces(run.tokenizers.target, target)
@@ -61,11 +63,11 @@ def outputs(run: tj.Run, text: str) -> list[Scores]:
     family = run.config.model.family
     if family not in ("seq2seq", "decoder_lm"):
         return []
-    settings = {"strategy": "beam", "beams": BEAMS} | ({} if family == "seq2seq" else {"max_new_tokens": STEPS})
+    settings: dict[str, Any] = {"strategy": "beam", "beams": BEAMS}
+    if family == "decoder_lm":
+        fewest = min(run.config.decode.min_new_tokens, STEPS)
+        settings |= {"max_new_tokens": STEPS, "min_new_tokens": fewest, "prefix": ""}
     (found,) = run.outputs([text], BEAMS, **settings)
-    texts = [one.text for one in found if one.text.strip()]
-    given = 0 if family == "seq2seq" else len(run.score([text])[0].tokens)
-    scored = run.score([(text, one) if family == "seq2seq" else text + one for one in texts])
-    kept = [Scored(one.tokens[given:], one.log_probabilities[given:]) for one in scored]
+    scored = run.score([(text, one.text) for one in found if one.text.strip()])
     name = functools.partial(token_texts, run.tokenizers.target)
-    return [(list(map(visible, name(one.tokens))), one) for one in kept if one.tokens]
+    return [(list(map(visible, name(one.tokens))), one) for one in scored if one.tokens]

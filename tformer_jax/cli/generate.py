@@ -48,8 +48,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = lines.parser(
         "generate",
-        "Continues prompts with a trained language model: greedily, or by sampling if --temperature, --top-k, "
-        "--top-p or several --samples are given.",
+        "Continues prompts with a trained language model, as the run's config says; --temperature, --top-k, --top-p, "
+        "--min-p or several --samples select sampling, --temperature 0 greedy decoding.",
     )
     decoding.add_all_flags(result, "decoder_lm")
     return result

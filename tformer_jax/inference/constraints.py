@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import unicodedata
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -158,18 +160,25 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
     """Encodes each text with and without a leading space; drops sequences that end in another sequence."""
     found: dict[tuple[int, ...], None] = {}
     for text in cfg.forbidden:
-        if set(tokenizer.encode(text)) <= {tokenizer.special.unknown}:
+        ids = tokenizer.encode(text)
+        if set(ids) <= {tokenizer.special.unknown} or _drops_characters(tokenizer, text, ids):
             raise cfg.error("forbidden", f"{text!r} cannot be encoded with this vocabulary; leave it out")
         found.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
     shorter = {ids[start:] for ids in found for start in range(1, len(ids))} & found.keys()
     return tuple(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in shorter))
 
 
+def _drops_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> bool:
+    """Returns whether a tokenizer without unknown token has left out characters, as those of nanoGPT's models do."""
+    written = unicodedata.normalize("NFC", text).strip()
+    return tokenizer.special.unknown is None and len(tokenizer.decode(ids).strip()) < len(written)
+
+
 def _forced(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
     if not cfg.prefix:
         return tokenizer.special.forced
     ids = tuple(tokenizer.encode(cfg.prefix))
-    if not ids or tokenizer.special.unknown in ids:
+    if not ids or tokenizer.special.unknown in ids or _drops_characters(tokenizer, cfg.prefix, ids):
         raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
     ids = (*tokenizer.special.forced, *ids)
     if len(ids) > cfg.max_new_tokens:
