@@ -68,20 +68,19 @@ def test_sums_of_outputs_are_their_log_probabilities(run, computed):
 @pytest.mark.parametrize("prefix_lm", [False, True])
 def test_outputs_of_a_language_model_have_the_scores_of_its_beam_search(prefix_lm):
     """With a run whose shortest output is longer than those of the figures."""
-    cfg = Config(
-        model=tiny("decoder_lm", prefix_lm=prefix_lm, max_length=32),
-        data=DATA["decoder_lm"],
-        decode=DecodeConfig(max_new_tokens=20, min_new_tokens=10, length_penalty="average", length_alpha=1.0),
-    )
-    language_model = run_of(cfg)
+    model = tiny("decoder_lm", prefix_lm=prefix_lm, max_length=32, decoder_layers=2)
+    language_model = run_of(Config(model=model, data=DATA["decoder_lm"]))
+    decode = DecodeConfig(max_new_tokens=20, min_new_tokens=10, length_penalty="average", length_alpha=1.0)
+    changed = dataclasses.replace(language_model.config, decode=decode)
+    language_model = dataclasses.replace(language_model, config=changed)
     settings = {"strategy": "beam", "beams": 3, "max_new_tokens": 6, "min_new_tokens": 6}
     (found,) = language_model.outputs(["abca"], 3, **settings)
     texts = {one.text: 6 * one.score for one in found if one.text.strip()}
     shown = outputs(language_model, "abca")
     assert len(shown) == len(texts) > 1
     for (_, scored), total in zip(shown, texts.values(), strict=True):
-        if len(scored.tokens) == 6:
-            assert scored.total == pytest.approx(total, rel=1e-4)
+        assert scored.total == pytest.approx(total, rel=1e-4)
+        assert len(scored.tokens) == 6
 
 
 def test_topics_without_a_part_of_the_run_are_unchanged(computed):
