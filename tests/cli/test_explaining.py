@@ -81,6 +81,10 @@ def test_outputs_of_a_language_model_have_the_scores_of_its_beam_search(prefix_l
     for (_, scored), total in zip(shown, texts.values(), strict=True):
         assert scored.total == pytest.approx(total, rel=1e-4)
         assert len(scored.tokens) == 6
+    _, trained = explained(language_model, "abca", None)
+    (wanted,) = language_model.watch([("abca", "") if prefix_lm else "abca"])
+    np.testing.assert_array_equal(trained.watched.weights["decoder"], wanted.weights["decoder"])
+    assert bool((np.triu(trained.watched.weights["decoder"], 1) > 0).any()) == prefix_lm
 
 
 def test_topics_without_a_part_of_the_run_are_unchanged(computed):

@@ -126,7 +126,7 @@ class Gradients(NamedTuple):
 
     sums: Sums
     auxiliary_loss: jax.Array
-    """float32 scalar: the weighted auxiliary losses of experts, summed over layers, their mean over micro-batches."""
+    """float32 scalar: weighted auxiliary losses of the experts, summed over layers and averaged over micro-batches."""
     grads: Any
     """Gradient of the mean loss with the auxiliary loss."""
     parts: Parts
