@@ -187,31 +187,6 @@ def test_differences_are_named():
     assert config.differences(changed, changed) == []
 
 
-def test_a_config_with_flat_settings_loads(tmp_path):
-    model = {"dim": 8, "num_heads": 1, "position": "rotary", "rotary_base": 5.0, "ffn": "moe", "num_experts": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model": model}))
-    loaded = config.load(tmp_path / "config.json").model
-    assert (loaded.rotary.base, loaded.moe.num_experts, loaded.dim) == (5.0, 4, 8)
-    (tmp_path / "config.json").write_text(json.dumps({"model": {"rotary_bass": 5.0}}))
-    with pytest.raises(ConfigError, match="was written by another version .unknown setting 'model.rotary_bass'"):
-        config.load(tmp_path / "config.json")
-
-
-def test_a_config_with_renamed_settings_loads(tmp_path):
-    unused = {"heads": None, "key_heads": None, "key_dim": None, "value_dim": None, "conv_width": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model": {"gated_delta": unused}}))
-    assert config.load(tmp_path / "config.json") == Config()
-    renamed = {**unused, "key_dim": 6, "conv_width": 2}
-    model = {"family": "decoder_lm", "attention": "gated_delta", "gated_delta": renamed}
-    data = {"source": "stdlib_text", "batching": "windows"}
-    (tmp_path / "config.json").write_text(json.dumps({"model": model, "data": data}))
-    loaded = config.load(tmp_path / "config.json").model.gated_delta
-    assert (loaded.key_head_dim, loaded.conv_kernel_size) == (6, 2)
-    (tmp_path / "config.json").write_text(json.dumps({"train": {"most_skipped": 3, "layer_norms": True}}))
-    train = config.load(tmp_path / "config.json").train
-    assert (train.max_skipped_steps, train.log_norms) == (3, True)
-
-
 WITHOUT_USE = {
     "optim.eps=1e-06: is used only by optim.optimizer='adamw' or": {"optimizer": "sgd", "eps": 1e-6},
     "optim.beta2=0.9: is used only by optim.optimizer='adamw' or": {"optimizer": "adafactor", "beta2": 0.9},
@@ -226,13 +201,9 @@ WITHOUT_USE = {
 
 
 @pytest.mark.parametrize("sentence", WITHOUT_USE)
-def test_a_setting_that_the_optimizer_does_not_use_is_refused(tmp_path, sentence):
-    """It is ignored in a run of an earlier version, which accepted it."""
+def test_a_setting_that_the_optimizer_does_not_use_is_refused(sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         OptimConfig(**WITHOUT_USE[sentence])
-    (tmp_path / "config.json").write_text(json.dumps({"optim": WITHOUT_USE[sentence]}))
-    used = OptimConfig(optimizer=WITHOUT_USE[sentence].get("optimizer", "adamw"))
-    assert config.load(tmp_path / "config.json").optim == used
 
 
 @pytest.mark.parametrize(
@@ -304,13 +275,6 @@ def test_only_translation_has_two_vocabularies():
     data = DataConfig(source="stdlib_text", batching="windows", shared_vocab=False)
     unused = Config(model=ModelConfig(family="decoder_lm"), data=data).without_effect()
     assert unused == ["data.shared_vocab=False has no effect without translation"]
-
-
-def test_the_output_bias_of_a_saved_classifier_is_ignored(tmp_path):
-    """Earlier versions accepted it, and their classifiers have one bias, as they have now."""
-    saved = {"model": {"family": "classifier", "output_bias": True}, "data": {"source": "cldr_language"}}
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    assert config.load(tmp_path / "config.json").model == ModelConfig(family="classifier")
 
 
 @pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])

@@ -11,6 +11,7 @@ from tests.helpers import assert_close, build, tiny
 from tests.inference.test_text import LETTERS, TOKENIZERS, setup
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.inference import score
 from tformer_jax.inference.score import Scorer
 from tformer_jax.special_tokens import BOS, EOS, PAD
@@ -63,6 +64,13 @@ def test_scores_do_not_depend_on_other_rows(scored):
     for mine, theirs in zip(found, backwards[::-1], strict=True):
         assert mine.tokens == theirs.tokens
         assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
+
+
+def test_a_text_with_a_character_outside_of_the_vocabulary_has_no_score():
+    """Regression test: a tokenizer without unknown token dropped it, and the score was that of another text."""
+    scorer = Scorer(setup("decoder_lm"), None, Tokenizers(*[characters("abcdefg")] * 2))
+    with pytest.raises(ConfigError, match="text 1: has characters that the vocabulary lacks"):
+        list(scorer.stream(None, [("ab", "zc")]))
 
 
 def test_skipped_results_are_left_out(scored):

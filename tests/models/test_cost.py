@@ -16,6 +16,7 @@ from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.models import cost, registry
 from tformer_jax.nn import grouped
 from tformer_jax.nn.ffn import make_ffn
+from tformer_jax.nn.kv_cache import row_cache
 
 SIZES = {"dim": 64, "ffn_dim": 256, "max_length": 64, "vocab_size": 50}
 
@@ -169,9 +170,15 @@ def test_parameters_by_module():
 )
 def test_predicted_cache_size_equals_the_real_one(settings):
     cfg = tiny("decoder_lm", decoder_layers=3, dtype="bfloat16", **settings)
-    cache = jax.eval_shape(lambda: registry.build(cfg).apply({}, 3, 9, method="init_cache"))
+    cache = jax.eval_shape(lambda: row_cache(cfg, 3, 9))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache.layers))
     assert cost.of(cfg, 3, 9).cache_bytes == size
+
+
+def test_layers_with_a_window_keep_all_tokens():
+    """By hand: keys and values of 3 layers, 2 rows, 9 tokens, 2 heads; in decoding commands, the rows differ."""
+    cfg = tiny("decoder_lm", decoder_layers=3, layer_pattern=("window", "full"), window=4, num_kv_heads=2)
+    assert cost.of(cfg, 2, 9).cache_bytes == 2 * 3 * 2 * 9 * 2 * cfg.head_size * 4
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "gpt2"], ["--config", "configs/translate_cldr.py"]])

@@ -19,8 +19,8 @@ from tformer_jax.nn.attention import BasicAttention
 from tformer_jax.nn.attention_ops import blockwise as blockwise_file
 from tformer_jax.nn.attention_ops import pallas as pallas_file
 from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
+from tformer_jax.nn.attention_positions import AlibiBias, BucketBias
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.relative import AlibiBias, BucketBias
 
 B, T, S, N, H = 2, 5, 6, 4, 3
 SMALL_BLOCKS = attention_ops.Backend(functools.partial(blockwise_file.blockwise, block=4), sinks=True)

@@ -5,7 +5,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import apply, assert_close, init_module, normal, rest_slow, tiny
-from tformer_jax.nn import relative
+from tformer_jax.nn import attention_positions
 from tformer_jax.nn.attention_ops import attention_weights
 from tformer_jax.nn.kv_cache import empty_cache
 from tformer_jax.nn.latent_attention import LatentAttention
@@ -35,7 +35,7 @@ def test_the_layer_equals_the_formula(name, backend):
     cfg = tiny("decoder_lm", attention="mla", attention_backend=backend, **SETTINGS[name])
     module, x = LatentAttention(cfg), normal(B, T, D, seed=3)
     params, position = init_module(module, x), None
-    if positions := relative.make_attention_positions(cfg, bidirectional=False):
+    if positions := attention_positions.make_attention_positions(cfg, bidirectional=False):
         position = positions.apply({}, np.arange(T)[None], window=False)
     out, _ = apply(module, params, x, mask=Mask(causal=True), position=position)
     p, x = oracles.f64(params), np.float64(x)

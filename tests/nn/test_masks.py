@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers import rest_slow
 from tformer_jax.config import ConfigError
 from tformer_jax.nn.attention_ops import attend
-from tformer_jax.nn.masks import Mask, as_mask, hidden_suffix
+from tformer_jax.nn.masks import Mask, as_mask, lookahead_mask
 
 
 def rows(*lines: str) -> np.ndarray:
@@ -79,21 +79,21 @@ def test_positions_set_those_of_queries_and_keys():
 
 
 @pytest.mark.parametrize(
-    ("hidden", "expected"),
+    ("lookahead", "expected"),
     [
-        (0, ("xxxx", "xxxx", "xxxx", "xxxx")),
-        (1, ("xxx.", "xxxx", "xxxx", "xxxx")),
-        (2, ("xx..", "xxx.", "xxxx", "xxxx")),
-        (3, ("x...", "xx..", "xxx.", "xxxx")),
-        (4, ("....", "x...", "xx..", "xxx.")),
+        (3, ("xxxx", "xxxx", "xxxx", "xxxx")),
+        (2, ("xxx.", "xxxx", "xxxx", "xxxx")),
+        (1, ("xx..", "xxx.", "xxxx", "xxxx")),
+        (0, ("x...", "xx..", "xxx.", "xxxx")),
+        (-1, ("....", "x...", "xx..", "xxx.")),
     ],
 )
-def test_hidden_suffix(hidden, expected):
-    np.testing.assert_array_equal(hidden_suffix(4, hidden)[0, 0], rows(*expected))
+def test_lookahead(lookahead, expected):
+    np.testing.assert_array_equal(lookahead_mask(4, lookahead)[0, 0], rows(*expected))
 
 
-def test_hidden_suffix_of_length_minus_one_is_causal():
-    np.testing.assert_array_equal(hidden_suffix(7, 6)[0, 0], dense(Mask(causal=True), 7, 7))
+def test_no_lookahead_is_causal():
+    np.testing.assert_array_equal(lookahead_mask(7, 0)[0, 0], dense(Mask(causal=True), 7, 7))
 
 
 @pytest.mark.parametrize("examples", rest_slow([20, 200], 1))

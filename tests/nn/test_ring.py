@@ -19,8 +19,8 @@ from tformer_jax.nn.attention_ops import Operands, Scoring
 from tformer_jax.nn.attention_ops.blockwise import blockwise
 from tformer_jax.nn.attention_ops.reference import reference
 from tformer_jax.nn.attention_ops.ring import ring
+from tformer_jax.nn.attention_positions import AlibiBias, BucketBias
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.relative import AlibiBias, BucketBias
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 

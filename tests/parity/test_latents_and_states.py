@@ -10,7 +10,7 @@ from transformers.models.qwen3_next import configuration_qwen3_next, modeling_qw
 
 from tests.helpers import assert_close, normal, tiny
 from tests.parity.test_torch_layers import arrays, randomized
-from tformer_jax.nn import relative
+from tformer_jax.nn import attention_positions
 from tformer_jax.nn.gated_delta import GatedDelta
 from tformer_jax.nn.latent_attention import LatentAttention
 from tformer_jax.nn.masks import Mask
@@ -85,7 +85,9 @@ def test_latent_attention_of_deepseek_v2(query_latent):
         position="rotary",
         rotary={"pairing": "interleaved"},
     )
-    position = relative.make_attention_positions(cfg, bidirectional=False).apply({}, jnp.arange(T)[None], window=False)
+    position = attention_positions.make_attention_positions(cfg, bidirectional=False).apply(
+        {}, jnp.arange(T)[None], window=False
+    )
 
     def ours(params, x):
         return LatentAttention(cfg).apply({"params": params}, x, mask=Mask(causal=True), position=position)[0]

@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.helpers import assert_close
 from tests.parity.test_published_configs import LLAMA, read
-from tformer_jax.nn.relative import make_attention_positions
+from tformer_jax.nn.attention_positions import make_attention_positions
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 256}
 SCALINGS = {

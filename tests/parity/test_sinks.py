@@ -9,8 +9,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOss
 
 from tests.helpers import apply, assert_close, normal, tiny, with_settings
 from tformer_jax.nn.attention import Attention
+from tformer_jax.nn.attention_positions import make_attention_positions
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.relative import make_attention_positions
 
 B, T, N, K, H = 2, 7, 4, 2, 6
 YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 64}

@@ -120,6 +120,27 @@ def test_other_examples_are_not_paired(tmp_path):
     assert (found.split, found.metrics, found.gained) == (None, {}, [])
 
 
+@pytest.mark.parametrize(
+    ("changes", "corpus", "split"),
+    [
+        ({}, 1, "test"),
+        ({}, 2, "validation"),
+        ({"data.batching": "packed"}, 1, None),
+        ({"data.objective": "masked_tokens", "data.noise.density": 0.3}, 1, None),
+    ],
+)
+def test_language_models_with_other_labels_or_texts_are_not_paired(tmp_path, changes, corpus, split):
+    """Regression test: equal numbers of labels in each part, without samples, passed for the same ones."""
+    a, b = load_all([write_run(tmp_path / name, family="decoder_lm") for name in "ab"])
+    a, b = (
+        dataclasses.replace(run, corpus={"the checksum of the test examples": checksum}, config=run.config | settings)
+        for run, checksum, settings in ((a, 1, {}), (b, corpus, changes))
+    )
+    found = compare(a, b, resamples=100)
+    assert found.split == split
+    assert found.same_tokens == (not changes)
+
+
 def test_validation_where_one_run_was_not_tested(tmp_path):
     a, b = pair(tmp_path, tested=False)
     assert compare(a, b, resamples=100).split == "validation"

@@ -39,7 +39,7 @@ def flat(tree) -> dict:
 
 
 def low_rank(optim: dict | None = None, **train) -> Config:
-    """Returns a config that trains factors alone, without weight decay, whose default globs are those of kernels."""
+    """Returns a config that trains factors, and `lora_whole`."""
     return settings(train={"lora_rank": RANK, **train}, optim={"weight_decay": 0.0, **(optim or {})})
 
 
@@ -49,14 +49,14 @@ def adapted(cfg: ModelConfig, seed: int = 1, **train) -> lora.Adapted:
     model, params = build(cfg)
     shapes = registry.shapes(model)
     start = jax.eval_shape(lambda: lora.adapt(train, shapes, params, jax.random.key(0)))
-    return start.replace(base=params, trained=randomized(lora.trained_shapes(train, shapes), seed))
+    return start.replace(base=params, trainable=randomized(lora.trainable_shapes(train, shapes), seed))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_are_those_of_the_formula(name):
     """W + (alpha / r) A B of each layer and expert, in NumPy."""
     params = adapted(MODELS[name])
-    factors, base, found = flat(params.trained), flat(params.base), flat(lora.merged(params))
+    factors, base, found = flat(params.trainable), flat(params.base), flat(lora.merged(params))
     kernels = {path.rpartition("/")[0] for path in factors}
     assert found.keys() == base.keys() > kernels
     for path, leaf in base.items():
@@ -75,7 +75,7 @@ def test_kernels_are_those_of_the_formula(name):
 
 
 def test_the_kernels_of_layers_are_adapted():
-    names = {path.split("/", 2)[2] for path in flat(adapted(MODELS["decoder"]).trained) if "layers_0" in path}
+    names = {path.split("/", 2)[2] for path in flat(adapted(MODELS["decoder"]).trainable) if "layers_0" in path}
     attention = {
         f"self_attention/{role}/kernel/{side}" for role in ("query", "key", "value", "output") for side in "ab"
     }
@@ -84,12 +84,12 @@ def test_the_kernels_of_layers_are_adapted():
 
 def test_globs_select_kernels_and_whole_parameters():
     params = adapted(tiny("classifier"), lora_kernels=("*query/kernel", "*value/kernel"), lora_whole=("head/*",))
-    assert {path.rpartition("attention/")[2] for path in flat(params.trained)} == {
+    assert {path.rpartition("attention/")[2] for path in flat(params.trainable)} == {
         *("query/kernel/a", "query/kernel/b", "value/kernel/a", "value/kernel/b"),
         *("head/kernel", "head/bias"),
     }
     found = flat(lora.merged(params))
-    np.testing.assert_array_equal(found["head/kernel"], flat(params.trained)["head/kernel"])
+    np.testing.assert_array_equal(found["head/kernel"], flat(params.trainable)["head/kernel"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -101,10 +101,10 @@ def test_the_model_is_unchanged_at_first(dtype):
     for path, leaf in flat(lora.merged(start)).items():
         assert leaf.dtype == dtype
         np.testing.assert_array_equal(leaf, flat(params)[path])
-    a = flat(start.trained)["decoder/layers_0/ffn/contract/kernel/a"]
+    a = flat(start.trainable)["decoder/layers_0/ffn/contract/kernel/a"]
     assert a.shape == (400, 4)
     assert np.std(a) == pytest.approx(400**-0.5, rel=0.1)
-    assert (a != flat(start.trained)["decoder/layers_0/ffn/expand/kernel/a"][:1]).all()
+    assert (a != flat(start.trainable)["decoder/layers_0/ffn/expand/kernel/a"][:1]).all()
 
 
 def test_a_step_of_adamw_in_numpy():
@@ -123,7 +123,7 @@ def test_a_step_of_adamw_in_numpy():
         return sums.loss / sums.labels
 
     gradients = flat(jax.jit(jax.grad(loss))(lora.merged(params)))
-    before, found, scale = flat(params.trained), flat(after.params.trained), ALPHA / RANK
+    before, found, scale = flat(params.trainable), flat(after.params.trainable), ALPHA / RANK
     for path in {path.rpartition("/")[0] for path in before}:
         a, b = (np.asarray(before[f"{path}/{side}"], np.float64) for side in "ab")
         left, right = a.reshape(-1, RANK), b.reshape(RANK, -1)
@@ -149,10 +149,10 @@ def test_factors_and_their_moments_are_sharded_like_their_kernels():
     }
     query, output = (f"decoder/layers_0/self_attention/{role}/kernel" for role in ("query", "output"))
     assert specs[f"params/base/{query}"] == PartitionSpec("fsdp", "tensor", None)
-    assert specs[f"params/trained/{query}/a"] == PartitionSpec("fsdp", None)
-    assert specs[f"params/trained/{query}/b"] == PartitionSpec(None, "tensor", None)
-    assert specs[f"params/trained/{output}/a"] == PartitionSpec("tensor", None, None)
-    assert specs[f"params/trained/{output}/b"] == PartitionSpec(None, "fsdp")
+    assert specs[f"params/trainable/{query}/a"] == PartitionSpec("fsdp", None)
+    assert specs[f"params/trainable/{query}/b"] == PartitionSpec(None, "tensor", None)
+    assert specs[f"params/trainable/{output}/a"] == PartitionSpec("tensor", None, None)
+    assert specs[f"params/trainable/{output}/b"] == PartitionSpec(None, "fsdp")
     moments = {spec for path, spec in specs.items() if path.startswith("opt_state") and path.endswith(f"{query}/a")}
     assert moments == {PartitionSpec("fsdp", None)}
 
@@ -250,26 +250,36 @@ def test_a_sharded_step_equals_that_of_one_device():
     ("train", "sentence"),
     [
         ({"lora_rank": 9}, "train.lora_rank=9: must be at most 8, the smaller side of decoder/layers_0/"),
-        ({"lora_rank": 2, "lora_kernels": "*/q/*"}, r"'\*/q/\*' matches no such parameter, such as 'decoder/layers_0/"),
-        ({"lora_rank": 2, "lora_whole": "top/*"}, r"'top/\*' matches no such parameter, such as '"),
+        ({"lora_rank": 2, "lora_kernels": "*/q/*"}, r"'\*/q/\*' matches no parameter name, such as 'dec"),
+        ({"lora_rank": 2, "lora_whole": "top/*"}, r"'top/\*' matches no parameter name, such as '"),
         ({"lora_alpha": 2.0}, "train.lora_alpha=2.0: is used only with train.lora_rank; leave it out"),
     ],
 )
 def test_settings_that_do_not_fit(train, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        lora.trained_shapes(TrainConfig(**train), registry.shapes(registry.build(tiny("decoder_lm"))))
+        lora.trainable_shapes(TrainConfig(**train), registry.shapes(registry.build(tiny("decoder_lm"))))
 
 
-def test_weight_decay_names_the_factors():
-    """The default globs match kernels, of which none is trained."""
-    decayed = {"weight_decay": 0.1, "decayed": ("*/kernel/[ab]",)}
-    for optim, sentence in (
-        ({"weight_decay": 0.1}, r"optim.weight_decay=0.1: optim.decayed=.* matches no trained parameter, such as 'dec"),
-        (decayed | {"decayed": ("*/kernel/c",)}, r"'\*/kernel/c' matches none of the trained parameters, such as 'dec"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            build_optimizer(low_rank(optim))
-    build_optimizer(low_rank(decayed))
+@pytest.mark.parametrize("whole", [(), ("*embedding",)])
+def test_weight_decay_is_for_factors_and_trained_kernels(whole):
+    """Regression test: if other parameters were trained, too, the factors had none, silently."""
+    cfg = low_rank({"weight_decay": 0.1, "optimizer": "sgd"}, lora_whole=whole)
+    shapes = lora.trainable_shapes(cfg.train, registry.shapes(registry.build(cfg.model)))
+    decayed = flat(optimizers.decay_mask(cfg.optim, optimizers.parameter_names(shapes)))
+    assert all(decayed.values()) and any(name.endswith("kernel/a") for name in decayed)
+    assert any(name.endswith("embedding") for name in decayed) == bool(whole)
+
+
+@pytest.mark.parametrize(
+    ("decayed", "sentence"),
+    [
+        ((), r"optim.weight_decay=0.1: optim.decayed=.* matches no trainable parameter, such as 'dec"),
+        (("*/kernel/c",), r"'\*/kernel/c' matches no parameter name, such as 'dec"),
+    ],
+)
+def test_globs_of_weight_decay_that_match_nothing(decayed, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        build_optimizer(low_rank({"weight_decay": 0.1, "decayed": decayed}))
 
 
 def build_optimizer(cfg: Config):

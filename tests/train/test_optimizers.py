@@ -199,8 +199,22 @@ def test_weight_decay_excludes_biases_and_norms(model):
 
 
 def test_a_glob_without_matches_is_refused():
-    with pytest.raises(ConfigError, match="'encoder/.' matches no parameter, such as 'attention/query/bias'"):
+    with pytest.raises(ConfigError, match="'encoder/.' matches no parameter name, such as 'attention/query/bias'"):
         optimizers.build(settings(learning_rates=("encoder/*=0.1",)), boxed())
+
+
+SCANNED = tiny("decoder_lm", decoder_layers=3, scan_layers=True, layer_pattern=("full", "nope"), position="rotary")
+
+
+@pytest.mark.parametrize("glob", ["*layers_0/*", "decoder/*layers_[0]*", "*/layers_?/ffn/*"])
+def test_a_glob_of_one_layer_does_not_match_a_scan(glob):
+    """Regression test: `*layers_0/*` meant all layers of the scan, and the last one, whose number was 0."""
+    shapes = registry.shapes(registry.build(SCANNED))
+    for optim in ({"learning_rates": (f"{glob}=0.1",)}, {"decayed": (glob,), "weight_decay": 0.1}):
+        with pytest.raises(ConfigError, match="names a layer, but 'decoder/periods/layers_0/.* parameters of several"):
+            optimizers.build(settings(**optim), shapes)
+    for exact in ("decoder/layers_2/*", "*/periods/layers_0/*", "decoder/*/kernel"):
+        optimizers.build(settings(learning_rates=(f"{exact}=0.1",)), shapes)
 
 
 def test_clipping_by_norm():

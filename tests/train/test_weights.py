@@ -283,6 +283,27 @@ def test_parameters_in_another_layout_are_converted(first, layout):
     start_from.check(small_config().train, cfg, other.tokenizers, first)
 
 
+def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
+    """Regression test: with another depth, no layer of a scan was loaded, or the first one into the last."""
+    other = load_trained(first)
+    cfg = dataclasses.replace(
+        other.model.cfg, scan_layers=True, decoder_layers=3, layer_pattern=("full", "window"), window=4
+    )
+    fresh = randomized(registry.shapes(registry.build(cfg)))
+    params, report = load_matching(fresh, cfg, first)
+    assert jax.tree.structure(params) == jax.tree.structure(fresh)
+    assert {name.split("/")[1] for name in report.missing if name.startswith("decoder/")} == {"layers_1", "layers_2"}
+    stack, loaded, random = (tree["decoder"] for tree in (params, other.params, fresh))
+    for found, expected in (
+        (jax.tree.map(lambda leaf: leaf[0], stack["periods"]["layers_0"]), loaded["layers_0"]),
+        (stack["periods"]["layers_1"], random["periods"]["layers_1"]),
+        (stack["layers_2"], random["layers_2"]),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(ConfigError, match="must include 'decoder/layers_1/.*frozen by LoRA at random values"):
+        start_from.check(small_config(lora_rank=2, start_from=str(first)).train, cfg, other.tokenizers, first)
+
+
 class OtherFails(ProcessGroup):
     """A group in which another process cannot read its shards."""
 

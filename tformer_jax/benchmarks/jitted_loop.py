@@ -13,12 +13,12 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams, Hypotheses
-from tformer_jax.inference.chains import Chains
 from tformer_jax.inference.constraints import NO_RULES, Rules
 from tformer_jax.inference.layout import unrolled
 from tformer_jax.inference.model_step import Step, prefill, step_fn
 from tformer_jax.inference.rows import Rows
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.inference.sequences import Sequences
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.kv_cache import DecoderCache
@@ -134,7 +134,7 @@ def _decode(start: _Start, keys: jax.Array, length: int, cfg: DecodeConfig, rule
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     history = _left_aligned(start.prompt, counts, length)
     settings = RowSettings.of(cfg, keys.shape[0])
-    rows = Chains.start(start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, rules, history=history)
+    rows = Sequences.start(start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, rules, history=history)
     rows = _finish(start.step, start.cache, rows)
     columns = counts[:, None] + jnp.arange(length)
     return jnp.take_along_axis(rows.history, columns, axis=1)

@@ -27,7 +27,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         return classifier.stream(run.params, texts, skip=skip, long_texts=long_texts)
 
     settings = {"command": {"field": options.field}}
-    work = lines.Work({"--field": options.field}, settings, results, plain, added, NAMES, long_texts)
+    work = lines.Work(
+        fields={"--field": options.field},
+        settings=settings,
+        results=results,
+        plain=plain,
+        added=added,
+        names=NAMES,
+        long_texts=long_texts,
+    )
     lines.process(options, source, work)
 
 

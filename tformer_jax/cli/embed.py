@@ -41,7 +41,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         return embedder.stream(run.params, texts, skip=skip, long_texts=long_texts)
 
     command = {"field": options.field, "pooling": options.pooling, "normalize": options.normalize}
-    work = lines.Work({"--field": options.field}, {"command": command}, results, plain, added, NAMES, long_texts)
+    work = lines.Work(
+        fields={"--field": options.field},
+        settings={"command": command},
+        results=results,
+        plain=plain,
+        added=added,
+        names=NAMES,
+        long_texts=long_texts,
+    )
     if as_array:
         write_array(options, source, work)
     else:

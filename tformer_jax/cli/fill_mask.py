@@ -37,7 +37,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         return [f"{fill.probability:.4f}\t{fill.text}" for fill in fills] or [""] * options.top
 
     settings = {"command": {"field": options.field, "top": options.top}}
-    work = lines.Work({"--field": options.field}, settings, results, plain, added, NAMES, long_texts, options.top)
+    work = lines.Work(
+        fields={"--field": options.field},
+        settings=settings,
+        results=results,
+        plain=plain,
+        added=added,
+        names=NAMES,
+        long_texts=long_texts,
+        lines_per_text=options.top,
+    )
     lines.process(options, source, work)
 
 

@@ -62,7 +62,14 @@ class Generation:
         settings = {"command": command, "decode": dataclasses.asdict(self.decode)}
         names = ("outputs", "scores") if options.scores else ("outputs",)
         return lines.Work(
-            {"--field": options.field}, settings, results, plain, added, names, self.long_texts, options.outputs
+            fields={"--field": options.field},
+            settings=settings,
+            results=results,
+            plain=plain,
+            added=added,
+            names=names,
+            long_texts=self.long_texts,
+            lines_per_text=options.outputs,
         )
 
     def _with_score(self, output: Output, text: str) -> str:

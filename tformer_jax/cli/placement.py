@@ -77,8 +77,8 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
     placed = state.abstract(model, optimizers.build(cfg, boxed), cfg, mesh)
     parameters, micro_batches = _device_bytes(placed.params), cfg.train.accumulate
     rows, length = rows // data_parallelism(mesh), length // sizes["sequence"]
-    trained = jax.tree.leaves(lora.trained(placed.params))
-    numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in trained)
+    trainable = jax.tree.leaves(lora.trainable(placed.params))
+    numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in trainable)
     return Placement(
         groups=tuple(_groups(boxed, lora.base(placed.params))),
         parameters=parameters,

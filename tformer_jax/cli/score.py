@@ -66,7 +66,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     fields = fields_of(options, run.config.model.family)
     settings = {"command": {"per_token": options.per_token, **fields}}
     names = NAMES if options.per_token else NAMES[:2]
-    work = lines.Work(fields, settings, results, plain, added, names, long_texts, as_json=options.per_token)
+    work = lines.Work(
+        fields=fields,
+        settings=settings,
+        results=results,
+        plain=plain,
+        added=added,
+        names=names,
+        long_texts=long_texts,
+        as_json=options.per_token,
+    )
     before = lines.process(options, source, work)
     print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
 

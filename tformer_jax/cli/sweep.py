@@ -23,7 +23,7 @@ from rich.table import Table
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, program
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import PER_TOKEN, Config, ConfigError, differences, flat, target_tokens, to_dict
+from tformer_jax.config import Config, ConfigError, comparable, differences, flat, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import curves, provenance
@@ -179,9 +179,7 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
 
 
 def check_comparable(configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
-    """Raises `ConfigError` if two configs are equal, have different metrics, or losses of different tokenizers."""
-    kinds: dict[Any, Combination] = {}
-    vocabularies: dict[Any, Combination] = {}
+    """Raises `ConfigError` if two configs are equal, or their values of `train.metric` cannot be compared."""
     known: dict[Config, Combination] = {}
     for cfg, combination in zip(configs, combinations, strict=True):
         if cfg in known:
@@ -189,17 +187,9 @@ def check_comparable(configs: Sequence[Config], combinations: Sequence[Combinati
                 f"--sweep: {' '.join(known[cfg])} and {' '.join(combination)} are the same run; leave out one"
             )
         known[cfg] = combination
-        kinds.setdefault((cfg.model.family, cfg.data.objective, cfg.train.metric), combination)
-        if cfg.model.family != "classifier" and cfg.train.metric in PER_TOKEN:
-            vocabularies.setdefault(tuple(target_tokens(flat(cfg)).items()), combination)
-    metric = configs[0].train.metric
-    for groups, reason in (
-        (kinds, "their model.family, data.objective or train.metric differ"),
-        (vocabularies, f"train.metric={metric!r} is per token, and their tokenizers or texts differ"),
-    ):
-        if len(groups) > 1:
-            one, other = (" ".join(combination) for combination in list(groups.values())[:2])
-            raise ConfigError(f"--sweep: {one} and {other} are not comparable: {reason}")
+        if problem := comparable.difference(flat(configs[0]), flat(cfg)):
+            pair = f"{' '.join(combinations[0])} and {' '.join(combination)}"
+            raise ConfigError(f"--sweep: {pair} are not comparable: {problem}")
 
 
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:

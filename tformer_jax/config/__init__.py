@@ -17,12 +17,11 @@ from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 from tformer_jax.config.schema import Config, DataConfig, EvalConfig
-from tformer_jax.config.training import LOWER_IS_BETTER, PER_TOKEN, OptimConfig, TrainConfig, target_tokens
+from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
 
 __all__ = [
     "LOWER_IS_BETTER",
     "MESH_AXES",
-    "PER_TOKEN",
     "PRESETS",
     "Config",
     "ConfigError",
@@ -43,7 +42,6 @@ __all__ = [
     "load",
     "read_mesh",
     "save",
-    "target_tokens",
     "to_config_dict",
     "to_dict",
 ]

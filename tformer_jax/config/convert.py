@@ -12,25 +12,12 @@ from ml_collections import ConfigDict, config_dict
 
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.fields import ConfigError, Section, allowed_types, qualified
-from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.paths import write_text
 from tformer_jax.config.schema import Config, EvalConfig
-from tformer_jax.config.training import OptimConfig
 
 CHANGEABLE_SECTIONS: dict[str, type[Section]] = {"decode": DecodeConfig, "eval": EvalConfig, "parallel": ParallelConfig}
 """Sections that may differ each time a run is used."""
-RENAMED = {
-    "train": {"most_skipped": "max_skipped_steps", "layer_norms": "log_norms"},
-    "gated_delta": {
-        "heads": "num_heads",
-        "key_heads": "num_key_heads",
-        "key_dim": "key_head_dim",
-        "value_dim": "value_head_dim",
-        "conv_width": "conv_kernel_size",
-    },
-}
-"""Settings of sections in earlier versions, and their present names."""
 
 
 def to_config_dict(section: Section) -> ConfigDict:
@@ -71,9 +58,6 @@ def save(cfg: Config, path: Path) -> None:
 def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE_SECTIONS`, with a warning.
 
-    Settings may also be those of earlier versions: `RENAMED` ones, in `model` flat ones, such as `rotary_base` for
-    `rotary.base`, and ones without effect in `optim` and for classifiers (`model.output_bias`).
-
     Raises:
         ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
     """
@@ -88,12 +72,7 @@ def load(path: Path) -> Config:
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
-        sections = {
-            "model": _of_this_version(values.get("model", {})),
-            "optim": _with_effect(values.get("optim", {})),
-            "train": values.get("train", {}),
-        }
-        return Config.from_dict({**values, **_renamed(sections)})
+        return Config.from_dict(values)
     except ConfigError as error:
         version = path.with_name("provenance.json")
         raise ConfigError(
@@ -110,41 +89,6 @@ def _drop_unknown(values: dict[str, Any]) -> list[str]:
             del values[name][key]
             dropped.append(f"{name}.{key}")
     return sorted(dropped)
-
-
-def _of_this_version(model: dict[str, Any]) -> dict[str, Any]:
-    """Moves settings such as `rotary_base` to the sections that hold them now, and renames those of `RENAMED`.
-
-    A classifier loses `output_bias`, which earlier versions accepted without effect.
-    """
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    result = {key: value for key, value in model.items() if key in known}
-    for key in model.keys() - known:
-        group, _, name = (ModelConfig.nested_name(key) or key).partition(".")
-        result[group] = {**result.get(group, {}), name: model[key]} if name else model[key]
-    if model.get("family") == "classifier":
-        result.pop("output_bias", None)
-    return _renamed(result)
-
-
-def _with_effect(optim: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that the optimizer and the schedule use."""
-
-    def is_used(name: str) -> bool:
-        switches = OptimConfig.used_by(name).items()
-        return all(optim.get(switch, getattr(OptimConfig, switch)) in users for switch, users in switches)
-
-    return {name: value for name, value in optim.items() if is_used(name)}
-
-
-def _renamed(sections: dict[str, Any]) -> dict[str, Any]:
-    """Returns settings by section, with those of `RENAMED` under their present names."""
-
-    def present(section: str, values: Any) -> Any:
-        names = RENAMED.get(section)
-        return {names.get(name, name): value for name, value in values.items()} if names else values
-
-    return {section: present(section, values) for section, values in sections.items()}
 
 
 def differences(old: Config, new: Config) -> list[str]:

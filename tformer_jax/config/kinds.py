@@ -59,9 +59,9 @@ POSITIONS: Kinds = {
     "sinusoidal": "tformer_jax.nn.positions:Sinusoidal",
     "sinusoidal_halves": "tformer_jax.nn.positions:SinusoidalHalves",
     "learned": "tformer_jax.nn.positions:Learned",
-    "rotary": "tformer_jax.nn.relative:Rotary",
-    "alibi": "tformer_jax.nn.relative:Alibi",
-    "relative": "tformer_jax.nn.relative:RelativeBuckets",
+    "rotary": "tformer_jax.nn.attention_positions:Rotary",
+    "alibi": "tformer_jax.nn.attention_positions:Alibi",
+    "relative": "tformer_jax.nn.attention_positions:RelativeBuckets",
 }
 NORMS: Kinds = {
     "layernorm": "tformer_jax.nn.norms:LayerNorm",

@@ -3,9 +3,12 @@
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.schema import Config
+from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 UNKNOWN = {"characters": ("the characters of the text", 100), "file": ("data.tokenizer_file", 32000)}
 """Kinds of tokenizers whose vocabulary is unknown before training: what its size depends on, and an example of it."""
+BYTES = 256 + len(SPECIAL_TOKENS)
+"""Size of the vocabulary of the tokenizer `bytes`."""
 ASSUMED_CLASSES = 2
 """Number of classes to assume where it depends on data that is not read."""
 
@@ -44,5 +47,5 @@ def _vocabulary(config: Config, name: str, kind: str) -> int:
     if kind in UNKNOWN:
         reason, example = UNKNOWN[kind]
         raise config.model.error(name, f"depends on {reason}; add, for example, --config.model.{name}={example}")
-    size = 260 if kind == "bytes" else config.data.vocab_size
+    size = BYTES if kind == "bytes" else config.data.vocab_size
     return size + ADDED_TOKENS.get(config.data.objective or "", 0)

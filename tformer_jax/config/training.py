@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tformer_jax.config.fields import INT32_MAX, Section, setting
 
@@ -21,30 +20,6 @@ METRICS = {
 }
 """Validation metrics by model family."""
 LOWER_IS_BETTER = ("loss", "perplexity")
-PER_TOKEN = ("loss", "perplexity", "token_accuracy")
-"""Metrics averaged over target tokens (a classifier's: over texts), comparable only between equal target tokens."""
-TARGET_TOKENS = (
-    "data.tokenizer",
-    "data.target_tokenizer",
-    "data.tokenizer_file",
-    "data.vocab_size",
-    "data.shared_vocab",
-    "data.split_digits",
-    "data.normalize",
-    "data.target_language",
-)
-"""Settings that determine the tokens of the targets, by their full names."""
-TRAINED_ON = (
-    *("data.source", "data.dataset", "data.train", "data.fields", "data.tokenizer_examples", "data.source_language"),
-)
-"""Additional settings that determine them if the tokenizer is trained, or comes with prepared data."""
-
-
-def target_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the settings that determine the tokens of the targets, by their full names."""
-    kind = settings["data.target_tokenizer"] or settings["data.tokenizer"]
-    fixed = kind in ("bytes", "file") and settings["data.source"] != "prepared"
-    return {name: settings[name] for name in (*TARGET_TOKENS, *(() if fixed else TRAINED_ON))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +70,8 @@ class OptimConfig(Section):
     eps: float = setting(1e-9, "added to the root of the second moment", low=0.0, used_by={"optimizer": MOMENTS})
     weight_decay: float = setting(0.0, "decoupled decay, times the learning rate; sgd: L2 penalty", low=0.0)
     decayed: tuple[str, ...] = setting(
-        ("*kernel", "*embedding", "*types", "*router", "*shared_gate"),
-        "globs of the parameters with weight decay, such as 'encoder/*/kernel'",
+        ("*kernel", "*kernel/[ab]", "*embedding", "*types", "*router", "*shared_gate"),
+        "globs of the parameters with weight decay, such as 'encoder/*/kernel'; LoRA's factors are KERNEL/a and /b",
     )
     clip_norm: float = setting(1.0, "maximum global gradient norm; 0: no clipping", low=0.0)
     adaptive_clip: float = setting(

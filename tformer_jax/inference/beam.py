@@ -85,7 +85,7 @@ class Beams:
         """Returns the initial state.
 
         Args:
-            last, counts, max_new_tokens, history: as in `Chains.start`; None: L is 0.
+            last, counts, max_new_tokens, history: as in `Sequences.start`; None: L is 0.
             length: size of the token arrays; `widened` extends them before an output exceeds it.
         """
         (B,), k = max_new_tokens.shape, cfg.beams

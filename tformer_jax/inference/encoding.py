@@ -1,6 +1,7 @@
 """Encodes texts as token ids that fit the model's maximum length."""
 
 import itertools
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,6 +88,12 @@ def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[i
 def no_tokens(name: str, text: Any) -> str:
     """Returns the error of a text, or list of token ids, without tokens; tokenizers may drop unknown characters."""
     return f"{name} {'has no character of the vocabulary' if text else 'is empty: write at least one character'}"
+
+
+def lacks_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> bool:
+    """Returns whether a tokenizer without unknown token has left out characters of `text`, as nanoGPT's would."""
+    written = unicodedata.normalize("NFC", text).strip()
+    return tokenizer.special.unknown is None and len(tokenizer.decode(ids).strip()) < len(written)
 
 
 def check_example(family: str, index: int, example: Sequence[str]) -> None:

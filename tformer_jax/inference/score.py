@@ -13,7 +13,7 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs, pad_rows
-from tformer_jax.inference.encoding import LongTexts, check_example, prompt_length
+from tformer_jax.inference.encoding import LongTexts, TextError, check_example, lacks_characters, prompt_length
 from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
@@ -74,8 +74,8 @@ class Scorer:
             skip, long_texts: as in `Translator.stream`; an example that is left out has no scored tokens.
 
         Raises:
-            ConfigError: a text is too long for the model, or an example does not have the texts that the model scores;
-                the scores of all earlier examples are yielded first.
+            ConfigError: a text is too long for the model or cannot be encoded, or an example does not have the texts
+                that the model scores; the scores of all earlier examples are yielded first.
         """
 
         def run(rows: list[Row], _: int) -> Iterator[Scored]:
@@ -102,7 +102,10 @@ class Scorer:
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         model, tokenizer = self.cfg.model, self.tokenizers.target
         before = tokenizer.special.before
-        text = long_texts.fit(index, tokenizer.encode("".join(example)), model.max_length + 1 - len(before), "text")
+        encoded = tokenizer.encode("".join(example))
+        if lacks_characters(tokenizer, "".join(example), encoded):
+            raise TextError(index, "has characters that the vocabulary lacks, and therefore no probability")
+        text = long_texts.fit(index, encoded, model.max_length + 1 - len(before), "text")
         ids = [*before, *text] if text else []
         prompt = min(prompt_length(tokenizer, example, text or ()), len(ids))
         row = text_row(ids, max(prompt, len(before), 1))

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
-from tformer_jax.nn.kv_cache import empty_cache, empty_entries
+from tformer_jax.nn.kv_cache import empty_entries, row_cache
 from tformer_jax.nn.module import named_leaves
 
 TRAINING_FLOPS = 3
@@ -46,7 +46,10 @@ class Cost:
     """
     parameter_bytes: int
     cache_bytes: int
-    """Size of keys, values and recurrent states for `length` tokens in `batch` rows; 0 without a decoder."""
+    """Size of keys, values and recurrent states for `length` tokens in `batch` rows; 0 without a decoder.
+
+    Decoding commands keep the keys and values of all tokens, also in layers with a window.
+    """
 
     @property
     def total(self) -> int:
@@ -137,7 +140,7 @@ def _cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -
     """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
     if cfg.family in ("classifier", "masked_lm"):
         return 0
-    total = _bytes(jax.tree.leaves(jax.eval_shape(lambda: empty_cache(cfg, batch, length, dtype=dtype).layers)))
+    total = _bytes(jax.tree.leaves(jax.eval_shape(lambda: row_cache(cfg, batch, length, dtype=dtype).layers)))
     if cfg.family == "seq2seq":
         memory = jax.eval_shape(lambda: empty_entries(cfg, cfg.attention, batch, length).stored(dtype or cfg.dtype))
         total += cfg.decoder_layers * _bytes(jax.tree.leaves(memory))

@@ -16,7 +16,7 @@ from tformer_jax.models.classifier import Classifier
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.masked_lm import MaskedLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn import attention_ops, relative
+from tformer_jax.nn import attention_ops, attention_positions
 from tformer_jax.nn.attention_ops.select import choose
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
@@ -86,7 +86,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
     windows = {"window"} if "window" in cfg.layer_pattern else set()
     prefix = {"prefix"} if cfg.prefix_lm else set()
     lookahead = {"explicit"} if cfg.lookahead is not None else set()
-    rules = {
+    needed = {
         "encoder": {"padding_mask"} | windows | lookahead,
         "decoder": {"padding_mask", "causal"} | windows | prefix,
         "cross": {"padding_mask", "cross"},
@@ -97,9 +97,9 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
             dtype=cfg.dtype,
             head_size=max(cfg.score_size, cfg.value_size),
             softcap=cfg.attention_softcap is not None,
-            bias=name != "cross" and relative.adds_bias(cfg),
+            bias=name != "cross" and attention_positions.adds_bias(cfg),
             dropout=train and cfg.attention_dropout > 0,
-            rules=frozenset(rules[name]),
+            rules=frozenset(needed[name]),
             sinks=cfg.attention_sinks,
         )
         for name in attentions.get(cfg.family, ("encoder",))

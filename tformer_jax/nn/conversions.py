@@ -65,8 +65,9 @@ def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 def in_layout_of(target: ModelConfig, cfg: ModelConfig, params: Params) -> Params:
     """Converts parameters of a model built from `cfg` to the layout of another model, where both can be compared.
 
-    Layers are looped or scanned, projections separate or fused as in `target`; a tied source embedding or output head
-    is copied if that of `target` is separate. Nothing else is changed: shapes, depths and names may still differ.
+    Projections are separate or fused as in `target`; a tied source embedding or output head is copied if that of
+    `target` is separate. Layers are looped, also if those of `target` are scanned: their numbers may be compared.
+    Nothing else is changed: shapes, depths and names may still differ.
     """
     if target.family == "seq2seq" and cfg.ties_inputs and not target.ties_inputs:
         params = params | {"source_embedding": params["target_embedding"]}
@@ -75,8 +76,6 @@ def in_layout_of(target: ModelConfig, cfg: ModelConfig, params: Params) -> Param
     cfg, params = unrolled(cfg, params)
     if (target.attention, target.attention_bias) == (cfg.attention, cfg.attention_bias):
         params = convert_projections(params, cfg, target.attention_projections)
-    if target.scan_layers and target.depths == cfg.depths:
-        params = convert_layers(params, dataclasses.replace(target, scan_layers=False), scan_layers=True)
     return params
 
 
@@ -103,32 +102,25 @@ def _stack(stack: Params, depth: int, period: int) -> Params:
     repetitions = depth // period
     if not repetitions:
         return stack
+    scanned = [[f"layers_{r * period + offset}" for r in range(repetitions)] for offset in range(period)]
     periods = {
-        f"layers_{offset}": jax.tree.map(
-            lambda *leaves: jnp.stack(leaves), *(stack[f"layers_{r * period + offset}"] for r in range(repetitions))
-        )
-        for offset in range(period)
+        f"layers_{offset}": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(stack[name] for name in names))
+        for offset, names in enumerate(scanned)
     }
-    scanned = repetitions * period
-    remaining = {f"layers_{number - scanned}": stack[f"layers_{number}"] for number in range(scanned, depth)}
-    return _without_layers(stack) | {"periods": periods} | remaining
+    stacked = {name for names in scanned for name in names}
+    return {name: value for name, value in stack.items() if name not in stacked} | {"periods": periods}
 
 
 def _unstack(stack: Params, depth: int, period: int) -> Params:
-    """Inverts `_stack`."""
-    scanned = depth // period * period
+    """Inverts `_stack`, also for a tree that has only some of the parameters."""
     layers = {
-        f"layers_{number}": jax.tree.map(
-            lambda leaf, repetition=number // period: leaf[repetition], stack["periods"][f"layers_{number % period}"]
+        f"layers_{repetition * period + int(name.removeprefix('layers_'))}": jax.tree.map(
+            lambda leaf, repetition=repetition: leaf[repetition], layer
         )
-        for number in range(scanned)
+        for name, layer in stack.get("periods", {}).items()
+        for repetition in range(depth // period)
     }
-    remaining = {f"layers_{number}": stack[f"layers_{number - scanned}"] for number in range(scanned, depth)}
-    return _without_layers(stack) | layers | remaining
-
-
-def _without_layers(stack: Params) -> Params:
-    return {name: value for name, value in stack.items() if name != "periods" and not name.startswith("layers_")}
+    return {name: value for name, value in stack.items() if name != "periods"} | layers
 
 
 def _convert_tree(params: Params, cfg: ModelConfig, kind: str, cross: bool) -> Params:

@@ -1,12 +1,12 @@
 """The gated delta rule ("Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024) as pure functions.
 
-Each head has a state S, a matrix [H, V] that maps keys to values. Token t forgets a part of it, reads what it holds
+Each head has a state S, a matrix [H, P] that maps keys to values. Token t forgets a part of it, reads what it holds
 for the token's key, and corrects that by a fraction of the error:
 
     S_t = alpha_t S_{t-1} + beta_t k_t (v_t - alpha_t k_t^T S_{t-1})^T        o_t = S_t^T q_t
 
-with the decay alpha in (0, 1] and the writing strength beta in [0, 1]. H is the size of queries and keys here, V that
-of values.
+with the decay alpha in (0, 1] and the writing strength beta in [0, 1]. H is the size of queries and keys, P that of
+values.
 """
 
 import jax
@@ -23,18 +23,18 @@ def step(
 
     Args:
         q, k: float32 [B, N, H].
-        v: float32 [B, N, V].
+        v: float32 [B, N, P].
         log_decay: float32 [B, N], ln alpha.
         beta: float32 [B, N].
-        state: float32 [B, N, H, V].
+        state: float32 [B, N, H, P].
 
     Returns:
-        The outputs, [B, N, V], and the new state.
+        The outputs, [B, N, P], and the new state.
     """
     decayed = jnp.exp(log_decay)[..., None, None] * state
-    error = v - jnp.einsum("BNHV,BNH->BNV", decayed, k)
+    error = v - jnp.einsum("BNHP,BNH->BNP", decayed, k)
     state = decayed + k[..., None] * (beta[..., None] * error)[..., None, :]
-    return jnp.einsum("BNHV,BNH->BNV", state, q), state
+    return jnp.einsum("BNHP,BNH->BNP", state, q), state
 
 
 def full_pass(
@@ -54,14 +54,14 @@ def full_pass(
 
     Args:
         q, k: float32 [B, T, N, H].
-        v: float32 [B, T, N, V].
+        v: float32 [B, T, N, P].
         log_decay, beta: float32 [B, T, N].
-        state: float32 [B, N, H, V], of the first token's segment.
+        state: float32 [B, N, H, P], of the first token's segment.
         segments: int [B, T]: segment ids of documents packed into a row, each of which starts with a state of zeros;
             None: one segment.
 
     Returns:
-        The outputs, [B, T, N, V], and the state after the last token.
+        The outputs, [B, T, N, P], and the state after the last token.
     """
     T, C = q.shape[1], min(CHUNK, q.shape[1])
     segments = jnp.zeros(q.shape[:2], jnp.int32) if segments is None else segments

@@ -1,4 +1,7 @@
-"""Gated DeltaNet ("Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024): a recurrent state per head."""
+"""Gated DeltaNet ("Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024): a recurrent state per head.
+
+H is the size of queries and keys, P that of values, W the number of columns (beams) of a row.
+"""
 
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -36,8 +39,8 @@ class Sizes(NamedTuple):
     def of(cls, cfg: ModelConfig) -> "Sizes":
         """Replaces None by the sizes of the model's attention heads."""
         own = cfg.gated_delta
-        N, H, V = own.num_heads or cfg.num_heads, own.key_head_dim, own.value_head_dim
-        return cls(N, own.num_key_heads or N, H or cfg.head_size, V or cfg.head_size)
+        N, H, P = own.num_heads or cfg.num_heads, own.key_head_dim, own.value_head_dim
+        return cls(N, own.num_key_heads or N, H or cfg.head_size, P or cfg.head_size)
 
 
 @flax.struct.dataclass
@@ -48,17 +51,17 @@ class DeltaState(RowState):
     """[B, W, K, conv_kernel_size - 1, H], before the convolution; zeros before the first token."""
     keys: jax.Array
     values: jax.Array
-    """[B, W, N, conv_kernel_size - 1, V]."""
+    """[B, W, N, conv_kernel_size - 1, P]."""
     memory: jax.Array
-    """float32 [B, W, N, H, V]."""
+    """float32 [B, W, N, H, P]."""
 
     @classmethod
     def empty(cls, cfg: ModelConfig, rows: int, width: int) -> "DeltaState":
         """Returns the state before the first token, of `width` columns per row."""
-        N, K, H, V = Sizes.of(cfg)
-        tails = [(heads, cfg.gated_delta.conv_kernel_size - 1, size) for heads, size in ((K, H), (K, H), (N, V))]
+        N, K, H, P = Sizes.of(cfg)
+        tails = [(heads, cfg.gated_delta.conv_kernel_size - 1, size) for heads, size in ((K, H), (K, H), (N, P))]
         queries, keys, values = (jnp.zeros((rows, width, *shape), cfg.dtype) for shape in tails)
-        return cls(queries, keys, values, jnp.zeros((rows, width, N, H, V), jnp.float32))
+        return cls(queries, keys, values, jnp.zeros((rows, width, N, H, P), jnp.float32))
 
 
 class ConvolvedHeads(Module):
@@ -84,20 +87,20 @@ class ConvolvedHeads(Module):
         Returns:
             [B, T, heads, size], and the tail of the next tokens.
         """
-        cfg, T, W = self.cfg, x.shape[1], self.cfg.gated_delta.conv_kernel_size
+        cfg, T, taps = self.cfg, x.shape[1], self.cfg.gated_delta.conv_kernel_size
         outputs = (self.axis, self.heads), (axes.HEAD_DIM, self.size)
         projected = Linear(cfg, ((axes.EMBED, cfg.dim),), outputs, use_bias=False, name="project")(x)
-        init, shape = named(_conv_kernel, None, self.axis, axes.HEAD_DIM), (W, self.heads, self.size)
+        init, shape = named(_conv_kernel, None, self.axis, axes.HEAD_DIM), (taps, self.heads, self.size)
         kernel = self.param("conv_kernel", init, shape, jnp.dtype(cfg.param_dtype))
         known = jnp.concatenate([jnp.swapaxes(tail, 1, 2).astype(projected.dtype), projected], axis=1)
         out = jnp.zeros_like(projected)
-        for weights, back in zip(kernel, range(W - 1, -1, -1), strict=True):
-            part = known[:, W - 1 - back : W - 1 - back + T]
+        for weights, back in zip(kernel, range(taps - 1, -1, -1), strict=True):
+            part = known[:, taps - 1 - back : taps - 1 - back + T]
             if segments is not None:
                 source = jnp.pad(segments, ((0, 0), (back, 0)), constant_values=-1)[:, :T]
                 part = jnp.where((source == segments)[..., None, None], part, 0)
             out += broadcast_like(weights, part) * part
-        last = count[:, None] + jnp.arange(W - 1)
+        last = count[:, None] + jnp.arange(taps - 1)
         tail = jnp.take_along_axis(known, last[..., None, None], axis=1)
         return constrain(nn.silu(out), axes.BATCH, axes.LENGTH, self.axis, None), jnp.swapaxes(tail, 1, 2)
 
@@ -114,15 +117,15 @@ class GatedDelta(Module):
 
     def setup(self) -> None:
         cfg, model = self.cfg, ((axes.EMBED, self.cfg.dim),)
-        N, K, H, V = Sizes.of(cfg)
-        heads, dtype = ((axes.HEADS, N), (axes.HEAD_DIM, V)), jnp.dtype(cfg.param_dtype)
+        N, K, H, P = Sizes.of(cfg)
+        heads, dtype = ((axes.HEADS, N), (axes.HEAD_DIM, P)), jnp.dtype(cfg.param_dtype)
         self.queries, self.keys = (ConvolvedHeads(cfg, axes.KV_HEADS, K, H) for _ in range(2))
-        self.values = ConvolvedHeads(cfg, axes.HEADS, N, V)
+        self.values = ConvolvedHeads(cfg, axes.HEADS, N, P)
         self.decay, self.beta = (Linear(cfg, model, heads[:1], use_bias=False) for _ in range(2))
         self.gate = Linear(cfg, model, heads, use_bias=False)
         self.A_log = self.param("A_log", named(_a_log, axes.HEADS), (N,), dtype)
         self.dt_bias = self.param("dt_bias", named(_dt_bias, axes.HEADS), (N,), dtype)
-        self.scale = self.param("scale", named(nn.initializers.ones, axes.HEAD_DIM), (V,), dtype)
+        self.scale = self.param("scale", named(nn.initializers.ones, axes.HEAD_DIM), (P,), dtype)
         self.output = Linear(cfg, heads, model, use_bias=False, ends_sublayer=True)
 
     def __call__(

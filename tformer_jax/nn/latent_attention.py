@@ -12,11 +12,11 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention_ops import Operands, attend
 from tformer_jax.nn.attention_ops.paged import attend_pages
 from tformer_jax.nn.attention_ops.select import backend_for_cache
+from tformer_jax.nn.attention_positions import AttentionPosition
 from tformer_jax.nn.kv_cache import Stored, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.norms import make_norm
-from tformer_jax.nn.relative import AttentionPosition
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import PagedSlots, Slots
 from tformer_jax.nn.watch import watch

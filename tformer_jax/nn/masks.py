@@ -144,15 +144,14 @@ def as_mask(mask: jax.Array | Mask | None) -> Mask:
     return Mask(explicit=mask)
 
 
-def hidden_suffix(length: int, hidden: int) -> jax.Array:
-    """Returns a mask that hides key j from query i if `length - j + i <= hidden`: bool [1, 1, T, T].
+def lookahead_mask(length: int, lookahead: int) -> jax.Array:
+    """Returns a mask in which query i may attend to keys up to `i + lookahead`: bool [1, 1, T, T].
 
-    Query 0 may not attend to the last `hidden` keys, and each further query may attend to one key more.
-    `hidden = length - 1` is the causal mask; `hidden = 0` masks nothing. Query i may attend to keys up to
-    `i + length - 1 - hidden`, so an encoder with `model.lookahead=length - 1 - hidden` has this mask.
+    A lookahead of 0 is the causal mask, one of `length - 1` masks nothing. The mask that hides the last m keys from
+    query 0, and one key less from each further query, has a lookahead of `length - 1 - m`.
     """
     i, j = jnp.arange(length)[:, None], jnp.arange(length)[None, :]
-    return (length - j + i > hidden)[None, None]
+    return (j - i <= lookahead)[None, None]
 
 
 def _part(array: jax.Array, start: jax.Array | int, size: int, axis: int) -> jax.Array:

@@ -8,12 +8,12 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.nn.attention_positions import AttentionPosition, make_attention_positions
 from tformer_jax.nn.kv_cache import DecoderCache, Lineage, TokenCache, mask_kinds
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
-from tformer_jax.nn.masks import Mask, hidden_suffix
+from tformer_jax.nn.masks import Mask, lookahead_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
-from tformer_jax.nn.relative import AttentionPosition, make_attention_positions
 from tformer_jax.nn.slots import Tokens
 from tformer_jax.nn.watch import COLLECTION, watch
 
@@ -37,7 +37,8 @@ class Stack(nn.Module):
     """`depth` layers whose kinds repeat after `cfg.period`, as a loop or as a scan over the repetitions.
 
     In a scan, the layers of one repetition are `periods/layers_0`, ..., with each parameter stacked over repetitions
-    along its first axis; remaining layers follow as a loop. `conversions.convert_layers` converts between the two.
+    along its first axis; remaining layers follow as a loop, named by their number as without a scan.
+    `conversions.convert_layers` converts between the two.
     """
 
     cfg: ModelConfig
@@ -51,7 +52,7 @@ class Stack(nn.Module):
         if self.repetitions:
             self.periods = Period(cfg, self.cross)
         remaining = range(self.repetitions * period, self.depth)
-        self.layers = [make_layer(cfg, number, cross=self.cross) for number in remaining]
+        self.layers = {str(number): make_layer(cfg, number, cross=self.cross) for number in remaining}
         self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
         self.norm = make_norm(cfg) if cfg.norms_output else None
 
@@ -96,7 +97,7 @@ class Stack(nn.Module):
                 metadata_params={nn.PARTITION_NAME: axes.LAYERS},
             )
             x, _ = scan(self.periods, x, ctx)
-        for layer in self.layers:
+        for layer in self.layers.values():
             x = apply(layer, x, ctx)
         return self.finish(x)
 
@@ -127,7 +128,7 @@ class Encoder(Stack):
         """
         S, ahead = x.shape[1], self.cfg.lookahead
         own = None if segments is None else (segments, segments)
-        near = None if ahead is None else hidden_suffix(S, S - 1 - ahead)
+        near = None if ahead is None else lookahead_mask(S, ahead)
         ctx = LayerContext(
             masks=self.masks(Mask(padding_mask=padding_mask, segments=own, explicit=near, self_attention=True)),
             padding_mask=padding_mask,
@@ -218,7 +219,7 @@ class Decoder(Stack):
             parents=None if lineage is None else lineage.parents(positions),
         )
         layer_caches: list[Any] = []
-        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+        for layer, layer_cache in zip(self.layers.values(), cache.layers, strict=True):
             x, written = layer(x, ctx, layer_cache)
             layer_caches.append(written)
         x = self.finish(x)
@@ -235,7 +236,7 @@ class Decoder(Stack):
         """
         self._check_looped()
         result: tuple[TokenCache, ...] = jax.lax.optimization_barrier(
-            tuple(layer.cross_attention.keys_values(memory) for layer in self.layers)
+            tuple(layer.cross_attention.keys_values(memory) for layer in self.layers.values())
         )
         return result
 

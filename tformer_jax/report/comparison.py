@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.config import target_tokens
+from tformer_jax.config import comparable
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.run import Run, differing
@@ -83,8 +83,12 @@ class Comparison:
         """Returns whether losses per token are comparable: by the saved tokenizers, or without them by the settings."""
         if self.a.family == "classifier":
             return True
+        if comparable.labels(self.a.config) != comparable.labels(self.b.config):
+            return False
         a, b = _target_tokenizer(self.a), _target_tokenizer(self.b)
-        return a == b if a and b else target_tokens(self.a.config) == target_tokens(self.b.config)
+        if a and b:
+            return bool(a == b)
+        return comparable.target_tokens(self.a.config) == comparable.target_tokens(self.b.config)
 
 
 def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
@@ -129,7 +133,7 @@ def shared_split(a: Run, b: Run) -> str | None:
         if not (mine.texts or len(mine.labels)):
             continue
         same = _same_documents if a.family == "decoder_lm" else _same_examples
-        if same(mine, theirs):
+        if same(mine, theirs) and _same_labels(a, b, split):
             return split
     return None
 
@@ -154,6 +158,15 @@ def _same_documents(a: Outputs, b: Outputs) -> bool:
     )
     alike = all(x.startswith(y) or y.startswith(x) for x, y in zip(first, second, strict=False))
     return alike and np.array_equal(a.labels, b.labels)
+
+
+def _same_labels(a: Run, b: Run, split: str) -> bool:
+    """Returns whether runs whose outputs do not show all labels, of texts alone, have those of the same corpus."""
+    if a.config["data.objective"] is None and a.family != "decoder_lm":
+        return True
+    checksums = [run.corpus.get(f"the checksum of the {split} examples") for run in (a, b)]
+    same_corpus = checksums[0] == checksums[1] or None in checksums
+    return same_corpus and comparable.labels(a.config) == comparable.labels(b.config)
 
 
 def _changes(a: Run, b: Run, split: str) -> Iterator[Change]:

@@ -13,7 +13,7 @@ from tformer_jax.config.convert import flat, flat_values
 from tformer_jax.config.paths import resolved
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
-from tformer_jax.train import events, guards
+from tformer_jax.train import events, guards, run_folder
 from tformer_jax.train.run_folder import read_records
 
 ENDED = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
@@ -30,6 +30,8 @@ class Run:
     config: dict[str, Any]
     """Every setting by its full name, such as `model.dim`."""
     provenance: dict[str, Any]
+    corpus: dict[str, Any]
+    """Facts that identify the corpus, as `experiment.corpus_facts` returns them."""
     model: dict[str, Any]
     result: dict[str, Any]
     metrics: dict[str, Series]
@@ -117,6 +119,7 @@ def load(folder: Path, name: str) -> Run:
         folder=folder,
         config=flat(Config()) | {name: _setting(value) for name, value in flat_values(config).items()},
         provenance=_json(folder / "provenance.json"),
+        corpus=_json(folder / run_folder.CORPUS),
         model=_json(folder / "model.json"),
         result=_json(folder / "result.json"),
         metrics=_metrics(folder / "metrics.jsonl"),

@@ -44,6 +44,7 @@ class Checkpointer:
         keep_best: int = 0,
         permanent_every: int = 0,
         seconds: int = 0,
+        scale: int = 0,
         group: ProcessGroup = SINGLE,
     ):
         """Opens the folder for writing; without `keep`, for reading.
@@ -54,20 +55,23 @@ class Checkpointer:
             keep_best: number of best-scored checkpoints to keep as well.
             permanent_every: checkpoints at multiples of this many steps are never deleted; 0: none.
             seconds: age of the newest checkpoint at which another is `overdue`; 0: never.
+            scale: identifies the settings that scores depend on; those of other ones count as not finite.
             group: all processes of the run; each saves and restores its own shards.
         """
-        self.folder, self._group, self._seconds = resolved(folder), group, seconds
+        self.folder, self._group, self._seconds, self._scale = resolved(folder), group, seconds, scale
         self._late_scores: dict[int, float] = {}
         if keep is None:
-            options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False, best_fn=_score)
+            options = ocp.CheckpointManagerOptions(
+                read_only=True, save_interval_steps=0, create=False, best_fn=self._score
+            )
         else:
-            best = policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
+            best = policies.BestN(get_metric_fn=self._score, n=keep_best, keep_checkpoints_without_metrics=False)
             scheduled = policies.EveryNSteps(interval_steps=every, max_to_keep=keep)
             permanent = [policies.EveryNSteps(interval_steps=permanent_every)] if permanent_every else []
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), scheduled, best, *permanent]),
                 save_decision_policy=policies.ContinuousCheckpointingPolicy(minimum_interval_secs=seconds),
-                best_fn=_score,
+                best_fn=self._score,
                 cleanup_tmp_directories=True,
             )
         try:
@@ -95,7 +99,7 @@ class Checkpointer:
 
     def best_steps(self) -> list[int]:
         """Returns the steps of checkpoints with a finite score, best first; among equal scores, newest first."""
-        saved = {step: metrics["score"] for step in self.steps() if (metrics := self._manager.metrics(step))}
+        saved = {step: self._score(metrics) for step in self.steps() if (metrics := self._manager.metrics(step))}
         scores = [(score, step) for step, score in (saved | self._late_scores).items() if score > NOT_FINITE]
         return [step for _, step in sorted(scores, reverse=True)]
 
@@ -108,7 +112,9 @@ class Checkpointer:
         Raises:
             RunError: this checkpoint or the previous one could not be written.
         """
-        metrics = None if score is None else {"score": score if math.isfinite(score) else NOT_FINITE}
+        metrics = None
+        if score is not None:
+            metrics = {"score": score if math.isfinite(score) else NOT_FINITE, "scale": self._scale}
         if step == self._manager.latest_step():
             self._late_scores = {step: metrics["score"]} if metrics else {}
             return
@@ -176,6 +182,9 @@ class Checkpointer:
         except Exception as error:
             raise self._not_saved(error) from error
 
+    def _score(self, metrics: dict[str, float]) -> float:
+        return metrics["score"] if metrics.get("scale", self._scale) == self._scale else NOT_FINITE
+
     def _not_saved(self, error: Exception) -> RunError:
         reason, known = cause_of_failed_write(error)
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
@@ -236,10 +245,6 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
     if leaf is ocp.PLACEHOLDER:
         return ocp.RestoreArgs()
     return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
-
-
-def _score(metrics: dict[str, float]) -> float:
-    return metrics["score"]
 
 
 def _is_intact(sealed: Any) -> bool:

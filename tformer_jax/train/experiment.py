@@ -87,19 +87,8 @@ def build(
     Raises:
         ConfigError: the settings, the data, the devices or the folder are invalid or do not fit each other.
     """
-    if resume and overwrite:
-        raise ConfigError("--resume continues a run and --overwrite replaces it: write one of them")
     folder = as_path(folder)
-    flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
-    versions = {f"the version of {name}": version for name, version in provenance.versions().items()}
-    group.check_equal(config.flat(cfg) | flags | versions)
-    exists = group.from_first(lambda: run_folder.holds_run(folder))
-    if exists and not (resume or overwrite):
-        raise ConfigError(
-            f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
-            "or choose another --run"
-        )
-    resume = resume and exists
+    resume = _continues(cfg, folder, group, resume=resume, overwrite=overwrite)
     mesh = make_mesh(cfg.parallel)
     rules.check(cfg, mesh.shape)
     corpus = group.run(lambda: load_corpus(cfg, data_root))
@@ -116,33 +105,62 @@ def build(
     optimizers.build(cfg, registry.shapes(model))
     start_from = as_path(cfg.train.start_from) if cfg.train.start_from else None
     finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
+    built = Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, shards, None, group, start_from, finished)
+    group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run
 
-    def check() -> None:
-        if start_from is not None:
-            if finished is None and not (resume and run_folder.holds_checkpoint(folder)):
-                check_start(cfg.train, cfg.model, tokenizers, start_from)
-            if not resume and resolved(start_from) == resolved(folder):
-                raise cfg.train.error(
-                    "start_from", "is the run folder, which this run would replace: choose another --run"
-                )
-        if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
-            Rules.of(cfg.decode, tokenizers.target)
-        metrics.check_installed(cfg)
-        evaluators.check_installed(cfg)
+    def write() -> FolderLock | None:
+        expected = None if overwrite else resume
+        return _locked(folder, expected, lambda: _write_folder(built, facts, resume=resume))
 
-    def write_folder() -> None:
-        if resume:
-            before = run_folder.resume(folder, cfg, facts)
-            if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
-                logging.getLogger(__name__).warning("%s", warning)
-        else:
-            run_folder.create(folder, cfg, tokenizers, corpus.labels, facts)
-
-    group.run(check)  # in every process, before process 0 replaces a run
-    expected = None if overwrite else resume
-    lock = group.run(lambda: _locked(folder, expected, write_folder) if group.first else None)
+    lock = group.run(lambda: write() if group.first else None)
     group.check_shared(folder)
-    return Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, shards, lock, group, start_from, finished)
+    return dataclasses.replace(built, lock=lock)
+
+
+def _continues(cfg: Config, folder: Path, group: ProcessGroup, *, resume: bool, overwrite: bool) -> bool:
+    """Returns whether an existing run is resumed.
+
+    Raises:
+        ConfigError: the flags contradict each other, `folder` holds a run and there is no flag, or the processes have
+            other settings or versions.
+    """
+    if resume and overwrite:
+        raise ConfigError("--resume continues a run and --overwrite replaces it: write one of them")
+    flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
+    versions = {f"the version of {name}": version for name, version in provenance.versions().items()}
+    group.check_equal(config.flat(cfg) | flags | versions)
+    exists = group.from_first(lambda: run_folder.holds_run(folder))
+    if exists and not (resume or overwrite):
+        raise ConfigError(
+            f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
+            "or choose another --run"
+        )
+    return resume and exists
+
+
+def _check(built: Experiment, *, resume: bool) -> None:
+    """Raises `ConfigError` if the run that provides the parameters, the constraints or the packages do not fit."""
+    cfg, folder, start_from = built.cfg, built.folder, built.start_from
+    if start_from is not None:
+        if built.finished is None and not (resume and run_folder.holds_checkpoint(folder)):
+            check_start(cfg.train, cfg.model, built.tokenizers, start_from)
+        if not resume and resolved(start_from) == resolved(folder):
+            raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
+    if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
+        Rules.of(cfg.decode, built.tokenizers.target)
+    metrics.check_installed(cfg)
+    evaluators.check_installed(cfg)
+
+
+def _write_folder(built: Experiment, facts: dict[str, Any], *, resume: bool) -> None:
+    """Creates the run folder, or makes the config that of the resumed run."""
+    cfg, folder = built.cfg, built.folder
+    if not resume:
+        run_folder.create(folder, cfg, built.tokenizers, built.corpus.labels, facts)
+        return
+    before = run_folder.resume(folder, cfg, facts)
+    if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
+        logging.getLogger(__name__).warning("%s", warning)
 
 
 def _locked(folder: Path, expected: bool | None, write: Callable[[], None]) -> FolderLock | None:

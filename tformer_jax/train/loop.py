@@ -110,6 +110,7 @@ class Trainer:
         self.schedule = jax.jit(schedules.build(cfg))
         self.batches = experiment.batches
         first = experiment.group.first
+        self.scale = run_folder.score_scale(cfg)
         self.view = ProgressView(steps=train.steps, console=None if first else Console(quiet=True))
         self.checkpointer = Checkpointer(
             run_folder.checkpoints(experiment.folder),
@@ -118,6 +119,7 @@ class Trainer:
             seconds=train.checkpoint_seconds,
             permanent_every=train.permanent_every,
             keep_best=train.keep_best,
+            scale=self.scale,
             group=experiment.group,
         )
         abstract = state.abstract(model, optimizer, cfg, mesh)
@@ -153,8 +155,9 @@ class Trainer:
 
     def _start(self, start: state.TrainState, host: Mapping[str, Any] = NEW_RUN) -> None:
         self.state, self.meter = start, Meter(**host["meter"])
+        best = host["best"] if host.get("scale", self.scale) == self.scale else {}
         self.evaluated_at, self.last_evaluation = host.get("evaluated_at", int(start.step)), dict[str, float]()
-        self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **host["best"])
+        self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **best)
         if "batches" in host:
             self.batches.set_state(host["batches"])
 
@@ -183,8 +186,8 @@ class Trainer:
 
     def _counted_parameters(self) -> str:
         params = self.state.params
-        total, trained = (state.parameter_count(part) for part in (lora.base(params), lora.trained(params)))
-        return f"{total:,} parameters" + (f", {trained:,} trainable (LoRA)" if self.cfg.train.lora_rank else "")
+        total, trainable = (state.parameter_count(part) for part in (lora.base(params), lora.trainable(params)))
+        return f"{total:,} parameters" + (f", {trainable:,} trainable (LoRA)" if self.cfg.train.lora_rank else "")
 
     def advance(self) -> None:
         """Runs one optimizer step, and the logging, evaluation and saving that are due after it.
@@ -326,6 +329,7 @@ class Trainer:
             "meter": self.meter.state(),
             "spikes": self.spikes.state(),
             "best": self.best.state(),
+            "scale": self.scale,
             "evaluated_at": self.evaluated_at,
         }
         evaluated = self.last_evaluation and self.evaluated_at == self.step

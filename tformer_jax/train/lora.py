@@ -3,12 +3,11 @@
 A kernel W [I, O] of a layer becomes `W + (alpha / r) A B` with A [I, r] and B [r, O]. Only A and B are trained, and
 optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is unchanged. Each
 step computes the full kernels before the forward pass, and their full gradients, for any layout of the parameters; LoRA
-therefore saves only memory of the optimizer state. Weight decay is for the factors that `optim.decayed` names, such as
-'*kernel/*'.
+therefore saves only memory of the optimizer state. Weight decay is for the factors that `optim.decayed` names; by
+default, for all.
 """
 
 import dataclasses
-import fnmatch
 import math
 from typing import Any
 
@@ -19,23 +18,24 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax.config import TrainConfig
+from tformer_jax.train import globs
 from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
 
 
 @flax.struct.dataclass
 class Adapted:
-    """Parameters of which only `trained` change."""
+    """Parameters of which only `trainable` change."""
 
     base: Any
     """All parameters of the model, unchanged."""
-    trained: Any
-    """`a` and `b` below the name of each adapted kernel, float32; and parameters that are trained themselves."""
+    trainable: Any
+    """`a` and `b` below the name of each adapted kernel, float32; and parameters that are trained as they are."""
     scale: float = flax.struct.field(pytree_node=False)
     """alpha / r."""
 
 
-def trained_shapes(train: TrainConfig, shapes: Any) -> Any:
-    """Returns the boxed shapes of the trained parameters: of the factors, or all `shapes` without LoRA.
+def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
+    """Returns the boxed shapes of the trainable parameters: of the factors, or all `shapes` without LoRA.
 
     A [*layers, *inputs, r] and B [*layers, r, *outputs] have the axes of their kernel.
 
@@ -43,7 +43,7 @@ def trained_shapes(train: TrainConfig, shapes: Any) -> Any:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        ConfigError: a glob fits no parameter, or the rank exceeds a side of a kernel.
+        ConfigError: as `globs.match`, or the rank exceeds a side of a kernel.
     """
     if not train.lora_rank:
         return shapes
@@ -59,11 +59,8 @@ def trained_shapes(train: TrainConfig, shapes: Any) -> Any:
 
 def _fitting(train: TrainConfig, setting: str, boxes: dict[str, Any]) -> list[str]:
     """Returns the names of parameters that match a glob of the setting; each glob must match at least one."""
-    globs = getattr(train, setting)
-    for glob in globs:
-        if not fnmatch.filter(boxes, glob):
-            raise train.error(setting, f"{glob!r} matches no such parameter, such as {next(iter(boxes))!r}")
-    return [name for name in boxes if any(fnmatch.fnmatch(name, glob) for glob in globs)]
+    found = {name for glob in getattr(train, setting) for name in globs.match(train, setting, glob, [*boxes])}
+    return [name for name in boxes if name in found]
 
 
 def _factors(train: TrainConfig, name: str, box: nn.LogicallyPartitioned) -> dict[str, nn.LogicallyPartitioned]:
@@ -87,13 +84,13 @@ def adapt(train: TrainConfig, shapes: Any, params: Any, key: jax.Array) -> Any:
     """Returns parameters with initial factors that leave the model unchanged; `params` themselves without LoRA.
 
     Args:
-        shapes: as for `trained_shapes`.
+        shapes: as for `trainable_shapes`.
     """
     if not train.lora_rank:
         return params
     given = flatten_dict(params)
     start = {}
-    for number, (path, box) in enumerate(flatten_dict(trained_shapes(train, shapes)).items()):
+    for number, (path, box) in enumerate(flatten_dict(trainable_shapes(train, shapes)).items()):
         if path in given:
             start[path] = given[path]
             continue
@@ -103,9 +100,9 @@ def adapt(train: TrainConfig, shapes: Any, params: Any, key: jax.Array) -> Any:
     return Adapted(params, unflatten_dict(start), train.lora_alpha / train.lora_rank)
 
 
-def trained(params: Any) -> Any:
-    """Returns the trained ones of a model's parameters."""
-    return params.trained if isinstance(params, Adapted) else params
+def trainable(params: Any) -> Any:
+    """Returns the trainable ones of a model's parameters."""
+    return params.trainable if isinstance(params, Adapted) else params
 
 
 def base(params: Any) -> Any:
@@ -113,16 +110,16 @@ def base(params: Any) -> Any:
     return params.base if isinstance(params, Adapted) else params
 
 
-def with_trained(params: Any, new: Any) -> Any:
-    """Replaces the trained parameters."""
-    return dataclasses.replace(params, trained=new) if isinstance(params, Adapted) else new
+def with_trainable(params: Any, new: Any) -> Any:
+    """Replaces the trainable parameters."""
+    return dataclasses.replace(params, trainable=new) if isinstance(params, Adapted) else new
 
 
 def merged(params: Any) -> Any:
     """Returns the parameters of the adapted model; products and sums are in float32, leaves keep their dtypes."""
     if not isinstance(params, Adapted):
         return params
-    found, new = flatten_dict(params.base), flatten_dict(params.trained)
+    found, new = flatten_dict(params.base), flatten_dict(params.trainable)
     for path, leaf in new.items():
         if path in found:
             found[path] = leaf

@@ -24,7 +24,7 @@ from tformer_jax.config import Config, ModelConfig, OptimConfig
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions
 from tformer_jax.nn.module import parameter_name
-from tformer_jax.train import lora, schedules
+from tformer_jax.train import globs, lora, schedules
 from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
 
 MUON_RMS = 0.2
@@ -40,16 +40,16 @@ Build = Callable[[OptimConfig, optax.Schedule, Any, Any], optax.GradientTransfor
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     """Builds gradient clipping followed by the optimizer of `cfg.optim`; all of it computes in float32.
 
-    With `cfg.train.lora_rank`, the optimizer is that of the trained parameters (`lora.trained_shapes`).
+    With `cfg.train.lora_rank`, the optimizer is that of the trainable parameters (`lora.trainable_shapes`).
 
     Args:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
         ConfigError: a glob of `cfg.optim.learning_rates` or `decayed` matches no parameter, weight decay is set but no
-            trained parameter decays, or as `lora.trained_shapes`.
+            trainable parameter decays, or as `lora.trainable_shapes`.
     """
-    optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trained_shapes(cfg.train, shapes)
+    optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trainable_shapes(cfg.train, shapes)
     names = parameter_names(shapes)
     mask = decay_mask(optim, names)
     core = functools.partial(OPTIMIZERS[optim.optimizer], optim, schedule)
@@ -81,13 +81,12 @@ def decay_mask(optim: OptimConfig, names: Any) -> Any:
     """Returns a bool tree that is True for the parameters with weight decay."""
     leaves = jax.tree.leaves(names)
     for glob in optim.decayed if "decayed" in optim.changed_settings() else ():
-        if not fnmatch.filter(leaves, glob):
-            raise optim.error("decayed", f"{glob!r} matches none of the trained parameters, such as {leaves[0]!r}")
+        globs.match(optim, "decayed", glob, leaves)
     mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
     if optim.weight_decay and not any(jax.tree.leaves(mask)):
         raise optim.error(
             "weight_decay",
-            f"optim.decayed={optim.decayed} matches no trained parameter, such as {leaves[0]!r}; write 0",
+            f"optim.decayed={optim.decayed} matches no trainable parameter, such as {leaves[0]!r}; write 0",
         )
     return mask
 
@@ -103,7 +102,7 @@ def split_shapes(cfg: Config) -> Any | None:
 
 
 def _separate_shapes(cfg: Config) -> Any | None:
-    """Returns boxed shapes with separate projections if the trained parameters have fused ones, else None."""
+    """Returns boxed shapes with separate projections if the trainable parameters have fused ones, else None."""
     if cfg.train.lora_rank or cfg.model.attention_projections == "separate":
         return None
     return registry.shapes(registry.build(dataclasses.replace(cfg.model, attention_projections="separate")))
@@ -299,8 +298,7 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
     """Returns the learning-rate factor of each parameter."""
     entries = [entry.rpartition("=") for entry in optim.learning_rates]
     for glob, _, _ in entries:
-        if not any(fnmatch.fnmatch(name, glob) for name in jax.tree.leaves(names)):
-            raise optim.error("learning_rates", f"{glob!r} matches no parameter, such as {jax.tree.leaves(names)[0]!r}")
+        globs.match(optim, "learning_rates", glob, jax.tree.leaves(names))
 
     def factor(name: str) -> float:
         return next((float(value) for glob, _, value in entries if fnmatch.fnmatch(name, glob)), 1.0)

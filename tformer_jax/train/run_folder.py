@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import uuid
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,12 +203,24 @@ def _of_other_scores(run: Path, before: Config, cfg: Config, differences: list[s
     """
     if not (cfg.train.keep_best or cfg.train.patience) or not holds_checkpoint(run):
         return []
-    settings = ["eval.examples:"]
+    old, new = score_settings(before), score_settings(cfg)
+    changed = tuple(f"{name}:" for name in new if old[name] != new[name])
+    return [difference for difference in differences if difference.startswith(changed)]
+
+
+def score_settings(cfg: Config) -> dict[str, Any]:
+    """Returns the settings, by full name, that change the value of `train.metric` in a resumed run."""
+    settings = config.flat(cfg)
+    names = ["eval.examples"]
     if cfg.train.metric in GENERATION_METRICS:
-        settings += ["decode.", "eval.references:", "eval.bleu_tokenize:"]
-    if "ema" in (before.train.weights, cfg.train.weights):
-        settings.append("train.weights:")  # only those of the EMA are evaluated during training
-    return [difference for difference in differences if difference.startswith((*settings,))]
+        names += ["eval.references", "eval.bleu_tokenize", *(name for name in settings if name.startswith("decode."))]
+    weights = "ema" if cfg.train.weights == "ema" else "last"  # others are not evaluated during training
+    return {name: settings[name] for name in names} | {"train.weights": weights}
+
+
+def score_scale(cfg: Config) -> int:
+    """Returns a checksum of `score_settings`; scores of different ones cannot be compared."""
+    return zlib.crc32(json.dumps(score_settings(cfg)).encode())
 
 
 def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:

@@ -65,6 +65,8 @@ class Report:
 def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE) -> tuple[Any, Report]:
     """Replaces each parameter of `model` by that of `run`, in the layout of `model`, with the same name and shape.
 
+    Layers correspond by number, scanned or not; the report names their parameters as those of looped layers.
+
     Args:
         group: all processes that hold `params`.
 
@@ -73,11 +75,13 @@ def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGrou
     """
     trained = load_trained(run, mesh_of(params), group)
     known = flatten_dict(conversions.in_layout_of(model, trained.cfg.model, trained.params), sep="/")
-    mine = flatten_dict(params, sep="/")
+    looped, mine_looped = conversions.unrolled(model, params)
+    mine = flatten_dict(mine_looped, sep="/")
     report = _compare(_shapes(mine), _shapes(known), run)
     for name in report.loaded:
         mine[name] = jax.device_put(known[name].astype(mine[name].dtype), mine[name].sharding)
-    return unflatten_dict(mine, sep="/"), report
+    loaded = conversions.convert_layers(unflatten_dict(mine, sep="/"), looped, scan_layers=model.scan_layers)
+    return jax.device_put(loaded, jax.tree.map(lambda leaf: leaf.sharding, params)), report
 
 
 def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> None:
@@ -96,11 +100,10 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
     theirs = jax.eval_shape(
         functools.partial(conversions.in_layout_of, model, other), nn.unbox(registry.shapes(registry.build(other)))
     )
-    mine, known = (_shapes(flatten_dict(tree, sep="/")) for tree in (nn.unbox(boxed), theirs))
-    report = _compare(mine, known, run)
+    report = _compare(_looped_shapes(model, boxed), _shapes(flatten_dict(theirs, sep="/")), run)
     if train.lora_rank:
-        trained = flatten_dict(lora.trained_shapes(train, boxed), sep="/")
-        frozen = [name for name in report.new if name not in trained and f"{name}/a" not in trained]
+        trainable = _looped_shapes(model, lora.trainable_shapes(train, boxed))
+        frozen = [name for name in report.new if name not in trainable and f"{name}/a" not in trainable]
         if frozen:
             names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
             raise train.error(
@@ -119,6 +122,12 @@ def check_run(cfg: config.Config) -> None:
 def _check_run(train: TrainConfig, run: Path) -> None:
     if not (run / "config.json").exists() or not run_folder.holds_weights(run):
         raise train.error("start_from", "is not the folder of a trained run")
+
+
+def _looped_shapes(model: ModelConfig, boxed: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of parameters by name, with looped layers."""
+    convert = functools.partial(conversions.convert_layers, cfg=model, scan_layers=False)
+    return _shapes(flatten_dict(jax.eval_shape(convert, nn.unbox(boxed)), sep="/"))
 
 
 def _shapes(leaves: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

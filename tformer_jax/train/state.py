@@ -33,7 +33,7 @@ class TrainState:
     """All parameters; `lora.Adapted` if `train.lora_rank` is positive."""
     opt_state: optax.OptState
     ema: Any
-    """Exponential moving average of the trained parameters, float32; None if `train.ema_decay` is None."""
+    """Exponential moving average of the trainable parameters, float32; None if `train.ema_decay` is None."""
 
 
 def create(
@@ -92,10 +92,10 @@ def initializer(
         if params is None:
             params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
         params = lora.adapt(cfg.train, shapes, params, jax.random.split(jax.random.key(cfg.seed))[1])
-        trained, zero = lora.trained(params), jnp.zeros((), jnp.int32)
-        mean = None if cfg.train.ema_decay is None else optax.tree.cast(trained, jnp.float32)
-        return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trained), ema=mean)
+        trainable, zero = lora.trainable(params), jnp.zeros((), jnp.int32)
+        mean = None if cfg.train.ema_decay is None else optax.tree.cast(trainable, jnp.float32)
+        return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trainable), ema=mean)
 
     zero1 = cfg.parallel.preset == "zero1"
-    moments = lora.trained_shapes(cfg.train, shapes) if cfg.train.lora_rank else optimizers.split_shapes(cfg)
+    moments = lora.trainable_shapes(cfg.train, shapes) if cfg.train.lora_rank else optimizers.split_shapes(cfg)
     return init, rules.state_shardings(mesh, shapes, jax.eval_shape(init), boxed_moments=moments, zero1=zero1)

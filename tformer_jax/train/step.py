@@ -50,14 +50,14 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         sums, auxiliary_loss, grads, parts = accumulated_gradients(model, state.params, batch, key, cfg)
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
-        trained = lora.trained(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
-        trained = optax.apply_updates(trained, updates)
+        trainable = lora.trainable(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, trainable)
+        trainable = optax.apply_updates(trainable, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         skipped = jnp.where(finite, 0, state.skipped + 1)
-        new = (trained, opt_state, updated_ema(state.ema, trained, state.step, train.ema_decay))
-        old = (lora.trained(state.params), state.opt_state, state.ema)
-        trained, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
+        new = (trainable, opt_state, updated_ema(state.ema, trainable, state.step, train.ema_decay))
+        old = (lora.trainable(state.params), state.opt_state, state.ema)
+        trainable, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
         tokens = sum((batch[name] != PAD).sum() for name in registry.FAMILIES[cfg.model.family].inputs)
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
@@ -65,10 +65,10 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         if cfg.model.ffn == "moe":
             metrics["auxiliary_loss"] = auxiliary_loss
         if train.log_norms:
-            metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trained, "param_norm")
+            metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trainable, "param_norm")
         if train.noise_scale:
             metrics |= diagnostics.noise_parts(norm, *parts)
-        params = lora.with_trained(state.params, trained)
+        params = lora.with_trainable(state.params, trainable)
         new_state = TrainState(step=state.step + 1, skipped=skipped, params=params, opt_state=opt_state, ema=ema)
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
@@ -135,7 +135,7 @@ class Gradients(NamedTuple):
 def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config) -> Gradients:
     """Computes the losses and the gradients of a step.
 
-    Gradients are those of the trained parameters: all, or with LoRA `lora.Adapted.trained`.
+    Gradients are those of the trainable parameters: all, or with LoRA `lora.Adapted.trainable`.
     Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
     that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """
@@ -143,12 +143,14 @@ def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.
     labels = batch[registry.FAMILIES[cfg.model.family].labels]
     total = jnp.maximum((labels >= 0).sum(), 1)
 
-    trained = lora.trained(params)
-    not_frozen = optimizers.not_frozen(cfg.optim, trained)
+    trainable = lora.trainable(params)
+    not_frozen = optimizers.not_frozen(cfg.optim, trainable)
 
-    def objective(trained: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array]]:
-        trained = jax.tree.map(lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), not_frozen, trained)
-        full = lora.merged(lora.with_trained(params, trained))
+    def objective(trainable: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array]]:
+        trainable = jax.tree.map(
+            lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), not_frozen, trainable
+        )
+        full = lora.merged(lora.with_trainable(params, trainable))
         sums, auxiliary = batch_loss(
             model, full, micro_batch, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
         )
@@ -156,18 +158,18 @@ def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.
 
     gradient = jax.grad(objective, has_aux=True)
     if count == 1:
-        grads, (sums, auxiliary) = gradient(trained, batch, key)
+        grads, (sums, auxiliary) = gradient(trainable, batch, key)
         return Gradients(sums, auxiliary, grads, (optax.tree.norm(grads)[None], sums.labels[None]))
 
     def add(carry: tuple[Sums, jax.Array, Any], inputs: tuple[Batch, jax.Array]) -> tuple[Any, Parts]:
         micro_batch, number = inputs
-        grads, (sums, auxiliary) = gradient(trained, micro_batch, jax.random.fold_in(key, number))
+        grads, (sums, auxiliary) = gradient(trainable, micro_batch, jax.random.fold_in(key, number))
         grads = optax.tree.cast(grads, jnp.float32)
         norm = optax.tree.norm(grads) * total / jnp.maximum(sums.labels, 1)
         return jax.tree.map(jnp.add, carry, (sums, auxiliary, grads)), (norm, sums.labels)
 
     split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trained)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
     start = zero_sums(), jnp.zeros(()), zeros
     (sums, auxiliary, grads), parts = jax.lax.scan(add, start, (split, jnp.arange(count)))
     return Gradients(sums, auxiliary, grads, parts)

@@ -33,12 +33,12 @@ def to_evaluate(cfg: Config, state: TrainState) -> Any:
     They are the EMA if `train.weights="ema"`, the average of a schedule-free optimizer, or the latest parameters.
     Those of LoRA are merged, with the shardings of the kernels.
     """
-    params = lora.trained(state.params)
+    params = lora.trainable(state.params)
     if cfg.train.weights == "ema":
         params = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, params)
     else:
         params = optimizers.evaluation_params(state.opt_state, params)
-    return lora.merged_on_device(lora.with_trained(state.params, params))
+    return lora.merged_on_device(lora.with_trainable(state.params, params))
 
 
 def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.inference.beam import Beams, Hypotheses
-from tformer_jax.inference.chains import Chains
 from tformer_jax.inference.engine.state import (
     ALL,
     NewRows,
@@ -27,6 +26,7 @@ from tformer_jax.inference.engine.state import (
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.rows import Report, Rows
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.inference.sequences import Sequences
 from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, RowState, empty_entries, paged_cache, row_cache
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
@@ -180,7 +180,7 @@ def fork(
         for kind, of in row_slots(cache).items()
     }
     rows = jax.tree.map(copy_row, state.rows)
-    assert isinstance(rows, Chains), "the outputs of beam search share one row"
+    assert isinstance(rows, Sequences), "the outputs of beam search share one row"
     rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(prng_keys(seeds[None])[0]))
     return constrain_state(plan, State(dataclasses.replace(cache, slots=slots), rows))
 

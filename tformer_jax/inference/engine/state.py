@@ -9,10 +9,10 @@ import jax
 from tformer_jax import axes
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams
-from tformer_jax.inference.chains import Chains
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.rows import Rows
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.inference.sequences import Sequences
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, LayerState, RowState
@@ -149,7 +149,7 @@ def initial_rows(plan: Plan, new: NewRows, length: int) -> Rows:
             new.last, new.counts, new.max_new_tokens, new.settings, plan.rules, **sizes, history=new.history
         )
     options: Any = {"history": new.history, "scored": new.scored}
-    return Chains.start(
+    return Sequences.start(
         new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), new.settings, plan.rules, **options
     )
 

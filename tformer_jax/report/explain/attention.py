@@ -9,7 +9,7 @@ import numpy as np
 from tformer_jax.nn.attention import Attention, BasicAttention
 from tformer_jax.nn.attention_ops import Operands, attend, attention_weights
 from tformer_jax.nn.attention_ops.reference import exponentials, scores, weighted_sum
-from tformer_jax.nn.masks import Mask, hidden_suffix
+from tformer_jax.nn.masks import Mask, lookahead_mask
 from tformer_jax.nn.watch import COLLECTION
 from tformer_jax.report.explain.mathml import brackets, formula, fraction, root, total
 from tformer_jax.report.explain.topic import (
@@ -188,13 +188,11 @@ def masks(example: Example) -> Topic:
     @jax.jit
     def compute(x: jax.Array) -> tuple[dict[str, jax.Array | None], jax.Array]:
         dense = {title: mask.dense(T, T) for title, (mask, _) in shown.items()}
-        return dense | {"Hidden suffix": hidden_suffix(T, half)}, attention_weights(Operands.of(x, x, x, masked))
+        return dense | {"Lookahead": lookahead_mask(T, T - 1 - half)}, attention_weights(Operands.of(x, x, x, masked))
 
     dense, weights = compute(example.x[:, :, None])
     captions = {title: caption for title, (_, caption) in shown.items()}
-    captions["Hidden suffix"] = (
-        f"The last {half} keys are hidden from the first query, and one less from each further one."
-    )
+    captions["Lookahead"] = f"The last {half} keys are hidden from the first query, and one less from each further one."
     figures = [_mask(title, dense[title], example, caption) for title, caption in captions.items()]
     hidden = "The first key is hidden, too: the weights of the first query are 0, not NaN and not 1 / S."
     return Topic(
@@ -213,7 +211,7 @@ def masks(example: Example) -> Topic:
             Shape.of("m", "B 1 T S", dense["Causal"], "True = may attend; broadcast to N heads"),
             Shape.of("w", "B N T S", weights, "weights"),
         ),
-        functions=(Mask, hidden_suffix, exponentials),
+        functions=(Mask, lookahead_mask, exponentials),
         figures=[*figures, _weights("A query without keys", weights[0, 0], example, hidden)],
         mistakes=(
             Mistake(

@@ -10,9 +10,7 @@ import numpy as np
 from tformer_jax.config import RelativeConfig
 from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.attention_ops.reference import scores
-from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.positions import sinusoid, sinusoidal
-from tformer_jax.nn.relative import (
+from tformer_jax.nn.attention_positions import (
     AlibiBias,
     Rotary,
     Rotation,
@@ -20,6 +18,8 @@ from tformer_jax.nn.relative import (
     relative_bucket,
     rotary_frequencies,
 )
+from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.positions import sinusoid, sinusoidal
 from tformer_jax.report.explain.mathml import formula, fraction, power, root
 from tformer_jax.report.explain.topic import CFG, Curve, Example, Heat, Lines, Mistake, Shape, Topic, vectors
 
@@ -164,11 +164,11 @@ def rope(example: Example) -> Topic:
         mistakes=(
             Mistake(
                 "Pairs of neighbors where the weights expect halves, or the other way round.",
-                "nn/test_relative.py::test_rotary_equals_the_formula",
+                "nn/test_attention_positions.py::test_rotary_equals_the_formula",
             ),
             Mistake(
                 "Rotating only the queries, or keys from another start: the score then depends on the position.",
-                "nn/test_relative.py::test_scores_depend_only_on_the_distance",
+                "nn/test_attention_positions.py::test_scores_depend_only_on_the_distance",
             ),
         ),
     )
@@ -222,11 +222,11 @@ def alibi(example: Example) -> Topic:
         mistakes=(
             Mistake(
                 "Slopes for a number of heads that is not a power of two.",
-                "nn/test_relative.py::test_alibi_slopes_by_hand",
+                "nn/test_attention_positions.py::test_alibi_slopes_by_hand",
             ),
             Mistake(
                 "A bias with the wrong sign, or one that is not symmetric in an encoder.",
-                "nn/test_relative.py::test_alibi_bias",
+                "nn/test_attention_positions.py::test_alibi_bias",
             ),
         ),
     )
@@ -275,9 +275,11 @@ def buckets(example: Example) -> Topic:
         mistakes=(
             Mistake(
                 "Query − key instead of key − query, or a bucket too few at the borders.",
-                "nn/test_relative.py::test_buckets_by_hand",
+                "nn/test_attention_positions.py::test_buckets_by_hand",
             ),
-            Mistake("One table for all heads, or the wrong axis.", "nn/test_relative.py::test_relative_bias"),
+            Mistake(
+                "One table for all heads, or the wrong axis.", "nn/test_attention_positions.py::test_relative_bias"
+            ),
         ),
     )
 

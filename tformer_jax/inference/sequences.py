@@ -13,7 +13,7 @@ from tformer_jax.special_tokens import PAD
 
 
 @flax.struct.dataclass
-class Chains:
+class Sequences:
     """Rows of greedy decoding or sampling, each of which continues from its last token; see `rows.Rows`."""
 
     last: jax.Array
@@ -49,7 +49,7 @@ class Chains:
         *,
         history: jax.Array,
         scored: jax.Array | None = None,
-    ) -> "Chains":
+    ) -> "Sequences":
         """Returns the initial state.
 
         Args:
@@ -77,7 +77,7 @@ class Chains:
         """Returns the newest token of each row, int32 [B, 1]."""
         return jnp.where(self.done, PAD, self.last)[:, None], None
 
-    def advance(self, logits: jax.Array) -> "Chains":
+    def advance(self, logits: jax.Array) -> "Sequences":
         """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
         allowed = forbid(logits, self.rules.never)
@@ -107,7 +107,7 @@ class Chains:
 
         return jax.lax.cond(counts.any(), added, lambda: self.scores)
 
-    def mark_done(self, rows: jax.Array) -> "Chains":
+    def mark_done(self, rows: jax.Array) -> "Sequences":
         """See `rows.Rows`."""
         return dataclasses.replace(self, done=self.done | rows)
 
@@ -116,7 +116,7 @@ class Chains:
         """See `rows.Rows`."""
         return self.history.shape[1]
 
-    def widened(self, length: int) -> "Chains":
+    def widened(self, length: int) -> "Sequences":
         """See `rows.Rows`; histories have their full length from the start."""
         return self
 

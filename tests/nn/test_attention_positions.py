@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests import position_oracles
 from tests.helpers import assert_close, init_module, normal, tiny
 from tformer_jax.config import ConfigError
-from tformer_jax.nn import relative
+from tformer_jax.nn import attention_positions
 
 ROTARY = {
     "halves": {},
@@ -39,7 +39,7 @@ ROTARY = {
 
 @functools.partial(jax.jit, static_argnames=("cfg", "window"))
 def rotated(cfg, x, positions, *, window: bool = False):
-    module = relative.make_attention_positions(cfg, bidirectional=False)
+    module = attention_positions.make_attention_positions(cfg, bidirectional=False)
     return module.apply({}, positions, window=window).rotation(x)
 
 
@@ -57,7 +57,7 @@ def test_rotary_equals_the_formula(changes):
 def test_llama3_scales_by_frequency():
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=ROTARY["llama3"])
     plain = np.array(position_oracles.rotary_frequencies(tiny("decoder_lm", position="rotary", head_dim=12)))
-    ratio = relative.rotary_frequencies(cfg, window=False) / plain
+    ratio = attention_positions.rotary_frequencies(cfg, window=False) / plain
     assert ratio[0] == 1
     assert 1 / 8 < ratio[1] < 1
     np.testing.assert_allclose(ratio[2:], 1 / 8)
@@ -67,7 +67,7 @@ def test_yarn_scales_slow_pairs_only():
     """Pairs 0, ..., 5 make 63.7, 20.1, 6.4, 2.0, 0.64 and 0.20 rotations in 400 tokens; the ramp is from 1 to 4."""
     rotary = {"scaling": "yarn", "factor": 8.0, "original_length": 400, "base": 1000.0, "beta_fast": 16.0}
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary=rotary)
-    ratio = relative.rotary_frequencies(cfg, window=False) * 1000 ** (np.arange(0, 12, 2) / 12)
+    ratio = attention_positions.rotary_frequencies(cfg, window=False) * 1000 ** (np.arange(0, 12, 2) / 12)
     np.testing.assert_allclose(ratio, [1, 1, 2 / 3 + 1 / 24, 1 / 3 + 1 / 12, 1 / 8, 1 / 8])
 
 
@@ -82,7 +82,7 @@ def test_yarn_scales_slow_pairs_only():
 )
 def test_the_ends_of_the_yarn_ramp(rotary, kept):
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary={"scaling": "yarn", "factor": 8.0, **rotary})
-    ratio = relative.rotary_frequencies(cfg, window=False) * 5 ** (np.arange(0, 12, 2) / 12)
+    ratio = attention_positions.rotary_frequencies(cfg, window=False) * 5 ** (np.arange(0, 12, 2) / 12)
     np.testing.assert_allclose(ratio, [share + (1 - share) / 8 for share in kept])
 
 
@@ -159,18 +159,18 @@ def test_a_fraction_must_be_of_whole_pairs():
     ],
 )
 def test_alibi_slopes_by_hand(heads, expected):
-    np.testing.assert_allclose(relative.alibi_slopes(heads), expected, rtol=1e-12)
+    np.testing.assert_allclose(attention_positions.alibi_slopes(heads), expected, rtol=1e-12)
 
 
 def test_alibi_bias():
-    module = relative.make_attention_positions(tiny("decoder_lm", position="alibi"), bidirectional=True)
+    module = attention_positions.make_attention_positions(tiny("decoder_lm", position="alibi"), bidirectional=True)
     bias = module.apply({}, jnp.arange(5)[None], window=False).bias
     out = bias.block(jnp.arange(5), jnp.arange(7))
     assert_close(out, position_oracles.alibi_bias(4, 5, 7), 1e-6, proves=("position=alibi", "NumPy float64"))
 
 
 def buckets(offsets: np.ndarray, count: int, farthest: int, bidirectional: bool) -> np.ndarray:
-    of = functools.partial(relative.relative_bucket, bidirectional=bidirectional)
+    of = functools.partial(attention_positions.relative_bucket, bidirectional=bidirectional)
     return np.asarray(jax.jit(of, static_argnums=(1, 2))(offsets, count, farthest))
 
 
@@ -195,7 +195,7 @@ def test_buckets_by_hand():
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_bias(bidirectional):
     cfg = tiny("decoder_lm", position="relative", relative={"buckets": 8, "distance": 16})
-    module = relative.make_attention_positions(cfg, bidirectional=bidirectional)
+    module = attention_positions.make_attention_positions(cfg, bidirectional=bidirectional)
     params = init_module(module, jnp.arange(5)[None], window=False)
     bias = jax.jit(lambda: module.apply({"params": params}, jnp.arange(5)[None], window=False).bias)()
     expected = position_oracles.relative_bias(np.float64(params["embedding"]), 5, 9, 16, bidirectional)

@@ -1,0 +1,79 @@
+"""Which settings two runs share if their held-out metrics can be compared.
+
+Functions take and return settings by their full names, such as `data.train`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+PER_TOKEN = ("loss", "perplexity", "token_accuracy")
+"""Metrics averaged over target tokens (a classifier's: over texts), comparable only between equal labels."""
+METRIC = ("model.family", "data.objective", "train.metric")
+CORPUS = ("data.source", "data.dataset", "data.fields", "data.source_language", "data.target_language")
+HELD_OUT = ("data.languages", "data.validation", "data.test", "data.heldout_examples")
+EVALUATION = ("eval.examples", "eval.references", "eval.bleu_tokenize")
+TARGET_TOKENS = (
+    "data.tokenizer",
+    "data.target_tokenizer",
+    "data.tokenizer_file",
+    "data.vocab_size",
+    "data.shared_vocab",
+    "data.split_digits",
+    "data.normalize",
+    "data.target_language",
+)
+
+
+def difference(a: Settings, b: Settings) -> str | None:
+    """Returns why values of `train.metric` cannot be compared between two configs; None if they can."""
+    rules = [
+        (lambda settings: _named(settings, METRIC), "differs"),
+        (held_out_examples, "differs, and with it the held-out examples or references"),
+    ]
+    if a["model.family"] != "classifier" and a["train.metric"] in PER_TOKEN:
+        per_token = f"differs, and with it the labels that train.metric={a['train.metric']!r} is averaged over"
+        rules += [(target_tokens, per_token), (labels, per_token)]
+    for settings_of, consequence in rules:
+        mine, theirs = settings_of(a), settings_of(b)
+        for name in mine:
+            if mine[name] != theirs.get(name):
+                return f"{name} {consequence}"
+    return None
+
+
+def held_out_examples(settings: Settings) -> dict[str, Any]:
+    """Returns the settings that determine the held-out examples, and the references of BLEU."""
+    split = () if settings["data.validation"] else ("data.train", "data.validation_fraction")
+    return _named(settings, (*CORPUS, *HELD_OUT, *split, *EVALUATION))
+
+
+def target_tokens(settings: Settings) -> dict[str, Any]:
+    """Returns the settings that determine the tokens of targets.
+
+    They include the training examples if the tokenizer is trained, or comes with prepared data.
+    """
+    kind = settings["data.target_tokenizer"] or settings["data.tokenizer"]
+    fixed = kind in ("bytes", "file") and settings["data.source"] != "prepared"
+    trained_on = () if fixed else (*CORPUS, "data.train", "data.tokenizer_examples")
+    return _named(settings, (*TARGET_TOKENS, *trained_on))
+
+
+def labels(settings: Settings) -> dict[str, Any]:
+    """Returns what determines which of the held-out examples' target tokens are labels."""
+    if settings["data.objective"]:
+        return _named(
+            settings, ("data.objective", "data.window", *(n for n in settings if n.startswith("data.noise.")))
+        )
+    if settings["model.family"] == "seq2seq":
+        buckets = settings["data.batching"] == "buckets"
+        longest = settings["data.bucket_lengths"][-1] if buckets else settings["data.window"]
+        return {"the length that targets are cut to": longest}
+    if settings["model.prefix_lm"]:
+        return _named(settings, ("data.batching", "data.window", "model.prefix_lm"))
+    return _named(settings, ("data.batching", "model.prefix_lm"))
+
+
+def _named(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: settings[name] for name in names}
