@@ -86,10 +86,10 @@ def train_table() -> str:
         "CPU",
         "case",
         "rows x tokens",
-        "step",
-        "of peak matmul rate",
-        "ratio to `torch.compile`",
-        "to eager PyTorch",
+        "step time",
+        "share of peak matmul FLOP/s",
+        "speedup over `torch.compile`",
+        "over eager PyTorch",
     )
     cases = [case for _, record in records.values() for case in record["cases"]]
     peaks = [_peaks(cases, system) for system in ("tformer_jax", *PEERS)]
@@ -106,7 +106,15 @@ def decode_table() -> str:
             ratios = (_times(case, peer) for peer in ("CTranslate2", "Hugging Face", "its jitted loop"))
             speed = f"{case['tokens_per_second']['tformer_jax']:,.0f}"
             rows.append((cpu, case["work"], STRATEGIES[case["beams"]], speed, *ratios))
-    titles = "CPU", "work", "strategy", "tokens/s", "ratio to CTranslate2", "to Hugging Face", "to a jitted loop"
+    titles = (
+        "CPU",
+        "workload",
+        "strategy",
+        "tokens/s",
+        "speedup over CTranslate2",
+        "over Hugging Face",
+        "over a jitted loop",
+    )
     return f"{_table(titles, rows)}\n\n{_sources(records)}"
 
 

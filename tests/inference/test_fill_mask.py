@@ -21,7 +21,7 @@ CFG = Config(
     eval=EvalConfig(batch_size=2),
 )
 TOP = TOKENIZER.vocab_size
-"""All tokens, so that the end token is among the fills."""
+"""All tokens, so that the EOS token is among the fills."""
 
 
 @pytest.fixture(scope="module")

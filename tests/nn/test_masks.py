@@ -108,7 +108,7 @@ def test_blocks_equal_parts_of_the_dense_mask_and_skipped_ones_are_masked(exampl
                 part = whole[..., t : t + 4, s : s + 4]
                 block = mask.block(jnp.int32(t), 4, jnp.int32(s), 4)
                 np.testing.assert_array_equal(np.broadcast_to(True if block is None else block, part.shape), part)
-                if mask.hides_block(t, 4, s, 4):
+                if mask.masks_block(t, 4, s, 4):
                     assert not part.any()
 
     check()
@@ -137,13 +137,13 @@ def test_every_block_that_one_rule_hides_is_skipped(mask):
     whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
     for t, s in np.ndindex(6, 9):
         visible = whole[..., t : t + 3, s : s + 4].any()
-        assert bool(mask.hides_block(t, 3, s, 4)) is not bool(visible), (t, s)
+        assert bool(mask.masks_block(t, 3, s, 4)) is not bool(visible), (t, s)
 
 
 def test_blocks_beyond_the_prefix_are_skipped_from_their_first_key_on():
     mask = Mask(causal=True, prefix=jnp.array([4, 2]))
-    assert [bool(mask.hides_block(0, 4, s, 4)) for s in (0, 4, 8)] == [False, True, True]
-    assert [bool(Mask(causal=True, prefix=jnp.array([5])).hides_block(0, 4, s, 4)) for s in (0, 4, 8)] == [
+    assert [bool(mask.masks_block(0, 4, s, 4)) for s in (0, 4, 8)] == [False, True, True]
+    assert [bool(Mask(causal=True, prefix=jnp.array([5])).masks_block(0, 4, s, 4)) for s in (0, 4, 8)] == [
         False,
         False,
         True,

@@ -107,7 +107,7 @@ def test_dropout_differs_from_layer_to_layer_of_a_scan():
 def test_scanned_layers_have_no_cache():
     model = registry.build(tiny("seq2seq", scan_layers=True))
     memory = np.ones((1, 3, model.cfg.dim), np.float32)
-    with pytest.raises(ConfigError, match="decoding needs looped layers"):
+    with pytest.raises(ConfigError, match="decoding needs unrolled layers"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), memory, None, 4, method="init_cache"))
 
 

@@ -1,6 +1,8 @@
 """A corpus, a config, and runs that take a few seconds."""
 
+import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tformer_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
+from tformer_jax.train import experiment, loop, weights
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +57,22 @@ def small_config(*, bucket_lengths: tuple[int, ...] = (12,), **train: Any) -> Co
         decode=DecodeConfig(max_new_tokens=10),
         eval=EvalConfig(batch_size=8, examples=8, samples=1),
     )
+
+
+@pytest.fixture(scope="module")
+def compiled_by_the_first_step() -> Iterator[None]:
+    """Trainers that make no step compile none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "compiling", lambda *_: contextlib.nullcontext())
+        yield
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, corpus_folder, compiled_by_the_first_step) -> Path:
+    """A run with a checkpoint and final weights: the initial parameters."""
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    built = experiment.build(small_config(steps=1), folder, data_root=corpus_folder)
+    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
+        trainer.save()
+        weights.save(folder, trainer.state.params, "last", [0], 0)
+    return folder

@@ -52,8 +52,8 @@ class ModelConfig(Section):
     decoder_layers: int = setting(6, "[L] decoder depth", low=0, used_by={"family": ("seq2seq", "decoder_lm")})
     layer_pattern: tuple[str, ...] = setting(
         ("full",),
-        "repeating pattern of layers: `attention` in full, to `window` tokens, or in full without positions (nope); or "
-        "a recurrence (gated_delta)",
+        "repeating pattern of layer kinds: full (global attention), window (sliding-window attention), nope (global "
+        "attention without positions) or gated_delta (recurrence)",
         choices=kinds.LAYERS,
     )
     scan_layers: bool = setting(
@@ -83,7 +83,7 @@ class ModelConfig(Section):
     )
     attention_scale: float | None = setting(
         None,
-        "factor of the scores q.k; None: 1 / sqrt(size of a query head)",
+        "scale of the attention scores q.k; None: 1 / sqrt(size of a query head)",
         low=1e-6,
         used_by={"attention": ("multi_head", "mla")},
     )
@@ -105,7 +105,8 @@ class ModelConfig(Section):
     gated_delta: GatedDeltaConfig = section(GatedDeltaConfig, used_by={"attention": ("gated_delta",)})
     window: int | None = setting(
         None,
-        "`window` layers: size of the window; a token attends to tokens at a smaller distance (decoders: earlier ones)",
+        "`window` layers: size of the window; a token attends to positions less than `window` away (decoders: itself "
+        "and earlier ones)",
         low=1,
     )
     lookahead: int | None = setting(
@@ -169,7 +170,7 @@ class ModelConfig(Section):
 
     initializer: str = setting(
         "xavier",
-        "projection kernels: xavier (uniform), fan_in (variance 1 / inputs) or normal",
+        "projection kernels: xavier (uniform), fan_in (normal, variance 1 / fan_in) or normal",
         choices=("xavier", "fan_in", "normal"),
     )
     init_std: float = setting(

@@ -20,8 +20,8 @@ class MoEConfig(Section):
     )
     router_normalize: bool = setting(
         True,
-        "normalize the weights of the chosen experts to sum to 1; if one is chosen, only the balance loss trains the "
-        "router",
+        "renormalize the router probabilities of the chosen experts to sum to 1; if one is chosen, only the balance "
+        "loss trains the router",
     )
     every: int = setting(1, "n: the last of each n layers has experts, the others a dense FFN", low=1)
     dense_layers: int = setting(0, "leading layers of a stack that have a dense FFN instead of experts", low=0)

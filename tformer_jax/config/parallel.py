@@ -42,7 +42,7 @@ class ParallelConfig(Section):
     fsdp: int | None = _size("devices that split the batch and the model width of parameters")
     tensor: int | None = _size("devices that split heads, FFN widths and vocabularies")
     sequence: int | None = _size(
-        "devices that split the positions of a row; model.attention_backend='ring' splits attention too"
+        "devices that shard the sequence dimension; model.attention_backend='ring' splits attention too"
     )
     expert: int | None = _size("devices that split the batch and the experts of FFNs")
     start_seconds: int = setting(300, "seconds within which all processes must start", low=1)

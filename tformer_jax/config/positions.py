@@ -15,9 +15,13 @@ class RotaryConfig(Section):
     path: ClassVar[str] = "model.rotary"
 
     pairing: str = setting(
-        "halves", "rotate feature i with i + H/2, or with its neighbor", choices=("halves", "interleaved")
+        "halves",
+        "rotate feature i with i + R/2 (of R rotated features), or with its neighbor",
+        choices=("halves", "interleaved"),
     )
-    base: float = setting(10_000.0, "base of the wavelengths; the longest is about 2 pi base tokens", low=1.0)
+    base: float = setting(
+        10_000.0, "base of the wavelengths (RoPE theta); the longest is about 2 pi base tokens", low=1.0
+    )
     window_base: float | None = setting(
         None, "base in `window` layers, without scaling; None: as in full layers", low=1.0
     )
@@ -38,7 +42,7 @@ class RotaryConfig(Section):
     )
     attention_factor: float | None = setting(
         None,
-        "factor of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1",
+        "scale of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1",
         low=1e-6,
         used_by=YARN,
     )

@@ -66,9 +66,13 @@ class OptimConfig(Section):
     beta2: float = setting(
         0.98, "decay of the second moment", low=0.0, high=1.0, used_by={"optimizer": (*MOMENTS, "lion")}
     )
-    muon_beta: float = setting(0.95, "momentum of matrices", low=0.0, high=1.0, used_by={"optimizer": ("muon",)})
-    eps: float = setting(1e-9, "added to the root of the second moment", low=0.0, used_by={"optimizer": MOMENTS})
-    weight_decay: float = setting(0.0, "decoupled decay, times the learning rate; sgd: L2 penalty", low=0.0)
+    muon_beta: float = setting(
+        0.95, "momentum coefficient of Muon", low=0.0, high=1.0, used_by={"optimizer": ("muon",)}
+    )
+    eps: float = setting(1e-9, "added to the square root of the second moment", low=0.0, used_by={"optimizer": MOMENTS})
+    weight_decay: float = setting(
+        0.0, "decoupled weight decay, multiplied by the learning rate; sgd: L2 penalty", low=0.0
+    )
     decayed: tuple[str, ...] = setting(
         ("*kernel", "*kernel/[ab]", "*embedding", "*types", "*router", "*shared_gate"),
         "globs of the parameters with weight decay, such as 'encoder/*/kernel'; LoRA's factors are KERNEL/a and /b",
@@ -119,7 +123,7 @@ class TrainConfig(Section):
     lora_kernels: tuple[str, ...] = setting(
         ("*",), "LoRA: globs of the kernels of layers that are updated, such as '*attention/*'"
     )
-    lora_whole: tuple[str, ...] = setting((), "LoRA: globs of parameters that are trained as well, such as 'head/*'")
+    lora_whole: tuple[str, ...] = setting((), "LoRA: globs of parameters to train in full, such as 'head/*'")
 
     label_smoothing: float = setting(0.0, "probability mass spread evenly over the vocabulary", low=0.0, high=1.0)
     z_loss: float = setting(0.0, "weight of log(sum of exp(logits))^2 (PaLM, 2022: 1e-4)", low=0.0)
@@ -130,8 +134,8 @@ class TrainConfig(Section):
     )
     weights: str = setting(
         "last",
-        "final weights, which are tested and used: the last, their moving average, the best checkpoint, or the "
-        "mean of the last or best checkpoints",
+        "weights to evaluate on the test split and to save: the last, their exponential moving average, the best "
+        "checkpoint, or the mean of the last or best checkpoints",
         choices=("last", "ema", "best", "average_last", "average_best"),
     )
     average: int = setting(5, "average_*: number of checkpoints to average", low=1)

@@ -38,7 +38,7 @@ class IndexedReader(IdReader, Protocol):
         ...
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
-        """Returns `size` ids of a document from `start` on and the next one, or the end token: int32 [size + 1]."""
+        """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""
         ...
 
 

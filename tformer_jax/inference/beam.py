@@ -35,7 +35,7 @@ class Hypotheses(NamedTuple):
 class Beams:
     """Beam search: extends the `cfg.beams` most probable hypotheses of each row until no output can improve.
 
-    A hypothesis that ends (in one of e end tokens, or at the maximum length) among the k best candidates of a step is
+    A hypothesis that ends (with one of e EOS tokens, or at the maximum length) among the k best candidates of a step is
     finished, with the score `sum of log p / penalty(tokens)`, its end included; the k best others continue ("Sequence
     Transduction with Recurrent Neural Networks", 2012; length penalties of GNMT, 2016, equation 14). Of (1 + e) k
     candidates, at least k do not end. `cfg.early_stopping` determines when a row is done: `first`, once it has k

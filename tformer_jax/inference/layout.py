@@ -40,6 +40,6 @@ def _convert(model: Any, params: Any) -> tuple[Any, Any]:
 
 
 def unrolled(model: Any, params: Any) -> tuple[Any, Any]:
-    """Returns the model and its parameters with looped layers."""
+    """Returns the model and its parameters with unrolled layers."""
     cfg, params = conversions.unrolled(model.cfg, params)
     return type(model)(cfg), params

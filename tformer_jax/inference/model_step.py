@@ -24,7 +24,7 @@ class Step(Protocol):
 
 
 def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:
-    """Returns the decoding step of a model with unscanned layers."""
+    """Returns the decoding step of a model with unrolled layers."""
 
     def step(tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None) -> tuple[jax.Array, DecoderCache]:
         options: Any = {"padding_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}

@@ -22,7 +22,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Decoder, stop: Sequence[str] = ()):
         self.done = False
-        """Whether an end token or a stop sequence has been reached."""
+        """Whether an EOS token or a stop sequence has been reached."""
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._ends, self._hidden = tokenizer.special.ends, dict(tokenizer.special.names)
         self._tokens: list[int] = []
@@ -117,7 +117,7 @@ class Continuation:
         self._tokenizer, self._context, self._length = tokenizer, context, len(tokenizer.decode([context]))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes the ids before the first end token, skipping other special tokens."""
+        """Decodes the ids before the first EOS token, skipping other special tokens."""
         return self._tokenizer.decode([self._context, *ids])[self._length :]
 
 
@@ -132,7 +132,7 @@ class TextBuffer:
 
     def __init__(self, tokenizer: Decoder):
         self.done = False
-        """Whether an end token has been reached."""
+        """Whether an EOS token has been reached."""
         self._tokenizer, self._ends = tokenizer, tokenizer.special.ends
         self._tokens: list[int] = []
 

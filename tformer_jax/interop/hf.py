@@ -145,7 +145,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
 
 
 def _in_layout_of(architecture: Architecture, cfg: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """Returns the same model with looped layers, and with projections separate or fused as the architecture's."""
+    """Returns the same model with unrolled layers, and with projections separate or fused as the architecture's."""
     cfg, params = conversions.unrolled(cfg, params)
     if architecture.projections == "fused_qkv":
         return conversions.fused(cfg, params)

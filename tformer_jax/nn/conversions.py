@@ -1,6 +1,6 @@
 """Converts parameters between equivalent forms of one model.
 
-Layers may be looped or scanned, the output head tied or separate, attention projections separate or fused.
+Layers may be unrolled or scanned, the output head tied or separate, attention projections separate or fused.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def convert_layers(params: Params, cfg: ModelConfig, *, scan_layers: bool) -> Pa
 
 
 def unrolled(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """Returns the same model with looped layers, as decoding requires."""
+    """Returns the same model with unrolled layers, as decoding requires."""
     return dataclasses.replace(cfg, scan_layers=False), convert_layers(params, cfg, scan_layers=False)
 
 
@@ -66,7 +66,7 @@ def in_layout_of(target: ModelConfig, cfg: ModelConfig, params: Params) -> Param
     """Converts parameters of a model built from `cfg` to the layout of another model, where both can be compared.
 
     Projections are separate or fused as in `target`; a tied source embedding or output head is copied if that of
-    `target` is separate. Layers are looped, also if those of `target` are scanned: their numbers may be compared.
+    `target` is separate. Layers are unrolled, also if those of `target` are scanned: their numbers may be compared.
     Nothing else is changed: shapes, depths and names may still differ.
     """
     if target.family == "seq2seq" and cfg.ties_inputs and not target.ties_inputs:

@@ -124,7 +124,10 @@ class Lineage:
     """Ancestors of each of T beams, which are the tokens of one call: a beam attends only to its ancestors."""
 
     ancestors: jax.Array
-    """int32 [B, T, L]: column, in its call, of the ancestor at position `start + l`; for the token itself, its own."""
+    """int32 [B, T, A]: for each beam, the index of its ancestor at position `start + a` among the tokens of that call.
+
+    For the newest token, it is its own index.
+    """
     start: jax.Array
     """int32 [B]: all beams may attend to tokens before this position."""
 

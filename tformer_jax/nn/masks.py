@@ -26,7 +26,7 @@ class Mask:
     explicit: jax.Array | None = None
     """bool with four axes, broadcastable to [B, N, T, S]."""
     positions: tuple[jax.Array, jax.Array] | None = None
-    """int32 [B, T] and [B, S]: positions of queries and keys, -1 for empty slots; None: 0, 1, ... for both."""
+    """int32 [B or 1, T] and [B or 1, S]: positions of queries and keys, -1 for empty slots; None: 0, 1, ...."""
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     """A query may attend to its own position and earlier ones."""
     window: int | None = flax.struct.field(pytree_node=False, default=None)
@@ -44,7 +44,7 @@ class Mask:
     def block_positions(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> tuple[jax.Array, jax.Array]:
         """Returns the positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1.
 
-        They are int32 [T] and [S], or [B, T] and [B, S] if `positions` is set.
+        They are int32 [T] and [S], or [B or 1, T] and [B or 1, S] if `positions` is set.
         """
         if self.positions is None:
             return t + jnp.arange(T), s + jnp.arange(S)
@@ -94,26 +94,26 @@ class Mask:
             first, end = max(t - self.window + 1, 0), min(t + T + self.window - 1, end)
         return min(first, S), end
 
-    def hides_block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array:
+    def masks_block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array:
         """Returns a bool scalar that is True only if the block is fully masked, without evaluating the block.
 
         Ignores `explicit`, so that some fully masked blocks are not detected.
         """
         queries, keys = self.block_positions(t, T, s, S)
         after, before = keys.min() - queries.max(), queries.min() - keys.max()
-        hidden = jnp.zeros((), bool) if self.positions is None else keys.max() < 0
+        masked = jnp.zeros((), bool) if self.positions is None else keys.max() < 0
         if self.causal:
             beyond_prefix = True if self.prefix is None else keys.min() >= self.prefix.max()
-            hidden |= (after > 0) & beyond_prefix
+            masked |= (after > 0) & beyond_prefix
         if self.window is not None:
-            hidden |= (before >= self.window) | (after >= self.window)
+            masked |= (before >= self.window) | (after >= self.window)
         if self.padding_mask is not None:
-            hidden |= ~_part(self.padding_mask, s, S, 1).any()
+            masked |= ~_part(self.padding_mask, s, S, 1).any()
         if self.segments is not None:
             mine, others = _part(self.segments[0], t, T, 1), _part(self.segments[1], s, S, 1)
             apart = (mine.max(axis=1) < others.min(axis=1)) | (mine.min(axis=1) > others.max(axis=1))
-            hidden |= apart.all()
-        return hidden
+            masked |= apart.all()
+        return masked
 
     def _by_distance(self, t, T, s, S) -> jax.Array | None:
         """Evaluates `positions`, `causal`, `prefix` and `window`: bool [B or 1, 1, T, S]; None if none is set."""

@@ -204,7 +204,7 @@ class Decoder(Stack):
         Raises:
             ConfigError: the layers are scanned.
         """
-        self._check_looped()
+        self._check_unrolled()
 
         def mask(keys: Tokens) -> Mask:
             explicit = None if lineage is None else lineage.may_attend(keys)
@@ -234,14 +234,14 @@ class Decoder(Stack):
         Raises:
             ConfigError: the layers are scanned.
         """
-        self._check_looped()
+        self._check_unrolled()
         result: tuple[TokenCache, ...] = jax.lax.optimization_barrier(
             tuple(layer.cross_attention.keys_values(memory) for layer in self.layers.values())
         )
         return result
 
-    def _check_looped(self) -> None:
+    def _check_unrolled(self) -> None:
         if self.repetitions:
             raise ConfigError(
-                "model.scan_layers=True: decoding needs looped layers; convert with `conversions.unrolled` first"
+                "model.scan_layers=True: decoding needs unrolled layers; convert with `conversions.unrolled` first"
             )

@@ -133,7 +133,7 @@ class Served:
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
 
     def text_of(self, ids: Sequence[int], *, named: bool = False) -> str:
-        """Returns the text of all ids, also of those after an end token; `named`: with the names of special tokens."""
+        """Returns the text of all ids, also of those after an EOS token; `named`: with the names of special tokens."""
         special, decode = self.tokenizer.special, self.tokenizer.decode
         if not named:
             return decode([i for i in ids if special.name(i) is None and i not in special.ends])

@@ -65,7 +65,7 @@ class Report:
 def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE) -> tuple[Any, Report]:
     """Replaces each parameter of `model` by that of `run`, in the layout of `model`, with the same name and shape.
 
-    Layers correspond by number, scanned or not; the report names their parameters as those of looped layers.
+    Layers correspond by number, scanned or not; the report names their parameters as those of unrolled layers.
 
     Args:
         group: all processes that hold `params`.
@@ -75,12 +75,12 @@ def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGrou
     """
     trained = load_trained(run, mesh_of(params), group)
     known = flatten_dict(conversions.in_layout_of(model, trained.cfg.model, trained.params), sep="/")
-    looped, mine_looped = conversions.unrolled(model, params)
-    mine = flatten_dict(mine_looped, sep="/")
+    unrolled, mine_unrolled = conversions.unrolled(model, params)
+    mine = flatten_dict(mine_unrolled, sep="/")
     report = _compare(_shapes(mine), _shapes(known), run)
     for name in report.loaded:
         mine[name] = jax.device_put(known[name].astype(mine[name].dtype), mine[name].sharding)
-    loaded = conversions.convert_layers(unflatten_dict(mine, sep="/"), looped, scan_layers=model.scan_layers)
+    loaded = conversions.convert_layers(unflatten_dict(mine, sep="/"), unrolled, scan_layers=model.scan_layers)
     return jax.device_put(loaded, jax.tree.map(lambda leaf: leaf.sharding, params)), report
 
 
@@ -100,9 +100,9 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
     theirs = jax.eval_shape(
         functools.partial(conversions.in_layout_of, model, other), nn.unbox(registry.shapes(registry.build(other)))
     )
-    report = _compare(_looped_shapes(model, boxed), _shapes(flatten_dict(theirs, sep="/")), run)
+    report = _compare(_unrolled_shapes(model, boxed), _shapes(flatten_dict(theirs, sep="/")), run)
     if train.lora_rank:
-        trainable = _looped_shapes(model, lora.trainable_shapes(train, boxed))
+        trainable = _unrolled_shapes(model, lora.trainable_shapes(train, boxed))
         frozen = [name for name in report.new if name not in trainable and f"{name}/a" not in trainable]
         if frozen:
             names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
@@ -124,8 +124,8 @@ def _check_run(train: TrainConfig, run: Path) -> None:
         raise train.error("start_from", "is not the folder of a trained run")
 
 
-def _looped_shapes(model: ModelConfig, boxed: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of parameters by name, with looped layers."""
+def _unrolled_shapes(model: ModelConfig, boxed: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of parameters by name, with unrolled layers."""
     convert = functools.partial(conversions.convert_layers, cfg=model, scan_layers=False)
     return _shapes(flatten_dict(jax.eval_shape(convert, nn.unbox(boxed)), sep="/"))
 

@@ -6,7 +6,7 @@ FOLDER/
   SPLIT-00000-of-00004.array_record
                            example i is record i // files of file i % files
   SPLIT.lengths            number of ids of each field of each example, little-endian uint32
-  SPLIT.tokens             plain text: the ids of all examples, with the end token between two of them, little-endian
+  SPLIT.tokens             plain text: the ids of all examples, with the EOS token between two of them, little-endian
                            uint16 or uint32
 """
 
@@ -141,7 +141,7 @@ class Records(Sequence[Example]):
         return dict(zip(self._keys, found.T, strict=True))
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
-        """Returns `size` ids of a document from `start` on and the next one, or the end token: int32 [size + 1]."""
+        """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""
         first = int(self._starts[index]) + start
         ids = np.full(size + 1, self._end, np.int32)
         found = self._stream[first : first + size + 1]
@@ -162,7 +162,7 @@ class Records(Sequence[Example]):
         return np.memmap(path, LENGTH, mode="r", shape=shape)
 
     def stream(self, limit: int = 0) -> StoredIds | None:
-        """Returns the tokens of the first `limit` documents (0: of all), separated by the end token; None for pairs."""
+        """Returns the tokens of the first `limit` documents (0: of all), separated by the EOS token; None for pairs."""
         if self._keys != ("text",):
             return None
         if not limit:
@@ -230,7 +230,7 @@ class JoinedRecords(Joined):
         return found
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
-        """Returns `size` ids of a document from `start` on and the next one, or the end token: int32 [size + 1]."""
+        """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""
         number, inside = self.locate(index)
         ids: np.ndarray = self.parts[number].span(inside, start, size)
         return ids

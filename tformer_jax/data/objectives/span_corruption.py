@@ -24,7 +24,7 @@ class SpanCorruption:
     @classmethod
     def of(cls, cfg: DataConfig, vocabulary: Vocabulary) -> "SpanCorruption":
         """Builds the objective of the longest texts whose sources have `cfg.window` tokens."""
-        further = vocabulary.around - 1  # the sizes have one end token
+        further = vocabulary.around - 1  # the sizes have one EOS token
         sizes = cfg.noise.longest_spans(cfg.window - further)
         target = sizes.target + further
         lengths = {"source": sizes.source + further, "target_in": target, "target_out": target}

@@ -26,7 +26,7 @@ class Decoder(Protocol):
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes the ids before the first end token, skipping other special tokens."""
+        """Decodes the ids before the first EOS token, skipping other special tokens."""
         ...
 
 

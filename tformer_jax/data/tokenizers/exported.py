@@ -21,7 +21,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
     """Writes the tokenizers into an existing folder.
 
     Args:
-        pair: the model is a `Seq2Seq` model, whose sources and targets end in an end token.
+        pair: the model is a `Seq2Seq` model, whose sources and targets end in an EOS token.
 
     Returns:
         Why there is no such format for these tokenizers; None if they were written.

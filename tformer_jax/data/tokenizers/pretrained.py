@@ -19,7 +19,7 @@ NO_SPACE = "\ue000"
 
 
 class _Pretrained:
-    """Base class: decoding stops at the first end token and omits special tokens."""
+    """Base class: decoding stops at the first EOS token and omits special tokens."""
 
     special: SpecialTokens
     vocab_size: int

@@ -55,7 +55,7 @@ def _load(path: Path) -> Tokenizer:
     vocab = tokenizer.get_vocab()
     found = {role: name for role, names in ROLES.items() for name in reversed(names) if name in vocab}
     if "eos" not in found:
-        raise ConfigError(f"{path} has no end token: one of {', '.join(ROLES['eos'])}")
+        raise ConfigError(f"{path} has no EOS token: one of {', '.join(ROLES['eos'])}")
     ids = {f"{role}_token_id": tokenizer.token_to_id(name) for role, name in found.items()}
     return of_library(tokenizer, ids, {f"{role}_token": name for role, name in found.items()}).target
 
@@ -73,7 +73,7 @@ def _characters_of(path: Path) -> CheckpointTokenizer:
 def characters(text: str) -> CheckpointTokenizer:
     """Returns the tokenizer whose ids are the positions of the sorted characters of a text; it drops others.
 
-    Its end token is outside of the vocabulary: texts end only at their maximum length.
+    Its EOS token is outside of the vocabulary: texts end only at their maximum length.
     """
     vocab = {character: number for number, character in enumerate(sorted(set(text)))}
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab, []))

@@ -79,7 +79,7 @@ class Event(NamedTuple):
     text: str
     """Text that follows the texts of earlier events of this output."""
     finish: str | None
-    """None while the output continues; `length`: maximum length reached; `stop`: an end token, a stop sequence, or an
+    """None while the output continues; `length`: maximum length reached; `stop`: an EOS token, a stop sequence, or an
     output that beam search did not find."""
     score: float | None
     """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`.

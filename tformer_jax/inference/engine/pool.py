@@ -10,7 +10,11 @@ PAGE_SIZE = 16
 
 
 def max_new_tokens(model: ModelConfig, decode: DecodeConfig, prompt: int) -> int:
-    """Returns the maximum number of tokens to generate after `prompt` tokens, of which a translation has one."""
+    """Returns the maximum number of tokens to generate.
+
+    Args:
+        prompt: number of decoder inputs before them: the tokens of the prompt, or 1 (BOS) for a translation.
+    """
     return min(decode.max_new_tokens, model.max_length - (0 if model.family == "seq2seq" else prompt))
 
 
@@ -26,7 +30,7 @@ def pool_pages(cfg: Config, prompts: Sequence[int], *, max_rows: int, outputs: i
     It is a power of two, so that few pool sizes are compiled, or that of `max_rows` rows of maximum length.
 
     Args:
-        prompts: their numbers of tokens.
+        prompts: the number of tokens of each prompt.
         max_rows: maximum number of rows that run at a time.
         outputs: number of outputs of each prompt.
     """

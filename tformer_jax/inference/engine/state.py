@@ -28,7 +28,7 @@ class Plan:
     """Static configuration that a lane is compiled for."""
 
     model: Seq2Seq | DecoderLM
-    """With unscanned layers."""
+    """With unrolled layers."""
     decode: DecodeConfig
     rules: Rules
     rows: int

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.nn.attention_ops.core import Bias, Operands, Scoring
-from tformer_jax.nn.attention_ops.reference import HIDDEN, scores, weighted_sum
+from tformer_jax.nn.attention_ops.reference import MASKED_SCORE, scores, weighted_sum
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
 
@@ -88,7 +88,7 @@ def init(inputs: Inputs, grid: Grid) -> Softmax:
     R = T // grid.rows
     rows, out = (R, B, N, grid.rows), jnp.zeros((R, B, grid.rows, N, H))
     if inputs.sinks is None:
-        return Softmax(jnp.full(rows, HIDDEN), jnp.zeros(rows), out)
+        return Softmax(jnp.full(rows, MASKED_SCORE), jnp.zeros(rows), out)
     return Softmax(jnp.broadcast_to(inputs.sinks[:, None], rows), jnp.ones(rows), out)
 
 
@@ -97,7 +97,7 @@ def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> So
 
     def row(i, softmax: Softmax) -> Softmax:
         body = functools.partial(
-            _unless_hidden, nondiff.mask, grid, i, functools.partial(_add_block, inputs, nondiff, grid, i)
+            _unless_masked, nondiff.mask, grid, i, functools.partial(_add_block, inputs, nondiff, grid, i)
         )
         mine = jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, i, keepdims=False), softmax)
         mine = jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, body, mine)
@@ -138,7 +138,7 @@ def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results
 
     def row(i, gradients: Inputs) -> Inputs:
         body = functools.partial(_block_gradients, inputs, nondiff, grid, results, i)
-        visible = functools.partial(_unless_hidden, nondiff.mask, grid, i, body)
+        visible = functools.partial(_unless_masked, nondiff.mask, grid, i, body)
         return jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, visible, gradients)
 
     return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, gradients)
@@ -186,9 +186,9 @@ def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: I
     )
 
 
-def _unless_hidden(mask: Mask, grid: Grid, i, body, j, carry):
+def _unless_masked(mask: Mask, grid: Grid, i, body, j, carry):
     """Returns `body(j, carry)`, or `carry` if the mask hides block (i, j)."""
-    skip = mask.hides_block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
+    skip = mask.masks_block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
     return jax.lax.cond(skip, lambda j, carry: carry, body, j, carry)
 
 
@@ -207,7 +207,7 @@ def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
 def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i, j) -> tuple[jax.Array, jax.Array]:
     q, k = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
     may_attend = _may_attend(mask, grid, i, j)
-    return jnp.where(may_attend, _scores(q, k, inputs.bias, mask, grid, i, j), HIDDEN), may_attend
+    return jnp.where(may_attend, _scores(q, k, inputs.bias, mask, grid, i, j), MASKED_SCORE), may_attend
 
 
 def _may_attend(mask: Mask, grid: Grid, i, j) -> jax.Array:
@@ -247,7 +247,7 @@ def _pad(array: jax.Array, length: int, axis: int, mode: str = "constant") -> ja
 
 
 def _pad_pair(pair: tuple[jax.Array, jax.Array] | None, T: int, S: int) -> tuple[jax.Array, jax.Array] | None:
-    """Pads with the last value, so that `Mask.hides_block` detects as much as without padding."""
+    """Pads with the last value, so that `Mask.masks_block` detects as much as without padding."""
     return pair and (_pad(pair[0], T, 1, "edge"), _pad(pair[1], S, 1, "edge"))
 
 

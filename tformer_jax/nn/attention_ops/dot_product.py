@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.nn.attention_ops.core import Backend, Operands
-from tformer_jax.nn.attention_ops.reference import dense_bias, zero_hidden_rows
+from tformer_jax.nn.attention_ops.reference import dense_bias, zero_masked_rows
 
 
 def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.Array:
@@ -36,7 +36,7 @@ def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.
         scale=x.scoring.scale,
         implementation=implementation,
     )
-    return zero_hidden_rows(out, mask, S)
+    return zero_masked_rows(out, mask, S)
 
 
 def _cudnn_head_limit() -> int:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from tformer_jax import axes
 from tformer_jax.nn import sharding
 from tformer_jax.nn.attention_ops.core import Bias, Scoring
-from tformer_jax.nn.attention_ops.reference import HIDDEN, block_bias, scores, weighted_sum
+from tformer_jax.nn.attention_ops.reference import MASKED_SCORE, block_bias, scores, weighted_sum
 from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
 from tformer_jax.nn.kv_cache import TokenCache
 from tformer_jax.nn.masks import Mask, as_mask
@@ -54,7 +54,7 @@ class PagedSoftmax:
 
 @flax.struct.dataclass
 class Blocks:
-    """Blocks of one or several pages of a row; the blocks in use are numbered row by row."""
+    """J blocks per row of n pages and S slots each; the blocks in use are numbered row by row."""
 
     ends: jax.Array
     """int32 [B]: number of blocks in use in rows 0, ..., b. A row without new tokens uses none."""
@@ -129,7 +129,7 @@ def attend_pages(
 def _attend(x: PagedOperands) -> jax.Array:
     B, T, N, H = x.q.shape
     blocks = _blocks(x)
-    softmax = PagedSoftmax(jnp.full((B, N, T), HIDDEN), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
+    softmax = PagedSoftmax(jnp.full((B, N, T), MASKED_SCORE), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
     if x.sinks is not None:
         peak = jnp.broadcast_to(x.sinks[:, None], (B, N, T))
         softmax = dataclasses.replace(softmax, peak=peak, total=jnp.ones((B, N, T)))

@@ -13,7 +13,7 @@ from tformer_jax.nn.sharding import mesh_axes, platform
 
 CHUNKS, SMALLEST_CHUNK = 4, 32
 """On CPUs: the maximum number of query chunks per call, and the minimum number of queries per chunk."""
-HIDDEN = jnp.finfo(jnp.float32).min
+MASKED_SCORE = jnp.finfo(jnp.float32).min
 """Lower bound of the maximum score of a row; finite, so that a fully masked row gives no NaN."""
 
 
@@ -97,7 +97,7 @@ def exponentials(x: Operands, t: int, s: int) -> tuple[jax.Array, jax.Array]:
     may_attend = x.mask.block(t, T, s, S)
     if may_attend is not None:
         logits = jnp.where(may_attend, logits, -jnp.inf)
-    peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True, initial=HIDDEN))
+    peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True, initial=MASKED_SCORE))
     if x.sinks is None:
         weights = jnp.exp(logits - peak)
         return weights, weights.sum(axis=-1, keepdims=True)
@@ -118,7 +118,7 @@ def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | Non
     return None if bias is None else block_bias(bias, mask, 0, T, 0, S)
 
 
-def zero_hidden_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
+def zero_masked_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
     """Zeroes the rows of out [B, T, N, H] whose queries may attend to none of the S keys."""
     attends = mask.attends_to_any(out.shape[1], S)
     return out if attends is None else jnp.where(attends[..., None], out, 0)

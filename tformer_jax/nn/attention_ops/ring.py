@@ -1,4 +1,4 @@
-"""Ring attention: rows are sharded along the sequence axis, and devices pass keys and values around a ring.
+"""Ring attention: the sequence dimension is sharded, and devices pass keys and values around a ring.
 
 "Ring Attention with Blockwise Transformers for Near-Infinite Context" (2023). Each device keeps its queries and their
 online softmax over the keys so far. Keys, values and the keys' part of the mask are sent from device to device until

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from tformer_jax.nn.attention_ops import shards
 from tformer_jax.nn.attention_ops.core import Backend, Operands
-from tformer_jax.nn.attention_ops.reference import scaled, zero_hidden_rows
+from tformer_jax.nn.attention_ops.reference import scaled, zero_masked_rows
 from tformer_jax.nn.masks import Mask
 
 LANES, BLOCK = 128, 512
@@ -26,7 +26,7 @@ RULES = frozenset({"causal", "window", "padding_mask", "segments", "cross"})
 def splash(x: Operands, *, interpret: bool = False) -> jax.Array:
     """Runs the kernel on the rows and heads of each device."""
     out = shards.on_each_device(functools.partial(_kernel, interpret=interpret), x)
-    return zero_hidden_rows(out, x.mask, x.k.shape[1])
+    return zero_masked_rows(out, x.mask, x.k.shape[1])
 
 
 def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
@@ -67,8 +67,8 @@ def _static_mask(library, mask: Mask, shape: tuple[int, int]):
 def _segments(library, x: Operands, padded_T: int, padded_S: int):
     """Returns segment ids, int32 [B, T] and [B, S], that limit attention; None if the static mask suffices."""
     (B, T), S = x.q.shape[:2], x.k.shape[1]
-    hidden = x.mask.causal and T == S  # the causal mask hides the padded keys
-    if not x.mask.rules & {"padding_mask", "segments"} and (hidden or S == padded_S):
+    masked = x.mask.causal and T == S  # the causal mask hides the padded keys
+    if not x.mask.rules & {"padding_mask", "segments"} and (masked or S == padded_S):
         return None
     zeros = jnp.zeros((B, T), jnp.int32), jnp.zeros((B, S), jnp.int32)
     queries, keys = zeros if x.mask.segments is None else x.mask.segments

@@ -1,0 +1,166 @@
+"""The initial parameters of fine-tuning: those of another run that match."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers import apply, assert_close, randomized
+from tests.train.conftest import small_config
+from tests.train.test_weights import run
+from tformer_jax import config
+from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.models import registry
+from tformer_jax.parallel.multihost import ProcessGroup
+from tformer_jax.train import experiment, loop, optimizers, start_from
+from tformer_jax.train.start_from import load_matching
+from tformer_jax.train.trained import load_trained
+
+pytestmark = pytest.mark.usefixtures("compiled_by_the_first_step")
+
+UNTIED = {"tie_embeddings": "none"}
+
+
+def wider(cfg: Config) -> Config:
+    return dataclasses.replace(
+        cfg, model=dataclasses.replace(cfg.model, ffn_dim=24, decoder_layers=2, output_bias=True)
+    )
+
+
+def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp_path):
+    loaded = load_trained(first).params
+    built = experiment.build(wider(small_config()), tmp_path / "second", data_root=corpus_folder)
+    fresh = randomized(registry.shapes(built.model))
+    params, report = load_matching(fresh, built.cfg.model, first)
+    built.close()
+    same = params["decoder"]["layers_0"]["self_attention"], loaded["decoder"]["layers_0"]["self_attention"]
+    jax.tree.map(np.testing.assert_array_equal, *same)
+    assert "decoder/layers_0/ffn/expand/kernel (16, 16), not (16, 24)" in report.other_shape
+    assert "head/bias" in report.missing
+    assert any(name.startswith("decoder/layers_1/") for name in report.missing)
+    assert not report.unused
+    kernel = params["decoder"]["layers_0"]["ffn"]["expand"]["kernel"]
+    np.testing.assert_array_equal(kernel, fresh["decoder"]["layers_0"]["ffn"]["expand"]["kernel"])
+
+
+@pytest.mark.parametrize("layout", [{"scan_layers": True}, {"attention_projections": "fused_qkv"}, UNTIED])
+def test_parameters_in_another_layout_are_converted(first, layout):
+    """The logits are those of the other run; regression test: such parameters were newly initialized."""
+    other = load_trained(first)
+    cfg = dataclasses.replace(other.model.cfg, **layout)
+    model = registry.build(cfg)
+    fresh = randomized(registry.shapes(model))
+    params, report = load_matching(fresh, cfg, first)
+    assert not report.new and (layout is UNTIED or not report.unused)
+    tokens = np.array([[5, 6, 7]], np.int32)
+    assert_close(apply(model, params, tokens, tokens), apply(other.model, other.params, tokens, tokens), 1e-6)
+    start_from.check(small_config().train, cfg, other.tokenizers, first)
+
+
+def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
+    """Regression test: with another depth, no layer of a scan was loaded, or the first one into the last."""
+    other = load_trained(first)
+    cfg = dataclasses.replace(
+        other.model.cfg, scan_layers=True, decoder_layers=3, layer_pattern=("full", "window"), window=4
+    )
+    fresh = randomized(registry.shapes(registry.build(cfg)))
+    params, report = load_matching(fresh, cfg, first)
+    assert jax.tree.structure(params) == jax.tree.structure(fresh)
+    assert {name.split("/")[1] for name in report.missing if name.startswith("decoder/")} == {"layers_1", "layers_2"}
+    stack, loaded, random = (tree["decoder"] for tree in (params, other.params, fresh))
+    for found, expected in (
+        (jax.tree.map(lambda leaf: leaf[0], stack["periods"]["layers_0"]), loaded["layers_0"]),
+        (stack["periods"]["layers_1"], random["periods"]["layers_1"]),
+        (stack["layers_2"], random["layers_2"]),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(ConfigError, match="must include 'decoder/layers_1/.*frozen by LoRA at random values"):
+        start_from.check(small_config(lora_rank=2, start_from=str(first)).train, cfg, other.tokenizers, first)
+
+
+class OtherFails(ProcessGroup):
+    """A group in which another process cannot read its shards."""
+
+    def run(self, action):
+        action()
+        raise ConfigError("process 1 (host b): checkpoints/1 is damaged")
+
+
+def test_all_processes_load_the_same_checkpoint_of_another_run(first, tmp_path):
+    other = Path(shutil.copytree(first, tmp_path / "other"))
+    (other / "weights.json").unlink()
+    params = load_trained(other).params
+    with pytest.raises(ConfigError, match="process 1 .host b.: checkpoints/1 is damaged"):
+        load_matching(params, small_config().model, other, OtherFails())
+
+
+@pytest.mark.slow
+def test_fine_tuning_starts_from_loaded_parameters_and_reports_them(first, corpus_folder, tmp_path, capsys):
+    tuned = small_config(steps=1, start_from=str(first), ema_decay=0.9)
+    tuned = dataclasses.replace(tuned, optim=dataclasses.replace(tuned.optim, learning_rate=0.0))
+    run(tuned, tmp_path / "second", corpus_folder)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "second").params, load_trained(first).params)
+    assert "parameters loaded" in capsys.readouterr().out
+    report = json.loads((tmp_path / "second" / "start_from.json").read_text())
+    assert report["loaded"]
+    assert report["missing"] == report["unused"] == report["other_shape"] == []
+
+
+def test_settings_that_change_the_meaning_of_loaded_parameters_are_reported(first):
+    cfg, tokenizers = config.load(first / "config.json"), Tokenizers.load(first / "tokenizers")
+    free = dataclasses.replace(cfg.model, dropout=0.5, dtype="bfloat16", max_length=12)
+    other = dataclasses.replace(free, norm_unit_offset=True, activation="gelu")
+    assert start_from.find_mismatches(cfg.train, free, tokenizers, first) == []
+    assert start_from.find_mismatches(cfg.train, other, tokenizers, first) == [
+        "the loaded parameters were trained with other settings: model.activation ('relu' there, 'gelu' here), "
+        "model.norm_unit_offset (False there, True here)"
+    ]
+
+
+def test_the_optimizer_starts_from_the_loaded_parameters(first, corpus_folder, tmp_path):
+    """The averages of a schedule-free optimizer and the EMA start from the loaded parameters, too."""
+    loaded = load_trained(first).params
+    cfg = small_config(start_from=str(first), ema_decay=0.9)
+    free = dataclasses.replace(cfg, seed=3, optim=dataclasses.replace(cfg.optim, optimizer="schedule_free_adamw"))
+    built = experiment.build(free, tmp_path / "second", data_root=corpus_folder)
+    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
+        initial = trainer.state
+        jax.tree.map(np.testing.assert_array_equal, initial.params, loaded)
+        jax.tree.map(np.testing.assert_array_equal, initial.ema, loaded)
+        averages = jax.jit(optimizers.evaluation_params)(initial.opt_state, initial.params)
+        jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), averages, loaded)
+
+
+def test_starting_from_a_folder_without_a_run(corpus_folder, tmp_path):
+    with pytest.raises(ConfigError, match="train.start_from=.*nowhere'.* is not the folder of a trained run"):
+        cfg = small_config(start_from=str(tmp_path / "nowhere"))
+        experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_weights_to_start_from_replace_no_run(first, corpus_folder, tmp_path):
+    damaged, kept = shutil.copytree(first, tmp_path / "damaged"), shutil.copytree(first, tmp_path / "kept")
+    path = max((path for path in (damaged / "weights").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="damaged/weights is damaged"):
+        experiment.build(small_config(start_from=str(damaged)), kept, data_root=corpus_folder, overwrite=True)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)
+
+
+def test_a_run_without_a_checkpoint_to_start_from_replaces_no_run(first, corpus_folder, tmp_path):
+    """A run that is killed before its first checkpoint has an empty folder of checkpoints."""
+    kept = shutil.copytree(first, tmp_path / "kept")
+    (tmp_path / "killed" / "checkpoints").mkdir(parents=True)
+    for name in ("config.json", "tokenizers"):
+        copy = shutil.copytree if (first / name).is_dir() else shutil.copy
+        copy(first / name, tmp_path / "killed" / name)
+    cfg = small_config(start_from=str(tmp_path / "killed"))
+    with pytest.raises(ConfigError, match="killed': holds no checkpoint: it was stopped before its first one; train"):
+        experiment.build(cfg, kept, data_root=corpus_folder, overwrite=True)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)
