@@ -26,7 +26,7 @@ class MLAConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class GatedDeltaConfig(Section):
-    """Gated delta rule (Gated DeltaNet): per value head, one state [key_head_dim, value_head_dim] for keys and values."""
+    """Gated delta rule (Gated DeltaNet): per value head, a state [key_head_dim, value_head_dim] for keys and values."""
 
     path: ClassVar[str] = "model.gated_delta"
 

@@ -137,8 +137,8 @@ class DataConfig(Section):
 
     batching: str = setting(
         "buckets",
-        "buckets: whole examples, padded; packed: whole examples, several in a row; windows: fixed-length pieces of all "
-        "texts, concatenated",
+        "buckets: whole examples, padded; packed: whole examples, several in a row; windows: fixed-length pieces of "
+        "all texts, concatenated",
         choices=("buckets", "packed", "windows"),
     )
     bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "lengths to pad examples to", low=1, used_by=BUCKETS)
