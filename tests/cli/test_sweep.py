@@ -131,7 +131,9 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
     arguments = flags(tmp_path, corpus_folder, folder)
     with pytest.raises(ConfigError, match="--sweep: train.metric=loss and train.metric=bleu are not comparable"):
         sweep.main([*arguments, "--sweep", "train.metric=loss,bleu"])
-    with pytest.raises(ConfigError, match="bytes are not comparable: data.tokenizer differs, and with it the labels"):
+    with pytest.raises(
+        ConfigError, match="bytes are not comparable: the kind of the target tokenizer differs, and with it the labels"
+    ):
         sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes"])
     for settings in ("data.tokenizer_examples=5,9", "data.train=pairs.tsv,other.tsv", "data.target_language=de,fr"):
         with pytest.raises(ConfigError, match="are not comparable: data.* differs, and with it the "):

@@ -1,20 +1,25 @@
 """Log-probabilities of given outputs against float64 and against greedy decoding step by step."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
 import pytest
+import tokenizers as hf
 
 from tests import oracles
 from tests.helpers import assert_close, build, tiny
 from tests.inference.test_text import LETTERS, TOKENIZERS, setup
 from tformer_jax.config import ConfigError, DataConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
+from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
 from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.inference import score
+from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.score import Scorer
-from tformer_jax.special_tokens import BOS, EOS, PAD
+from tformer_jax.special_tokens import BOS, EOS, PAD, SpecialTokens
 
 PAIRS = [("abc", "bd"), ("g", ""), ("", "fg"), ("abcdefgabcdefga", "a" * 15), ("fedcba", "gfedcbagf")]
 TEXTS = [("abc",), ("",), ("g",), ("abcdefgabcdefgab" + "c",), ("fedcba",)]
@@ -68,9 +73,26 @@ def test_scores_do_not_depend_on_other_rows(scored):
 
 def test_a_text_with_a_character_outside_of_the_vocabulary_has_no_score():
     """Regression test: a tokenizer without unknown token dropped it, and the score was that of another text."""
-    scorer = Scorer(setup("decoder_lm"), None, Tokenizers(*[characters("abcdefg")] * 2))
-    with pytest.raises(ConfigError, match="text 1: has characters that the vocabulary lacks"):
-        list(scorer.stream(None, [("ab", "zc")]))
+    scorer = Scorer(setup("decoder_lm"), None, Tokenizers(*[characters("abcdefg ")] * 2))
+    for example, character in ((("ab", "zc"), "z"), (("ab\n",), "\n"), (("abé",), "é")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"text 1: has no probability: {character!r} is not in the voc")
+        ):
+            list(scorer.stream(None, [example]))
+
+
+def test_what_a_tokenizer_changes_is_not_dropped():
+    """Names of special tokens, which decoding omits, and spaces that a normalization removes."""
+    tokenizer = hf.Tokenizer(
+        hf.models.BPE({c: i for i, c in enumerate(sorted(hf.pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.ByteLevel(), hf.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|user|>"])
+    special = SpecialTokens(names=((256, "<|user|>"),), start=256, ends=(256,), bos=None, pad=None, unknown=None)
+    bytes_ = CheckpointTokenizer(tokenizer, special)
+    assert dropped_characters(bytes_, "<|user|> hé\n\n") == ""
+    assert dropped_characters(NormalizedTokenizer(characters("ab "), ("punctuation",), "en"), "a  b") == ""
+    assert dropped_characters(NormalizedTokenizer(characters("ab "), ("punctuation",), "en"), "a  c") == "c"
 
 
 def test_skipped_results_are_left_out(scored):

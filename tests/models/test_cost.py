@@ -16,7 +16,6 @@ from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.models import cost, registry
 from tformer_jax.nn import grouped
 from tformer_jax.nn.ffn import make_ffn
-from tformer_jax.nn.kv_cache import row_cache
 
 SIZES = {"dim": 64, "ffn_dim": 256, "max_length": 64, "vocab_size": 50}
 
@@ -162,7 +161,6 @@ def test_parameters_by_module():
     "settings",
     [
         {"num_kv_heads": 2},
-        {"layer_pattern": ("window", "full"), "window": 4, "num_kv_heads": 2},
         {"attention": "mla"},
         {"layer_pattern": ("gated_delta", "full")},
     ],
@@ -170,7 +168,7 @@ def test_parameters_by_module():
 )
 def test_predicted_cache_size_equals_the_real_one(settings):
     cfg = tiny("decoder_lm", decoder_layers=3, dtype="bfloat16", **settings)
-    cache = jax.eval_shape(lambda: row_cache(cfg, 3, 9))
+    cache = jax.eval_shape(lambda: registry.build(cfg).apply({}, 3, 9, method="init_cache"))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache.layers))
     assert cost.of(cfg, 3, 9).cache_bytes == size
 

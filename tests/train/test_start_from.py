@@ -14,9 +14,10 @@ from tests.helpers import apply, assert_close, randomized
 from tests.train.conftest import small_config
 from tests.train.test_weights import run
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config, ConfigError, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
+from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import experiment, loop, optimizers, start_from
 from tformer_jax.train.start_from import load_matching
@@ -69,9 +70,11 @@ def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
     cfg = dataclasses.replace(
         other.model.cfg, scan_layers=True, decoder_layers=3, layer_pattern=("full", "window"), window=4
     )
-    fresh = randomized(registry.shapes(registry.build(cfg)))
+    model, mesh = registry.build(cfg), make_mesh(ParallelConfig(data=1, fsdp=2), jax.devices()[:2])
+    where = jax.tree.map(lambda leaf: leaf.sharding, registry.sharded_shapes(model, mesh))
+    fresh = jax.device_put(randomized(registry.shapes(model)), where)
     params, report = load_matching(fresh, cfg, first)
-    assert jax.tree.structure(params) == jax.tree.structure(fresh)
+    assert jax.tree.map(lambda leaf: leaf.sharding, params) == where
     assert {name.split("/")[1] for name in report.missing if name.startswith("decoder/")} == {"layers_1", "layers_2"}
     stack, loaded, random = (tree["decoder"] for tree in (params, other.params, fresh))
     for found, expected in (

@@ -149,6 +149,23 @@ def test_corrupted_weights_are_always_detected(tmp_path):
     assert weights.load(tmp_path, abstract, 3) is not None
 
 
+def test_intact_weights_of_another_model_are_not_called_damaged(tmp_path):
+    """Regression test: the user was told to remove them."""
+    weights.save(tmp_path, {"a": jnp.ones(3)}, "last", [3], 3)
+    abstract = {"b": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    with pytest.raises(ConfigError, match="holds other parameters than this version's model.*provenance.json names"):
+        weights.load(tmp_path, abstract, 3)
+    assert weights.verify(tmp_path, 3)
+
+
+@pytest.mark.parametrize(("scale", "since"), [(7, 1), (8, 0)])
+def test_early_stopping_starts_anew_if_settings_of_its_scores_change(scale, since):
+    trainer = mock.MagicMock(spec=loop.Trainer, cfg=small_config(patience=1), scale=scale)
+    best = {"score": 1.0, "evaluations_since": 1}
+    loop.Trainer._start(trainer, mock.MagicMock(), {"meter": {}, "spikes": {}, "best": best, "scale": 7})
+    assert trainer.best.evaluations_since == since
+
+
 @pytest.mark.slow
 def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys, monkeypatch):
     losses, evaluate = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5}, loop.Trainer.evaluate

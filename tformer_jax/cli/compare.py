@@ -70,7 +70,7 @@ def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
     elif unevaluated := [name for name, one in (("A", comparison.a), ("B", comparison.b)) if one.split is None]:
         parts.append(f"Not evaluated yet: {', '.join(unevaluated)}.")
     else:
-        parts.append("The runs were not evaluated on the same examples, so their metrics cannot be paired.")
+        parts.append("The runs were not evaluated on the same examples and labels, so their metrics cannot be paired.")
     if comparison.losses:
         parts.append(_losses(comparison))
     parts.append(_settings(comparison) if comparison.settings else "All settings are equal.")

@@ -3,7 +3,7 @@
 Functions take and return settings by their full names, such as `data.train`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -12,26 +12,19 @@ PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 """Metrics averaged over target tokens (a classifier's: over texts), comparable only between equal labels."""
 METRIC = ("model.family", "data.objective", "train.metric")
 CORPUS = ("data.source", "data.dataset", "data.fields", "data.source_language", "data.target_language")
-HELD_OUT = ("data.languages", "data.validation", "data.test", "data.heldout_examples")
-EVALUATION = ("eval.examples", "eval.references", "eval.bleu_tokenize")
-TARGET_TOKENS = (
-    "data.tokenizer",
-    "data.target_tokenizer",
-    "data.tokenizer_file",
-    "data.vocab_size",
-    "data.shared_vocab",
-    "data.split_digits",
-    "data.normalize",
-    "data.target_language",
-)
+HELD_OUT = ("data.languages", "data.validation", "data.test", "data.heldout_examples", "eval.examples")
+GENERATION = ("bleu", "chrf", "exact_match")
+"""Metrics of generated texts, compared with references."""
 
 
 def difference(a: Settings, b: Settings) -> str | None:
     """Returns why values of `train.metric` cannot be compared between two configs; None if they can."""
     rules = [
         (lambda settings: _named(settings, METRIC), "differs"),
-        (held_out_examples, "differs, and with it the held-out examples or references"),
+        (held_out_examples, "differs, and with it the held-out examples"),
     ]
+    if a["train.metric"] in GENERATION:
+        rules.append((references, f"differs, and with it what train.metric={a['train.metric']!r} compares with"))
     if a["model.family"] != "classifier" and a["train.metric"] in PER_TOKEN:
         per_token = f"differs, and with it the labels that train.metric={a['train.metric']!r} is averaged over"
         rules += [(target_tokens, per_token), (labels, per_token)]
@@ -44,20 +37,34 @@ def difference(a: Settings, b: Settings) -> str | None:
 
 
 def held_out_examples(settings: Settings) -> dict[str, Any]:
-    """Returns the settings that determine the held-out examples, and the references of BLEU."""
+    """Returns the settings that determine the held-out examples."""
     split = () if settings["data.validation"] else ("data.train", "data.validation_fraction")
-    return _named(settings, (*CORPUS, *HELD_OUT, *split, *EVALUATION))
+    return _named(settings, (*CORPUS, *HELD_OUT, *split))
+
+
+def references(settings: Settings) -> dict[str, Any]:
+    """Returns the settings that determine the references of generated texts, and their tokens in BLEU."""
+    normalized = ("data.normalize",) if settings["eval.references"] == "normalized" else ()
+    return _named(settings, ("eval.references", "eval.bleu_tokenize", *normalized))
 
 
 def target_tokens(settings: Settings) -> dict[str, Any]:
-    """Returns the settings that determine the tokens of targets.
+    """Returns what determines the tokens of targets, except the seed, which selects examples of generated corpora.
 
-    They include the training examples if the tokenizer is trained, or comes with prepared data.
+    It includes the training examples if the tokenizer is trained, or comes with prepared data.
     """
-    kind = settings["data.target_tokenizer"] or settings["data.tokenizer"]
-    fixed = kind in ("bytes", "file") and settings["data.source"] != "prepared"
-    trained_on = () if fixed else (*CORPUS, "data.train", "data.tokenizer_examples")
-    return _named(settings, (*TARGET_TOKENS, *trained_on))
+    kind, prepared = (
+        settings["data.target_tokenizer"] or settings["data.tokenizer"],
+        settings["data.source"] == "prepared",
+    )
+    names = ["data.normalize", "data.target_language", "data.split_digits"]
+    if kind == "file":
+        names.append("data.tokenizer_file")
+    elif kind != "bytes":
+        names += ["data.vocab_size", "data.shared_vocab", "data.tokenizer_examples"]
+    if prepared or kind not in ("bytes", "file"):
+        names += [*CORPUS, "data.train"]
+    return {"the kind of the target tokenizer": kind} | _named(settings, names)
 
 
 def labels(settings: Settings) -> dict[str, Any]:
@@ -71,9 +78,9 @@ def labels(settings: Settings) -> dict[str, Any]:
         longest = settings["data.bucket_lengths"][-1] if buckets else settings["data.window"]
         return {"the length that targets are cut to": longest}
     if settings["model.prefix_lm"]:
-        return _named(settings, ("data.batching", "data.window", "model.prefix_lm"))
+        return _named(settings, ("data.batching", "model.prefix_lm", "data.window"))
     return _named(settings, ("data.batching", "model.prefix_lm"))
 
 
-def _named(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+def _named(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
     return {name: settings[name] for name in names}

@@ -74,8 +74,9 @@ class OptimConfig(Section):
         0.0, "decoupled weight decay, multiplied by the learning rate; sgd: L2 penalty", low=0.0
     )
     decayed: tuple[str, ...] = setting(
-        ("*kernel", "*kernel/[ab]", "*embedding", "*types", "*router", "*shared_gate"),
-        "globs of the parameters with weight decay, such as 'encoder/*/kernel'; LoRA's factors are KERNEL/a and /b",
+        ("*kernel", "*embedding", "*types", "*router", "*shared_gate"),
+        "globs of the parameters with weight decay, such as 'encoder/*/kernel'; "
+        "factors of LoRA have the names of their kernels",
     )
     clip_norm: float = setting(1.0, "maximum global gradient norm; 0: no clipping", low=0.0)
     adaptive_clip: float = setting(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.inference.encoding import lacks_characters
+from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among, forbid
 from tformer_jax.special_tokens import OWN
 
@@ -160,7 +160,7 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
     found: dict[tuple[int, ...], None] = {}
     for text in cfg.forbidden:
         ids = tokenizer.encode(text)
-        if set(ids) <= {tokenizer.special.unknown} or lacks_characters(tokenizer, text, ids):
+        if set(ids) <= {tokenizer.special.unknown} or dropped_characters(tokenizer, text):
             raise cfg.error("forbidden", f"{text!r} cannot be encoded with this vocabulary; leave it out")
         found.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
     shorter = {ids[start:] for ids in found for start in range(1, len(ids))} & found.keys()
@@ -171,7 +171,7 @@ def _forced(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
     if not cfg.prefix:
         return tokenizer.special.forced
     ids = tuple(tokenizer.encode(cfg.prefix))
-    if not ids or tokenizer.special.unknown in ids or lacks_characters(tokenizer, cfg.prefix, ids):
+    if not ids or tokenizer.special.unknown in ids or dropped_characters(tokenizer, cfg.prefix):
         raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
     ids = (*tokenizer.special.forced, *ids)
     if len(ids) > cfg.max_new_tokens:

@@ -1,12 +1,12 @@
 """Encodes texts as token ids that fit the model's maximum length."""
 
 import itertools
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 
 ON_LONG = ("stop", "cut", "skip")
 """What can be done with a text that is too long for the model."""
@@ -90,10 +90,14 @@ def no_tokens(name: str, text: Any) -> str:
     return f"{name} {'has no character of the vocabulary' if text else 'is empty: write at least one character'}"
 
 
-def lacks_characters(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> bool:
-    """Returns whether a tokenizer without unknown token has left out characters of `text`, as nanoGPT's would."""
-    written = unicodedata.normalize("NFC", text).strip()
-    return tokenizer.special.unknown is None and len(tokenizer.decode(ids).strip()) < len(written)
+def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
+    """Returns the characters of `text` that a tokenizer without unknown token leaves out, as those of nanoGPT do."""
+    if tokenizer.special.unknown is not None:
+        return ""
+    if isinstance(tokenizer, NormalizedTokenizer):
+        tokenizer, text = tokenizer.tokenizer, tokenizer.normalize(text)
+    characters = list(dict.fromkeys(text))
+    return "".join(c for c, ids in zip(characters, tokenizer.encode_batch(characters), strict=True) if not ids)
 
 
 def check_example(family: str, index: int, example: Sequence[str]) -> None:

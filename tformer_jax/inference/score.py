@@ -11,9 +11,9 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs, pad_rows
-from tformer_jax.inference.encoding import LongTexts, TextError, check_example, lacks_characters, prompt_length
+from tformer_jax.inference.encoding import LongTexts, TextError, check_example, dropped_characters, prompt_length
 from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
@@ -92,7 +92,7 @@ class Scorer:
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         limits = [max_length - side.added_to_side for side in sides]
         source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), limits[0], "source")
-        ids = self.tokenizers.target.encode(example[1])
+        ids = _encode_all(self.tokenizers.target, index, example[1])
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
             return pair_row(sides[0].side([]), [])
@@ -102,14 +102,19 @@ class Scorer:
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         model, tokenizer = self.cfg.model, self.tokenizers.target
         before = tokenizer.special.before
-        encoded = tokenizer.encode("".join(example))
-        if lacks_characters(tokenizer, "".join(example), encoded):
-            raise TextError(index, "has characters that the vocabulary lacks, and therefore no probability")
+        encoded = _encode_all(tokenizer, index, "".join(example))
         text = long_texts.fit(index, encoded, model.max_length + 1 - len(before), "text")
         ids = [*before, *text] if text else []
         prompt = min(prompt_length(tokenizer, example, text or ()), len(ids))
         row = text_row(ids, max(prompt, len(before), 1))
         return row._replace(inputs=row.inputs | {"prefix": [prompt]}) if model.prefix_lm else row
+
+
+def _encode_all(tokenizer: Tokenizer, index: int, text: str) -> list[int]:
+    """Returns the token ids of text `index`; raises `TextError` if the tokenizer leaves out one of its characters."""
+    if dropped := dropped_characters(tokenizer, text):
+        raise TextError(index, f"has no probability: {dropped[0]!r} is not in the vocabulary")
+    return tokenizer.encode(text)
 
 
 def pair_row(source: list[int], target: list[int], start: int = BOS) -> Row:

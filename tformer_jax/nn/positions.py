@@ -1,4 +1,4 @@
-"""Position embeddings, which are added to token embeddings; `relative` has positions applied inside attention."""
+"""Position embeddings, which are added to token embeddings; `attention_positions` has those of attention."""
 
 import jax
 import jax.numpy as jnp

@@ -52,7 +52,7 @@ class Comparison:
     a: Run
     b: Run
     split: str | None
-    """The split whose outputs are compared; None if there is none with the same examples."""
+    """The split whose outputs are compared; None if there is none with the same examples and labels."""
     metrics: dict[str, list[Estimate]]
     """Estimates of both runs by metric."""
     losses: list[LossAt]
@@ -80,7 +80,7 @@ class Comparison:
 
     @functools.cached_property
     def same_tokens(self) -> bool:
-        """Returns whether losses per token are comparable: by the saved tokenizers, or without them by the settings."""
+        """Returns whether losses per token are comparable: by the settings of labels, and by the saved tokenizers."""
         if self.a.family == "classifier":
             return True
         if comparable.labels(self.a.config) != comparable.labels(self.b.config):

@@ -3,12 +3,13 @@
 A kernel W [I, O] of a layer becomes `W + (alpha / r) A B` with A [I, r] and B [r, O]. Only A and B are trained, and
 optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is unchanged. Each
 step computes the full kernels before the forward pass, and their full gradients, for any layout of the parameters; LoRA
-therefore saves only memory of the optimizer state. Weight decay is for the factors that `optim.decayed` names; by
-default, for all.
+therefore saves only memory of the optimizer state. Weight decay is for the factors of the kernels that
+`optim.decayed` names.
 """
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import flax
@@ -78,6 +79,11 @@ def _factors(train: TrainConfig, name: str, box: nn.LogicallyPartitioned) -> dic
         f"{name}/{factor}": box.replace(value=jax.ShapeDtypeStruct(shape, jnp.float32), names=names)
         for factor, (shape, names) in (("a", a), ("b", b))
     }
+
+
+def kernel_name(name: str) -> str:
+    """Returns the name of a factor's kernel, and other names unchanged."""
+    return re.sub("/[ab]$", "", name)
 
 
 def adapt(train: TrainConfig, shapes: Any, params: Any, key: jax.Array) -> Any:

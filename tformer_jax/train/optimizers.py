@@ -79,6 +79,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
 
 def decay_mask(optim: OptimConfig, names: Any) -> Any:
     """Returns a bool tree that is True for the parameters with weight decay."""
+    names = jax.tree.map(lora.kernel_name, names)
     leaves = jax.tree.leaves(names)
     for glob in optim.decayed if "decayed" in optim.changed_settings() else ():
         globs.match(optim, "decayed", glob, leaves)

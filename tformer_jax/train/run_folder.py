@@ -219,8 +219,10 @@ def score_settings(cfg: Config) -> dict[str, Any]:
 
 
 def score_scale(cfg: Config) -> int:
-    """Returns a checksum of `score_settings`; scores of different ones cannot be compared."""
-    return zlib.crc32(json.dumps(score_settings(cfg)).encode())
+    """Returns a checksum of the `score_settings` that are not the defaults; scores of other ones are not comparable."""
+    defaults = config.flat(Config())
+    chosen = {name: value for name, value in score_settings(cfg).items() if value != defaults[name]}
+    return zlib.crc32(json.dumps(chosen).encode())
 
 
 def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:

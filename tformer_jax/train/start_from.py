@@ -106,9 +106,11 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
         frozen = [name for name in report.new if name not in trainable and f"{name}/a" not in trainable]
         if frozen:
             names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
+            remedy = "; set model.scan_layers=False to name single layers" if model.scan_layers else ""
             raise train.error(
                 "lora_whole",
-                f"must include {names}: not found in {run} with the same shape, and frozen by LoRA at random values",
+                f"must include {names}: not found in {run} with the same shape, and frozen by LoRA at random values"
+                + remedy,
             )
     check_tokenizers(train, model, tokenizers, run)
 

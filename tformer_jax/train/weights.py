@@ -58,7 +58,8 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
         steps = checkpointer.best_steps()
         if not steps:
             raise train.error(
-                "weights", f"no checkpoint of this run has a finite validation {train.metric}; write 'last'"
+                "weights",
+                f"no checkpoint of this run has a finite validation {train.metric} with these settings; write 'last'",
             )
     steps = steps[: 1 if train.weights == "best" else train.average]
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
@@ -140,12 +141,18 @@ def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
     """Loads the weights that `save` wrote; None if there are none, or a newer checkpoint exists.
 
     Raises:
-        ConfigError: they are damaged.
+        ConfigError: they are damaged, or of another model.
     """
     if not verify(run, latest_step):
         return None
-    with _damage_named(run), ocp.StandardCheckpointer() as reader:
-        return reader.restore(resolved(run / FOLDER), abstract)
+    with ocp.StandardCheckpointer() as reader:
+        try:
+            return reader.restore(resolved(run / FOLDER), abstract)
+        except Exception as error:  # the files are intact
+            raise ConfigError(
+                f"{run / FOLDER} holds other parameters than this version's model ({first_line(error, 120)}): use the "
+                f"version that {run / 'provenance.json'} names"
+            ) from error
 
 
 def verify(run: Path, latest_step: int | None) -> bool:
