@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams, Hypotheses
 from tformer_jax.inference.constraints import NO_RULES, Rules
+from tformer_jax.inference.decoding_state import DecodingState
 from tformer_jax.inference.layout import unrolled
 from tformer_jax.inference.model_step import Step, prefill, step_fn
-from tformer_jax.inference.rows import Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.sequences import Sequences
 from tformer_jax.models.decoder_lm import DecoderLM
@@ -24,7 +24,7 @@ from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.kv_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, PAD
 
-AnyRows = TypeVar("AnyRows", bound=Rows)
+AnyState = TypeVar("AnyState", bound=DecodingState)
 _compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg", "rules"))
 
 
@@ -154,10 +154,10 @@ def _left_aligned(prompt: jax.Array, counts: jax.Array, length: int) -> jax.Arra
     return jnp.pad(jax.vmap(jnp.roll)(prompt, counts), ((0, 0), (0, length)), constant_values=PAD)
 
 
-def _finish(step: Step, cache: DecoderCache, rows: AnyRows) -> AnyRows:
+def _finish(step: Step, cache: DecoderCache, rows: AnyState) -> AnyState:
     """Decodes until all rows are done."""
 
-    def advance(state: tuple[AnyRows, DecoderCache]) -> tuple[AnyRows, DecoderCache]:
+    def advance(state: tuple[AnyState, DecoderCache]) -> tuple[AnyState, DecoderCache]:
         rows, cache = state
         tokens, lineage = rows.next_tokens()
         logits, cache = step(tokens, cache, lineage)

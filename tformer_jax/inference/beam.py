@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import Rules, constrain
-from tformer_jax.inference.rows import Report
+from tformer_jax.inference.decoding_state import StepResult
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import Lineage
 from tformer_jax.nn.padding import take_per_row
@@ -45,7 +45,7 @@ class Beams:
     The beams of a row are k tokens of one call that attend only to their ancestors: no cache is copied, and shared
     tokens (the prompt, the encoder output) are stored once. `DecoderCache.compact` removes tokens without running
     descendants. Arrays have k = `cfg.beams` beams; a row uses the first `settings.beams` of them, with the same outputs
-    as in a step compiled for that width. See also `rows.Rows`.
+    as in a step compiled for that width. See also `decoding_state.DecodingState`.
     """
 
     prompt_end: jax.Array
@@ -138,16 +138,16 @@ class Beams:
         )
 
     def mark_done(self, rows: jax.Array) -> "Beams":
-        """See `rows.Rows`."""
+        """See `decoding_state.DecodingState`."""
         return dataclasses.replace(self, done=self.done | rows)
 
     @property
     def length(self) -> int:
-        """See `rows.Rows`."""
+        """See `decoding_state.DecodingState`."""
         return self.running.shape[2]
 
     def widened(self, length: int) -> "Beams":
-        """See `rows.Rows`."""
+        """See `decoding_state.DecodingState`."""
 
         def pad(kept: jax.Array, value: int) -> jax.Array:
             return jnp.pad(kept, ((0, 0), (0, 0), (0, length - kept.shape[2])), constant_values=value)
@@ -159,9 +159,9 @@ class Beams:
             finished=Hypotheses(pad(self.finished.tokens, PAD), self.finished.scores),
         )
 
-    def report(self) -> Report:
-        """See `rows.Rows`."""
-        return Report(self.next_tokens()[0][:, 0], self.sums[:, 0], self.done)
+    def result(self) -> StepResult:
+        """See `decoding_state.DecodingState`."""
+        return StepResult(self.next_tokens()[0][:, 0], self.sums[:, 0], self.done)
 
     def _used(self) -> jax.Array:
         """Returns bool [B, k]: the beams within the width of each row."""

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.inference.constraints import Rules, constrain
-from tformer_jax.inference.rows import Report
+from tformer_jax.inference.decoding_state import StepResult
 from tformer_jax.inference.sampling import RowSettings, among, choose, forbid
 from tformer_jax.special_tokens import PAD
 
 
 @flax.struct.dataclass
 class Sequences:
-    """Rows of greedy decoding or sampling, each of which continues from its last token; see `rows.Rows`."""
+    """Rows of greedy decoding or sampling; each continues from its last token. See `decoding_state.DecodingState`."""
 
     last: jax.Array
     """int32 [B]: the token to read next."""
@@ -108,18 +108,18 @@ class Sequences:
         return jax.lax.cond(counts.any(), added, lambda: self.scores)
 
     def mark_done(self, rows: jax.Array) -> "Sequences":
-        """See `rows.Rows`."""
+        """See `decoding_state.DecodingState`."""
         return dataclasses.replace(self, done=self.done | rows)
 
     @property
     def length(self) -> int:
-        """See `rows.Rows`."""
+        """See `decoding_state.DecodingState`."""
         return self.history.shape[1]
 
     def widened(self, length: int) -> "Sequences":
-        """See `rows.Rows`; histories have their full length from the start."""
+        """See `decoding_state.DecodingState`; histories have their full length from the start."""
         return self
 
-    def report(self) -> Report:
-        """See `rows.Rows`."""
-        return Report(self.last, self.scores, self.done)
+    def result(self) -> StepResult:
+        """See `decoding_state.DecodingState`."""
+        return StepResult(self.last, self.scores, self.done)

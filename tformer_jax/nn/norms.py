@@ -1,4 +1,8 @@
-"""Normalization over the last axis, with float32 statistics."""
+"""Normalization over the last axis, with float32 statistics.
+
+The gradients are written out, so that the backward pass needs x and one or two statistics per row, but no other arrays
+of the size of x.
+"""
 
 import functools
 

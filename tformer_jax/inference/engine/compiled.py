@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.inference.beam import Beams, Hypotheses
+from tformer_jax.inference.decoding_state import DecodingState, StepResult
 from tformer_jax.inference.engine.state import (
     ALL,
     NewRows,
@@ -24,7 +25,6 @@ from tformer_jax.inference.engine.state import (
     update_rows,
 )
 from tformer_jax.inference.model_step import prefill, step_fn
-from tformer_jax.inference.rows import Report, Rows
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.sequences import Sequences
 from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, RowState, empty_entries, paged_cache, row_cache
@@ -39,8 +39,8 @@ MAX_STEPS = 32
 class Steps(NamedTuple):
     """Results of the steps of one call."""
 
-    reports: Report
-    """Reports of all steps: arrays [MAX_STEPS, B]; entries from index `taken` on are unspecified."""
+    results: StepResult
+    """Results of all steps: arrays [MAX_STEPS, B]; entries from index `taken` on are unspecified."""
     taken: jax.Array
     """int32 scalar: number of steps."""
 
@@ -209,21 +209,21 @@ def advance(
     """
     call = step_fn(plan.model, params)
 
-    def should_continue(carry: tuple[Steps, Rows, DecoderCache]) -> jax.Array:
+    def should_continue(carry: tuple[Steps, DecodingState, DecoderCache]) -> jax.Array:
         (_, taken), rows, _ = carry
         return (taken == 0) | (taken < steps) & (rows.done.sum() < min_done)
 
-    def step(carry: tuple[Steps, Rows, DecoderCache]) -> tuple[Steps, Rows, DecoderCache]:
-        (reports, taken), rows, cache = carry
+    def step(carry: tuple[Steps, DecodingState, DecoderCache]) -> tuple[Steps, DecodingState, DecoderCache]:
+        (results, taken), rows, cache = carry
         tokens, lineage = rows.next_tokens()
         logits, cache = call(tokens, cache, lineage)
         rows = rows.advance(logits)
-        reports = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), reports, rows.report())
-        return Steps(reports, taken + 1), rows, cache
+        results = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), results, rows.result())
+        return Steps(results, taken + 1), rows, cache
 
     rows = state.rows.mark_done(ended)
-    no_reports = jax.tree.map(lambda leaf: jnp.zeros((MAX_STEPS, *leaf.shape), leaf.dtype), rows.report())
-    initial = Steps(no_reports, jnp.zeros((), jnp.int32)), rows, select_rows(state.cache, ALL, pages)
+    no_results = jax.tree.map(lambda leaf: jnp.zeros((MAX_STEPS, *leaf.shape), leaf.dtype), rows.result())
+    initial = Steps(no_results, jnp.zeros((), jnp.int32)), rows, select_rows(state.cache, ALL, pages)
     taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
     return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), jax.tree.map(replicate, taken)
 

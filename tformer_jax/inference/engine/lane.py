@@ -172,9 +172,9 @@ class Lane:
         free = self.plan.rows - len(self.running)
         min_done = self.plan.rows if wanted is None else max(wanted, free + 1)
         started = time.perf_counter()
-        reports, taken = self._take_steps(steps, min_done, pages)
+        results, taken = self._take_steps(steps, min_done, pages)
         self._seconds_per_step = (time.perf_counter() - started) / taken
-        return {row: self._new_tokens(row, *(column[:taken, row] for column in reports)) for row in self.running}
+        return {row: self._new_tokens(row, *(column[:taken, row] for column in results)) for row in self.running}
 
     def _slots_of_next_step(self) -> int:
         """Returns the maximum number of slots in use in a row after one more step."""
@@ -211,8 +211,8 @@ class Lane:
         """Calls `compiled.advance` and copies its results to the host."""
         numbers = np.int32(steps), np.int32(min_done)
         self.state, done = compiled.advance(self.plan, self._params, self.state, self._ended, *numbers, pages=pages)
-        reports, taken = jax.device_get(done)
-        return reports, taken
+        results, taken = jax.device_get(done)
+        return results, taken
 
     @property
     def _chunk(self) -> int:
@@ -225,7 +225,7 @@ class Lane:
         return MAX_STEPS if seconds == math.inf else min(max(int(seconds / self._seconds_per_step), 1), MAX_STEPS)
 
     def _new_tokens(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> NewTokens:
-        """Returns the new tokens of a row from its reports, one entry per step; updates its number of filled slots."""
+        """Returns the new tokens of a row from its results, one entry per step; updates its number of filled slots."""
         count = int(done.argmax()) + 1 if done.any() else len(done)
         running = self.running[row]
         width = running.decode.width

@@ -10,7 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams
 from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.rows import Rows
+from tformer_jax.inference.decoding_state import DecodingState
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.sequences import Sequences
 from tformer_jax.models.decoder_lm import DecoderLM
@@ -63,7 +63,7 @@ class State:
     """All arrays of a lane on the device."""
 
     cache: DecoderCache
-    rows: Rows
+    rows: DecodingState
 
 
 @flax.struct.dataclass
@@ -141,7 +141,7 @@ def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
     return cast(dict[str, RowSlots], cache.slots)
 
 
-def initial_rows(plan: Plan, new: NewRows, length: int) -> Rows:
+def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
     """Returns the initial state of rows; `length` is the size of the token arrays of beam search."""
     if plan.decode.strategy == "beam":
         sizes: Any = {"length": length, "cfg": plan.decode}

@@ -1,4 +1,4 @@
-"""Interface of decoding strategies: greedy decoding, sampling and beam search."""
+"""The state of a decoding strategy: greedy decoding, sampling and beam search."""
 
 from typing import NamedTuple, Protocol, Self
 
@@ -7,8 +7,8 @@ import jax
 from tformer_jax.nn.kv_cache import Lineage
 
 
-class Report(NamedTuple):
-    """Results of one step."""
+class StepResult(NamedTuple):
+    """Results of one decoding step."""
 
     tokens: jax.Array
     """int32 [B]: newest token of each row, or of its best beam."""
@@ -18,8 +18,8 @@ class Report(NamedTuple):
     """bool [B]."""
 
 
-class Rows(Protocol):
-    """State of a decoding strategy, a pytree of arrays whose first axis is rows; the KV cache is separate.
+class DecodingState(Protocol):
+    """State of a decoding strategy: a pytree of arrays whose first axis is rows; the KV cache is separate.
 
     Initially, all prompt tokens except the last one are in the cache.
     """
@@ -43,5 +43,5 @@ class Rows(Protocol):
     def widened(self, length: int) -> Self:
         """Extends the arrays to `length` generated tokens."""
 
-    def report(self) -> Report:
+    def result(self) -> StepResult:
         """Returns the results of the last step."""
