@@ -231,7 +231,7 @@ def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):
     path = tmp_path / "both.html"
     command.main([*map(str, folders), "--report", str(path)])
     text = capsys.readouterr().out
-    assert "test: 60 segments of the split; 95 % intervals" in text
+    assert "test: 60 parts of the split; 95 % intervals" in text
     (cells,) = (re.findall(r"[+-]?\d+\.\d+", line) for line in text.splitlines() if line.startswith("Loss"))
     a, low, high, b, _, _, gap, p = map(float, cells)
     losses = [json.loads((folder / "outputs" / "test.json").read_text())["losses"] for folder in folders]
@@ -239,5 +239,5 @@ def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):
     assert low < a < high
     assert gap == pytest.approx(b - a, abs=2e-4)
     assert p < 0.02, "the parts vary alike, so that a small difference is certain"
-    assert "Test: 60 segments of the split" in path.read_text()
+    assert "Test: 60 parts of the split" in path.read_text()
     assert f"{low:.4f} to {high:.4f}" in path.read_text()

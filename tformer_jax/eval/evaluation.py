@@ -17,10 +17,10 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """Summed losses of successive segments of a split: texts or windows of a language model, or several of them."""
+    """Summed losses of successive parts of a split: texts or windows of a language model, or several of them."""
 
     nll: list[float]
-    """Sum over the labels of each segment, in nats."""
+    """Sum over the labels of each part, in nats."""
     labels: list[int]
 
 

@@ -26,7 +26,7 @@ Batches = Callable[[], Iterable[Batch]]
 MAX_PENDING_BATCHES = 4
 """Maximum number of batches dispatched to the device ahead of their results; bounds memory."""
 MAX_PARTS = 4096
-"""Maximum number of segments of a split whose losses are kept."""
+"""Maximum number of parts of a split whose losses are kept."""
 CACHED_BYTES = 2**28
 """Maximum size of a split, in bytes, whose batches are cached for the next evaluation."""
 

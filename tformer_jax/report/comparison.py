@@ -63,13 +63,13 @@ class Comparison:
     equal: int | None
     """Number of examples with equal outputs; None if only losses are compared."""
     examples: int
-    """Number of examples, or of segments of the split whose losses are compared."""
+    """Number of examples, or of parts of the split whose losses are compared."""
 
     @property
     def counted(self) -> str:
         """Returns what was compared, in words."""
         if self.equal is None:
-            return f"{self.examples:,} segments of the split"
+            return f"{self.examples:,} parts of the split"
         return f"{self.examples:,} examples, {self.equal:,} with equal outputs"
 
     @property

@@ -29,9 +29,9 @@ class Outputs:
     scores: list[float | None]
     """Beam scores or probabilities of labels, if the run recorded them."""
     nll: np.ndarray
-    """float64 [segments]: losses of segments of the split (`eval.evaluation.Losses`); empty if unrecorded."""
+    """float64 [parts]: losses of parts of the split (`eval.evaluation.Losses`); empty if unrecorded."""
     labels: np.ndarray
-    """int64 [segments]: numbers of labels."""
+    """int64 [parts]: numbers of labels."""
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Outputs":
