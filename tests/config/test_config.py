@@ -167,6 +167,13 @@ def test_unset_settings_accept_values_of_their_type():
             },
             "train.weights='ema': must not be 'ema' for an optimizer that evaluates its own average",
         ),
+        (
+            {
+                "optim": {"optimizer": "schedule_free_adamw", "schedule": "constant", "learning_rate": 1e-3},
+                "model": {"param_dtype": "bfloat16"},
+            },
+            "model.param_dtype='bfloat16': must be 'float32' for optim.optimizer='schedule_free_adamw'",
+        ),
     ],
 )
 def test_invalid_settings_are_explained_in_one_sentence(values, sentence):

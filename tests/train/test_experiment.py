@@ -215,9 +215,9 @@ def with_model(cfg: Config, **changes) -> Config:
 
 
 def test_lora_freezes_no_new_parameter(corpus_folder, first, tmp_path):
-    """The kernels of a new layer have factors; its norms and biases have not."""
+    """A new layer is trained as a whole: its kernels, too, which would be random but for a low rank."""
     cfg = with_model(small_config(start_from=str(first), lora_rank=2), decoder_layers=2)
-    names = "'decoder/layers_1/cross_attention/key/bias', .* and 12 more"
+    names = "'decoder/layers_1/cross_attention/key/bias', 'decoder/layers_1/cross_attention/key/kernel', .* and 22 more"
     with pytest.raises(ConfigError, match=f"train.lora_whole=.*: must include {names}: not found in .*first"):
         experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
     assert not (tmp_path / "run").exists()

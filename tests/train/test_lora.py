@@ -252,12 +252,29 @@ def test_a_sharded_step_equals_that_of_one_device():
         ({"lora_rank": 9}, "train.lora_rank=9: must be at most 8, the smaller side of decoder/layers_0/"),
         ({"lora_rank": 2, "lora_kernels": "*/q/*"}, r"'\*/q/\*' matches no parameter name, such as 'dec"),
         ({"lora_rank": 2, "lora_whole": "top/*"}, r"'top/\*' matches no parameter name, such as '"),
+        ({"lora_rank": 2, "lora_kernels": ()}, r"train.lora_kernels=\(\): must name parameters to train"),
         ({"lora_alpha": 2.0}, "train.lora_alpha=2.0: is used only with train.lora_rank; leave it out"),
     ],
 )
 def test_settings_that_do_not_fit(train, sentence):
     with pytest.raises(ConfigError, match=sentence):
         lora.trainable_shapes(TrainConfig(**train), registry.shapes(registry.build(tiny("decoder_lm"))))
+
+
+def test_a_model_without_kernels_of_layers():
+    shapes = registry.shapes(registry.build(tiny("classifier", encoder_layers=0)))
+    with pytest.raises(ConfigError, match="train.lora_kernels=.*the model has no kernels of layers; write"):
+        lora.trainable_shapes(TrainConfig(lora_rank=2), shapes)
+    found = lora.trainable_shapes(TrainConfig(lora_rank=2, lora_kernels=(), lora_whole=("head/*",)), shapes)
+    assert set(found) == {"head"}
+
+
+def test_learning_rates_of_a_kernel_are_those_of_its_factors():
+    """Regression test: the globs of weight decay named them, those of learning rates did not."""
+    cfg = low_rank({"learning_rates": ("*ffn/*/kernel=0", "*kernel=0.5", "*/a=2")})
+    shapes = lora.trainable_shapes(cfg.train, registry.shapes(registry.build(cfg.model)))
+    keep = flat(optimizers.not_frozen(cfg.optim, shapes))
+    assert {name for name in keep if "/ffn/" in name} == {name for name, kept in keep.items() if not kept} != set()
 
 
 @pytest.mark.parametrize("whole", [(), ("*embedding",)])

@@ -203,6 +203,33 @@ def test_a_glob_without_matches_is_refused():
         optimizers.build(settings(learning_rates=("encoder/*=0.1",)), boxed())
 
 
+@pytest.mark.parametrize("glob", ["*query/kernel", "*/k*/kernel", "*value/*"])
+def test_a_glob_of_one_projection_does_not_match_fused_ones(glob):
+    """Regression test: it selected the queries of cross-attention alone."""
+    shapes = registry.shapes(registry.build(tiny("seq2seq", attention_projections="fused_qkv")))
+    with pytest.raises(
+        ConfigError, match=r"depends on the projection, but '.*/q?kv/.* holds the parameters of several"
+    ):
+        optimizers.build(settings(learning_rates=(f"{glob}=0.1",)), shapes)
+    for whole in ("*attention/*", "*qkv/kernel", "*/kv/bias"):
+        optimizers.build(settings(learning_rates=(f"{whole}=0.1",)), shapes)
+
+
+@pytest.mark.parametrize(
+    ("optim", "sentence"),
+    [
+        ({"learning_rates": ("*=0",)}, "learning_rates=.*: freezes all parameters"),
+        (
+            {"learning_rates": ("*query/*=0",), "decayed": ("*query/*",), "weight_decay": 0.1},
+            "weight_decay=0.1: optim.decayed=.* matches no trainable parameter",
+        ),
+    ],
+)
+def test_frozen_parameters_neither_learn_nor_decay(optim, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        optimizers.build(settings(**optim), boxed())
+
+
 SCANNED = tiny("decoder_lm", decoder_layers=3, scan_layers=True, layer_pattern=("full", "nope"), position="rotary")
 
 

@@ -14,7 +14,7 @@ from tests.helpers import apply, assert_close, randomized
 from tests.train.conftest import small_config
 from tests.train.test_weights import run
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, ParallelConfig
+from tformer_jax.config import Config, ConfigError, ModelConfig, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
@@ -83,8 +83,41 @@ def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
         (stack["layers_2"], random["layers_2"]),
     ):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-    with pytest.raises(ConfigError, match="must include 'decoder/layers_1/.*frozen by LoRA at random values"):
+    with pytest.raises(ConfigError, match="must include 'decoder/layers_1/.*LoRA would keep their random values"):
         start_from.check(small_config(lora_rank=2, start_from=str(first)).train, cfg, other.tokenizers, first)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """The config of a classifier, and the folder of a run of it with the classes a and b."""
+    folder = tmp_path_factory.mktemp("classes")
+    for name in ("ab", "bc"):
+        (folder / f"{name}.tsv").write_text("".join(f"{name[n % 2]}\tword{n % 7}\n" for n in range(40)))
+    base = small_config(steps=1)
+    model = ModelConfig(family="classifier", dim=16, encoder_layers=1, num_heads=2, ffn_dim=16, max_length=16)
+    cfg = dataclasses.replace(base, model=model, data=dataclasses.replace(base.data, train="ab.tsv"))
+    built = experiment.build(cfg, folder / "run", data_root=folder)
+    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
+        trainer.save()
+    return cfg, folder / "run"
+
+
+@pytest.mark.parametrize(("words", "new"), [("ab", set()), ("bc", {"head/bias", "head/kernel"})])
+def test_a_head_of_other_classes_is_not_loaded(classifier, tmp_path, words, new):
+    """Regression test: it was, without a word, and LoRA froze it."""
+    cfg, run = classifier
+    data = dataclasses.replace(cfg.data, train=f"{words}.tsv")
+    built = experiment.build(dataclasses.replace(cfg, data=data), tmp_path / "run", data_root=run.parent)
+    built.close()
+    fresh = randomized(registry.shapes(built.model))
+    _, report = load_matching(fresh, built.cfg.model, run, labels=built.corpus.labels)
+    assert set(report.new) == new
+    train = dataclasses.replace(cfg.train, lora_rank=2, start_from=str(run))
+    arguments = train, built.cfg.model, built.tokenizers, run
+    if not new:
+        return
+    with pytest.raises(ConfigError, match="lora_whole=.*: must include 'head/bias', 'head/kernel': not found in"):
+        start_from.check(*arguments, labels=built.corpus.labels)
 
 
 class OtherFails(ProcessGroup):

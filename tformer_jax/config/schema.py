@@ -365,6 +365,12 @@ class Config(Section):
             )
         if self.train.weights == "ema" and self.optim.optimizer == "schedule_free_adamw":
             raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
+        if self.optim.optimizer == "schedule_free_adamw" and self.model.param_dtype != "float32":
+            raise self.model.error(
+                "param_dtype",
+                "must be 'float32' for optim.optimizer='schedule_free_adamw', which computes its average "
+                "from the parameters",
+            )
 
     def _check_translation(self, *, translates: bool, of_data: str) -> None:
         """Raises `ConfigError` for a setting that only translation uses, or that it does not use."""

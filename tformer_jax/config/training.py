@@ -183,6 +183,8 @@ class TrainConfig(Section):
         for name in ("lora_alpha", "lora_kernels", "lora_whole"):
             if name in self.changed_settings() and not self.lora_rank:
                 raise self.error(name, "is used only with train.lora_rank; leave it out")
+        if self.lora_rank and not (self.lora_kernels or self.lora_whole):
+            raise self.error("lora_kernels", "must name parameters to train, such as '*', or train.lora_whole must")
         needed = {"best": 1, "average_best": self.average}.get(self.weights, 0)
         if self.keep_best < needed:
             raise self.error("keep_best", f"must be at least {needed} for train.weights={self.weights!r}")

@@ -143,7 +143,7 @@ def _check(built: Experiment, *, resume: bool) -> None:
     cfg, folder, start_from = built.cfg, built.folder, built.start_from
     if start_from is not None:
         if built.finished is None and not (resume and run_folder.holds_checkpoint(folder)):
-            check_start(cfg.train, cfg.model, built.tokenizers, start_from)
+            check_start(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
     if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:

@@ -2,9 +2,10 @@
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tformer_jax.config.fields import Section
+from tformer_jax.config.model import FUSED
 
 SCANNED = re.compile("/periods/layers_[0-9]+/")
 """Part of the names of parameters that hold those of several layers (`nn.stacks.Stack`)."""
@@ -14,20 +15,32 @@ def match(section: Section, setting: str, glob: str, names: Sequence[str]) -> li
     """Returns the names of parameters that a glob of a setting matches.
 
     Raises:
-        ConfigError: it matches none, or would match only some of the layers of a scan, which have common parameters.
+        ConfigError: it matches none, or would match only a part of a parameter: some of the layers of a scan, or some
+            of several fused projections.
     """
-    for name in filter(SCANNED.search, () if "periods" in glob else names):
-        stack = name.partition("/")[0]
-        others = {number for other in names for number in re.findall(f"^{stack}/layers_([0-9]+)/", other)}
-        numbers = {*re.findall("[0-9]+", glob), "0", "1", "10", "100"} - others
-        written = [SCANNED.sub(f"{place}/layers_{number}/", name) for number in numbers for place in ("/periods", "")]
-        if len({fnmatch.fnmatch(one, glob) for one in written}) > 1:
-            raise section.error(
-                setting,
-                f"{glob!r} depends on the layer, but {name!r} holds the parameters of several (model.scan_layers=True);"
-                " set model.scan_layers=False, or write periods/layers_ in the glob to match all of them",
-            )
+    for name in names:
+        for parts, what, remedy in _parts(name, glob, names):
+            if len({fnmatch.fnmatch(part, glob) for part in parts}) > 1:
+                raise section.error(
+                    setting,
+                    f"{glob!r} depends on the {what}, but {name!r} holds the parameters of several; {remedy}",
+                )
     found = fnmatch.filter(names, glob)
     if not found:
         raise section.error(setting, f"{glob!r} matches no parameter name, such as {names[0]!r}")
     return found
+
+
+def _parts(name: str, glob: str, names: Sequence[str]) -> Iterator[tuple[list[str], str, str]]:
+    """Yields names of the parts of a parameter, what distinguishes them, and what to write instead of `glob`."""
+    if SCANNED.search(name) and "periods" not in glob:
+        stack = name.partition("/")[0]
+        unscanned = {number for other in names for number in re.findall(f"^{stack}/layers_([0-9]+)/", other)}
+        numbers = {*re.findall("[0-9]+", glob), "0", "1", "10", "100"} - unscanned
+        parts = [SCANNED.sub(f"{place}/layers_{number}/", name) for number in numbers for place in ("/periods", "")]
+        yield parts, "layer", "set model.scan_layers=False, or write periods/layers_ in the glob to match all of them"
+    for kind, projections in FUSED.items():
+        fused = kind.removeprefix("fused_")
+        if f"/{fused}/" in name and fused not in glob:
+            parts = [name, *(name.replace(f"/{fused}/", f"/{part}/") for part in projections)]
+            yield parts, "projection", "set model.attention_projections='separate'"

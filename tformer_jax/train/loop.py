@@ -145,7 +145,9 @@ class Trainer:
 
     def _loaded(self, run: Path, fresh: Any) -> Any:
         """Replaces the parameters `fresh` by those of `run` that match, and reports which."""
-        params, report = load_matching(fresh, self.cfg.model, run, self.experiment.group)
+        params, report = load_matching(
+            fresh, self.cfg.model, run, self.experiment.group, labels=self.experiment.corpus.labels
+        )
         if self.experiment.group.first:
             run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
         self.view.say(f"From {run}: {report}")

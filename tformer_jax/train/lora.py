@@ -50,6 +50,8 @@ def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
         return shapes
     boxes = {"/".join(path): box for path, box in flatten_dict(shapes).items()}
     matrices = {name: box for name, box in boxes.items() if matrix_axes(getattr(box, "names", ()))}
+    if train.lora_kernels and not matrices:
+        raise train.error("lora_kernels", "the model has no kernels of layers; write () and name train.lora_whole")
     whole = _fitting(train, "lora_whole", boxes)
     found = {name: boxes[name] for name in whole}
     for name in _fitting(train, "lora_kernels", matrices):

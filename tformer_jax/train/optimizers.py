@@ -9,6 +9,7 @@ import fnmatch
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -79,12 +80,13 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
 
 def decay_mask(optim: OptimConfig, names: Any) -> Any:
     """Returns a bool tree that is True for the parameters with weight decay."""
+    trained = jax.tree.map(bool, _factors(optim, names))
     names = jax.tree.map(lora.kernel_name, names)
     leaves = jax.tree.leaves(names)
     for glob in optim.decayed if "decayed" in optim.changed_settings() else ():
         globs.match(optim, "decayed", glob, leaves)
     mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
-    if optim.weight_decay and not any(jax.tree.leaves(mask)):
+    if optim.weight_decay and not any(map(operator.and_, jax.tree.leaves(mask), jax.tree.leaves(trained))):
         raise optim.error(
             "weight_decay",
             f"optim.decayed={optim.decayed} matches no trainable parameter, such as {leaves[0]!r}; write 0",
@@ -299,12 +301,21 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
     """Returns the learning-rate factor of each parameter."""
     entries = [entry.rpartition("=") for entry in optim.learning_rates]
     for glob, _, _ in entries:
-        globs.match(optim, "learning_rates", glob, jax.tree.leaves(names))
+        globs.match(optim, "learning_rates", glob, _with_kernels(jax.tree.leaves(names)))
 
     def factor(name: str) -> float:
-        return next((float(value) for glob, _, value in entries if fnmatch.fnmatch(name, glob)), 1.0)
+        own = {name, lora.kernel_name(name)}
+        return next((float(value) for glob, _, value in entries if any(fnmatch.filter(own, glob))), 1.0)
 
-    return jax.tree.map(factor, names)
+    factors = jax.tree.map(factor, names)
+    if not any(jax.tree.leaves(factors)):
+        raise optim.error("learning_rates", "freezes all parameters; leave out the globs of those to train")
+    return factors
+
+
+def _with_kernels(names: list[str]) -> list[str]:
+    """Returns the names, and those of the kernels of LoRA's factors."""
+    return list(dict.fromkeys([*names, *map(lora.kernel_name, names)]))
 
 
 def _scaled(factors: Any) -> optax.GradientTransformation:

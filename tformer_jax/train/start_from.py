@@ -22,6 +22,8 @@ from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.train import lora, run_folder, weights
 from tformer_jax.train.trained import load_trained
 
+Labels = tuple[str, ...] | None
+"""Names of the classes, in the order of the logits; None for models other than classifiers."""
 FREE_SETTINGS = (
     *("family", "vocab_size", "source_vocab_size", "num_classes", "max_length", "encoder_layers", "decoder_layers"),
     *("tie_embeddings", "token_types", "output_bias", "pooling", "pooler", "head_transform", "prefix_lm"),
@@ -62,10 +64,13 @@ class Report:
         return "; ".join(parts)
 
 
-def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE) -> tuple[Any, Report]:
+def load_matching(
+    params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE, *, labels: Labels = None
+) -> tuple[Any, Report]:
     """Replaces each parameter of `model` by that of `run`, in the layout of `model`, with the same name and shape.
 
-    Layers correspond by number, scanned or not; the report names their parameters as those of unrolled layers.
+    Layers correspond by number, scanned or not; the report names their parameters as those of unrolled layers. A
+    classifier's head is loaded only if the classes of `run` are `labels`.
 
     Args:
         group: all processes that hold `params`.
@@ -75,6 +80,7 @@ def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGrou
     """
     trained = load_trained(run, mesh_of(params), group)
     known = flatten_dict(conversions.in_layout_of(model, trained.cfg.model, trained.params), sep="/")
+    known = _without_other_head(known, labels, run)
     unrolled, mine_unrolled = conversions.unrolled(model, params)
     mine = flatten_dict(mine_unrolled, sep="/")
     report = _compare(_shapes(mine), _shapes(known), run)
@@ -84,7 +90,7 @@ def load_matching(params: Any, model: ModelConfig, run: Path, group: ProcessGrou
     return jax.device_put(loaded, jax.tree.map(lambda leaf: leaf.sharding, params)), report
 
 
-def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> None:
+def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path, *, labels: Labels = None) -> None:
     """Checks that the parameters of `run` fit a new run, without loading them.
 
     Raises:
@@ -100,16 +106,17 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
     theirs = jax.eval_shape(
         functools.partial(conversions.in_layout_of, model, other), nn.unbox(registry.shapes(registry.build(other)))
     )
-    report = _compare(_unrolled_shapes(model, boxed), _shapes(flatten_dict(theirs, sep="/")), run)
+    known = _without_other_head(_shapes(flatten_dict(theirs, sep="/")), labels, run)
+    report = _compare(_unrolled_shapes(model, boxed), known, run)
     if train.lora_rank:
         trainable = _unrolled_shapes(model, lora.trainable_shapes(train, boxed))
-        frozen = [name for name in report.new if name not in trainable and f"{name}/a" not in trainable]
+        frozen = [name for name in report.new if name not in trainable]
         if frozen:
             names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
             remedy = "; set model.scan_layers=False to name single layers" if model.scan_layers else ""
             raise train.error(
                 "lora_whole",
-                f"must include {names}: not found in {run} with the same shape, and frozen by LoRA at random values"
+                f"must include {names}: not found in {run} with the same shape, and LoRA would keep their random values"
                 + remedy,
             )
     check_tokenizers(train, model, tokenizers, run)
@@ -124,6 +131,13 @@ def check_run(cfg: config.Config) -> None:
 def _check_run(train: TrainConfig, run: Path) -> None:
     if not (run / "config.json").exists() or not run_folder.holds_weights(run):
         raise train.error("start_from", "is not the folder of a trained run")
+
+
+def _without_other_head(known: dict[str, Any], labels: Labels, run: Path) -> dict[str, Any]:
+    """Returns the parameters of `run`, without the head if its classes are not `labels`."""
+    if run_folder.load_labels(run) == labels:
+        return known
+    return {name: value for name, value in known.items() if not name.startswith("head/")}
 
 
 def _unrolled_shapes(model: ModelConfig, boxed: Any) -> dict[str, tuple[int, ...]]:
