@@ -149,3 +149,11 @@ def test_a_path_that_cannot_be_written_is_reported_before_the_run_is_loaded(flag
 
 def test_every_token_is_visible():
     assert [visible(text) for text in (" a", "\n", "")] == ["▁a", "⏎", "∅"]
+
+
+def test_the_arrays_do_not_replace_the_texts(tmp_path):
+    texts = tmp_path / "in.txt"
+    texts.write_text("abc\tb\n")
+    with pytest.raises(ConfigError, match="in.txt is both --batch and --npz: name another file for the arrays"):
+        attention.main(["--run", "runs/x", "--batch", str(texts), "--npz", str(texts)])
+    assert texts.read_text() == "abc\tb\n"

@@ -279,3 +279,9 @@ def test_killed_between_the_two_steps_of_finishing(source):
     with pytest.raises(SystemExit):
         echo(source, output, resume=True, sleep=0)
     assert left(source.parent) == ["out.txt", provenance.name]
+
+
+def test_numbers_that_are_not_finite_are_null():
+    """Regression test: NaN and Infinity are not JSON."""
+    line = outputs.as_json({"log_probability": float("-inf"), "embedding": [1.5, float("nan")]})
+    assert line == '{"log_probability": null, "embedding": [1.5, null]}'

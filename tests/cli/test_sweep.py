@@ -1,14 +1,16 @@
 """Sweeps: their runs, how they are resumed, and their output."""
 
 import argparse
+import dataclasses
 import json
 import shutil
 import signal
 
 import pytest
 
+from tests.train.conftest import small_config
 from tformer_jax.cli import sweep
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config, ConfigError, save
 from tformer_jax.train.errors import RunError
 
 CONFIG = """
@@ -123,6 +125,22 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
         (folder / "sweep.json").write_text(damaged)
         with pytest.raises(ConfigError, match="sweep.json is damaged .*: remove it, and the sweep writes it again"):
             sweep.main([*arguments, "--sweep", "seed=0"])
+
+
+def test_runs_of_another_config_are_not_results(corpus_folder, tmp_path, monkeypatch):
+    """Regression test: without sweep.json, their results were those of this sweep. Sizes are those of the data."""
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    folder = tmp_path / "sweep"
+    arguments = [*flags(tmp_path, corpus_folder, folder), "--sweep", "seed=0"]
+    sweep.main(arguments)
+    (folder / "sweep.json").unlink()
+    cfg = dataclasses.replace(small_config(steps=2, eval_every=2), seed=0)
+    resolved = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=12, source_vocab_size=12))
+    save(resolved, folder / "seed=0" / "config.json")
+    sweep.main(arguments)
+    save(dataclasses.replace(resolved, seed=4), folder / "seed=0" / "config.json")
+    with pytest.raises(ConfigError, match=r"is a sweep of another config \(seed: 4 -> 0\); choose another --output"):
+        sweep.main(arguments)
 
 
 def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, monkeypatch):

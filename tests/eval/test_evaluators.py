@@ -117,6 +117,19 @@ def test_continuations_of_prompts_without_text():
     assert [output.output for output in found.outputs] == [output.text for (output,) in expected]
 
 
+def test_prompts_leave_room_for_the_prefix_of_outputs():
+    """Regression test: the first evaluation ended the run."""
+    model, params = build(tiny("decoder_lm"))
+    prefix = "abcdefgabcdefg"[: model.cfg.max_length - 2]
+    cfg = Config(
+        model=model.cfg,
+        data=DataConfig(source="stdlib_text", batching="windows", window=4),
+        decode=DecodeConfig(max_new_tokens=len(prefix), prefix=prefix),
+    )
+    (sample,) = ContinuationEvaluator(cfg, model, TOKENIZERS, [{"text": "gfedcba"}])(params).outputs
+    assert (sample.source, sample.output) == ("gf", prefix)
+
+
 @pytest.mark.parametrize(("family", "objective"), [("masked_lm", "masked_tokens"), ("seq2seq", "span_corruption")])
 def test_pre_training_objectives(family, objective):
     """The mean negative log-likelihood and the accuracy of the labels of corrupted windows, in NumPy."""

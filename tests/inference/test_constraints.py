@@ -10,6 +10,7 @@ from tests.helpers import normal
 from tformer_jax.config import ConfigError, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
@@ -196,3 +197,19 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
     with pytest.raises(ConfigError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
         Rules.of(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
     Rules.of(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"stop": ("OO",)}, "decode.stop=.*'OO' does not occur in normalized outputs; write 'oo' or leave it out"),
+        ({"prefix": "The", "stop": ("the",)}, "decode.stop=.*'the' occurs in the normalized decode.prefix, 'the'"),
+        ({"prefix": "The", "forbidden": ("HE",)}, "decode.forbidden=.*'he' occurs in the normalized decode.prefix"),
+    ],
+)
+def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
+    """Regression test: such a stop text ended each output at once, or never."""
+    tokenizer = NormalizedTokenizer(characters("the cat sat on a mat"), ("lowercase",), "en")
+    with pytest.raises(ConfigError, match=sentence):
+        Rules.of(DecodeConfig(**settings), tokenizer)
+    Rules.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), tokenizer)

@@ -19,6 +19,7 @@ from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.config import ConfigError
 from tformer_jax.config.model import PROJECTIONS
 from tformer_jax.train import run_folder, weights
+from tformer_jax.train.guards import FolderLock
 
 
 def index(folder, **places):
@@ -236,3 +237,22 @@ def test_a_model_that_no_architecture_holds_is_not_exported(imported, reason, tm
     with pytest.raises(ConfigError, match=f"^none of the architectures gpt2, .* represents this model: {reason}$"):
         export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_does_not_replace_what_it_imports(imported, tmp_path):
+    """Regression test: with --overwrite, as the message for a folder with a config.json said, the weights were lost."""
+    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
+    for checkpoint, run in ((folder, folder), (folder, tmp_path)):
+        with pytest.raises(ConfigError, match="--run .* would replace .*copy, which is imported: choose another --run"):
+            import_hf.main([str(checkpoint), "--run", str(run), "--overwrite"])
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_run_in_use_is_not_replaced(imported, tmp_path):
+    lock = FolderLock(tmp_path / "run")
+    with pytest.raises(ConfigError, match="run is in use by process"):
+        import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+    lock.release()
+    import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "run")])
+    FolderLock(tmp_path / "run").release()

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.report.folders import write_run
 from tformer_jax.cli import compare as command
 from tformer_jax.report import html
 from tformer_jax.report.charts import TITLES
-from tformer_jax.report.comparison import Comparison, compare
+from tformer_jax.report.comparison import Change, Comparison, compare
 from tformer_jax.report.run import load_all
 from tformer_jax.report.sections import ABSENT
+from tformer_jax.train.progress import ProgressView
 
 LOSSES = "loss, interpolated between records"
 
@@ -192,6 +194,15 @@ def test_text_is_whole_and_says_what_its_numbers_are(tmp_path, capsys):
     shutil.rmtree(folders[1] / "outputs")
     command.main([*map(str, folders)])
     assert "Not evaluated yet: B." in capsys.readouterr().out
+
+
+def test_texts_are_shown_unchanged(capsys):
+    """Regression test: rich replaced `:100:` by an emoji and doubled a backslash."""
+    text = "the ratio 1:100:3 and [b]:x:[/b] \\"
+    print(command._change("lost most", Change(text, "", ("", ""), (0.0, 0.0)), "seq2seq"))
+    view = ProgressView(steps=1, console=Console(highlight=False, width=200))
+    view.say(text)
+    assert capsys.readouterr().out.count(text) == 2
 
 
 def test_as_text(tmp_path, capsys):

@@ -52,6 +52,8 @@ def check(options: argparse.Namespace) -> None:
         return
     if options.npz is None:
         raise ConfigError("--batch needs --npz FILE, to which the arrays are written")
+    if options.npz.exists() and options.batch.exists() and options.npz.samefile(options.batch):
+        raise ConfigError(f"{options.npz} is both --batch and --npz: name another file for the arrays")
     for name in ("output", "layer", "head"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name} is for the page of one text: leave it out with --batch")

@@ -1,6 +1,7 @@
 """What `scripts/import_hf.py` and `scripts/export_hf.py` do after their flags are read."""
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sys
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 
 import tformer_jax as tj
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, read_mesh
+from tformer_jax.config.paths import is_remote
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
@@ -19,6 +21,7 @@ from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
 from tformer_jax.interop import files, generation, hf, hub, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import run_folder, weights
+from tformer_jax.train.guards import FolderLock
 
 IMPORTED = "imported.json"
 PARAM_DTYPES = ("float32", "bfloat16")
@@ -43,7 +46,7 @@ def make_run(options: argparse.Namespace) -> None:
     """Makes the run folder `options.run` of the checkpoint `options.checkpoint`, replacing an earlier run.
 
     Raises:
-        ConfigError: the checkpoint is damaged, or this package cannot represent it.
+        ConfigError: the checkpoint is damaged, this package cannot represent it, or another process uses the folder.
     """
     path, run = Path(options.checkpoint), options.run
     _check_flags(options, path)
@@ -54,11 +57,14 @@ def make_run(options: argparse.Namespace) -> None:
         folder = path if path.exists() else hub.download(options.checkpoint)
         found = _of_folder(folder, {"mesh": mesh} | ({"family": options.family} if options.family else {}))
     cfg = Config(name=run.name, model=found.model, data=_data(run, found.model), decode=found.decode)
-    run_folder.create(run, cfg, found.tokenizers, found.labels)
     checksums = {file.name: _checksum(file) for file in found.files}
     source = str(path.resolve()) if path.exists() else options.checkpoint
-    run_folder.write_json(run / IMPORTED, {"model_type": found.kind, "checkpoint": source, "sha256": checksums})
-    weights.save(run, found.params, "imported", [], 0)
+    with contextlib.ExitStack() as on_exit:
+        if not is_remote(run):
+            on_exit.callback(FolderLock(run).release)
+        run_folder.create(run, cfg, found.tokenizers, found.labels)
+        run_folder.write_json(run / IMPORTED, {"model_type": found.kind, "checkpoint": source, "sha256": checksums})
+        weights.save(run, found.params, "imported", [], 0)
     print(f"{run}: {found.kind}, {found.model.family}, vocabulary of {found.model.vocab_size:,}")
     for note in found.notes:
         print(note, file=sys.stderr)

@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(options.report, "--report")
     folders = [options.baseline, options.run]
     a, b = run.load_all(folders)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     for part in shown(compare(a, b, options.resamples), options.sentences):
-        console.print(part, end="\n\n", soft_wrap=isinstance(part, str))
+        console.print(part, end="\n\n", soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
     if options.report:
         report.write(folders, options.report)
 
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
     """Returns the parts of a comparison, ready to print."""
-    parts: list[Table | str] = [f"A  {escape(comparison.a.name)}\nB  {escape(comparison.b.name)}"]
+    parts: list[Table | str] = [f"A  {comparison.a.name}\nB  {comparison.b.name}"]
     if comparison.metrics:
         parts.append(_metrics(comparison))
     elif comparison.a.family != comparison.b.family:
@@ -111,7 +111,7 @@ def _settings(comparison: Comparison) -> Table:
 def _change(title: str, change: Change, family: str) -> str:
     a, b = (_quality(value, family) for value in change.quality)
     lines = {"source": change.source, "reference": change.reference, "A": change.texts[0], "B": change.texts[1]}
-    texts = "\n".join(f"    {name:<9} {escape(text)}" for name, text in lines.items())
+    texts = "\n".join(f"    {name:<9} {text}" for name, text in lines.items())
     return f"{title}: {a} to {b}\n{texts}"
 
 

@@ -99,7 +99,7 @@ def of_preset(name: str) -> Config:
 
 def show(name: str, model_cost: "Cost", batch: int, length: int) -> None:
     """Prints a table of the parameters by module, and a table of everything else."""
-    console = Console()
+    console = Console(emoji=False)
     modules = Table("module", "parameters", "share", title=escape(f"{name}: {model_cost.total:,} parameters"))
     for column in modules.columns[1:]:
         column.justify = "right"

@@ -59,7 +59,7 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
     Raises:
         RunError: JAX has no device.
     """
-    console, findings = Console(), Findings()
+    console, findings = Console(emoji=False), Findings()
     findings.add(checks.unknown_xla_flags())
     gpus = findings.attempt(checks.gpus) or []
     checks.devices()

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(options.record)
     run = load_run(options.run)
     result = evaluate(run, with_decoding(run, decoding.given(options)), options.split, options.data)
-    Console(highlight=False).print(table(result))
+    Console(highlight=False, emoji=False).print(table(result))
     if options.record:
         from tformer_jax.train import run_folder
 
@@ -88,7 +88,7 @@ def table(result: dict[str, Any]) -> Table:
     view = Table(title=f"{escape(result['name'])}, {result['split']}: {result['examples']:,} examples")
     signatures = result["signatures"]
     for heading in ("metric", "value", "signature") if signatures else ("metric", "value"):
-        view.add_column(heading)
+        view.add_column(heading, overflow="fold")
     for name, value in result["metrics"].items():
         view.add_row(name, f"{value:.4g}", *([signatures.get(name, "")] if signatures else []))
     return view

@@ -8,6 +8,7 @@ from typing import Any
 
 from tformer_jax.cli.common import add_mesh, program, run_path
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import resolved
 from tformer_jax.interop.published import DEFAULTS
 from tformer_jax.train import run_folder
 
@@ -15,11 +16,20 @@ from tformer_jax.train import run_folder
 def main(argv: Sequence[str] | None = None) -> None:
     """Creates a run folder with the model, the tokenizers and the decoding settings of a checkpoint."""
     options = parser().parse_args(argv)
+    check_place(options)
     if run_folder.holds_run(options.run) and not options.overwrite:
         raise ConfigError(f"{options.run} already holds a run: add --overwrite to replace it, or choose another --run")
     from tformer_jax.cli import checkpoints
 
     checkpoints.make_run(options)
+
+
+def check_place(options: argparse.Namespace) -> None:
+    """Raises `ConfigError` if the run would replace a file that is imported."""
+    run = resolved(options.run)
+    for path in map(Path, (options.checkpoint, *(options.tokenizer or ()))):
+        if path.exists() and run in (path.resolve(), *path.resolve().parents):
+            raise ConfigError(f"--run {options.run} would replace {path}, which is imported: choose another --run")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import write_text
+from tformer_jax.config.paths import finite, write_text
 from tformer_jax.train.errors import RunError
 
 Facts = dict[str, dict[str, Any]]
@@ -61,7 +61,8 @@ def as_line(text: str) -> str:
 
 
 def as_json(record: Mapping[str, Any]) -> str:
-    """Returns a record as one line of JSON."""
+    """Returns a record as one line of JSON; non-finite numbers become null."""
+    record = finite(record)
     line = json.dumps(record, ensure_ascii=False)
     try:
         line.encode()

@@ -193,7 +193,7 @@ def check_comparable(configs: Sequence[Config], combinations: Sequence[Combinati
 
 
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
-    """Creates the folder of a sweep, or checks that the runs that have started have the same configs.
+    """Creates the folder of a sweep, or checks that the runs in it have the same configs.
 
     Raises:
         ConfigError: it holds runs of other configs, or cannot be written.
@@ -205,7 +205,8 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
     for name, cfg in wanted.items():
-        if name in known and (folder / name).exists() and (changed := _differences(known[name], cfg)):
+        changed = _differences(known[name], cfg) if name in known and (folder / name).exists() else []
+        if changed := changed or _differences_of_run(folder / name, cfg):
             raise ConfigError(f"{folder} is a sweep of another config ({changed[0]}); choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -220,6 +221,15 @@ def _differences(known: Mapping[str, Any], cfg: Config) -> list[str]:
         return differences(Config.from_dict(known), cfg)
     except (ConfigError, TypeError, AttributeError) as error:  # of another version, or not a config
         return [str(error)]
+
+
+def _differences_of_run(run: Path, cfg: Config) -> list[str]:
+    """Returns the settings in which a config differs from that of a run, whose sizes are those of its data."""
+    if not (run / "config.json").exists():
+        return []
+    sizes = tuple(f"model.{name}:" for name in ("vocab_size", "source_vocab_size", "num_classes"))
+    changed = _differences(read_json(run / "config.json"), cfg)
+    return [text for text in changed if not (text.startswith(sizes) and text.endswith("-> None"))]
 
 
 def train_all(
@@ -337,7 +347,7 @@ def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
 
     A terminal that is too narrow for all metrics shows only the one that selects models.
     """
-    console, view = Console(), table(record, list(record["groups"][0]["mean"]))
+    console, view = Console(emoji=False), table(record, list(record["groups"][0]["mean"]))
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:
         view = table(record, [record["metric"]])
     console.print(view)

@@ -1,14 +1,15 @@
-"""Paths of run folders: local, or `gs://BUCKET/FOLDER` in Google Cloud Storage by etils' `epath`.
+"""Paths of run folders, local or `gs://BUCKET/FOLDER` in Google Cloud Storage by etils' `epath`; values for JSON.
 
 A bucket has no locks, no append and no atomic rename of folders; each object is written atomically.
 """
 
 import contextlib
 import importlib.util
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tformer_jax.config.fields import ConfigError
 
@@ -73,3 +74,12 @@ def append_lines(path: Path, lines: str) -> None:
         file.seek(-min(file.tell(), 1), os.SEEK_END)
         incomplete = file.read(1) not in (b"", b"\n")
         file.write(b"\n" * incomplete + lines.encode())
+
+
+def finite(value: Any) -> Any:
+    """Returns a value for JSON, with None for non-finite numbers."""
+    if isinstance(value, Mapping):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

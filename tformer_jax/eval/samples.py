@@ -9,10 +9,11 @@ from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.evaluation import Evaluation, Sample
+from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.outputs import RowDecoder
 
 PROMPT_DIVISOR = 4
-"""A prompt has 1 / PROMPT_DIVISOR of the model's maximum length."""
+"""A prompt has 1 / PROMPT_DIVISOR of the model's maximum length, or less if `decode.prefix` leaves less."""
 
 
 class ContinuationEvaluator:
@@ -23,7 +24,8 @@ class ContinuationEvaluator:
         max_length = cfg.model.max_length
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
-        prompt_length = max_length // PROMPT_DIVISOR
+        room = max_length - tokenizers.target.special.added - len(Rules.of(cfg.decode, tokenizers.target).forced)
+        prompt_length = min(max_length // PROMPT_DIVISOR, room)
         self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
 
     def __call__(self, params: Any) -> Evaluation:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among, forbid
 from tformer_jax.special_tokens import OWN
@@ -35,8 +36,10 @@ class Rules:
         """Builds the rules of a config; `tokenizer` is that of the outputs.
 
         Raises:
-            ConfigError: the vocabulary cannot represent a text, or the prefix is too long.
+            ConfigError: the vocabulary cannot represent a text, the prefix is too long or has a text that outputs must
+                not have, or normalized outputs never have a text of `stop`.
         """
+        _check_normalized(cfg, tokenizer)
         return cls(
             repetition=cfg.repetition_penalty != 1,
             no_repeat_ngram=cfg.no_repeat_ngram,
@@ -165,6 +168,22 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
         found.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
     shorter = {ids[start:] for ids in found for start in range(1, len(ids))} & found.keys()
     return tuple(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in shorter))
+
+
+def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
+    """Checks texts as a tokenizer that normalizes writes them; `DecodeConfig.check` compares them as they are."""
+    if not isinstance(tokenizer, NormalizedTokenizer):
+        return
+    for text in cfg.stop:
+        if (written := tokenizer.normalize(text)) != text:
+            raise cfg.error("stop", f"{text!r} does not occur in normalized outputs; write {written!r} or leave it out")
+    prefix = tokenizer.normalize(cfg.prefix)
+    for name, texts in (("stop", cfg.stop), ("forbidden", tuple(map(tokenizer.normalize, cfg.forbidden)))):
+        for text in filter(None, texts):
+            if text in prefix:
+                raise cfg.error(
+                    name, f"{text!r} occurs in the normalized decode.prefix, {prefix!r}; remove one of them"
+                )
 
 
 def _forced(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -147,7 +147,12 @@ def _check(built: Experiment, *, resume: bool) -> None:
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
     if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
-        Rules.of(cfg.decode, built.tokenizers.target)
+        forced = Rules.of(cfg.decode, built.tokenizers.target).forced
+        if (
+            cfg.model.family == "decoder_lm"
+            and len(forced) + built.tokenizers.target.special.added >= cfg.model.max_length
+        ):
+            raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for a prompt")
     metrics.check_installed(cfg)
     evaluators.check_installed(cfg)
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tformer_jax.eval.evaluators import Sample
@@ -101,7 +100,7 @@ class ProgressView:
 
     def say(self, line: str) -> None:
         """Prints one line above the bar."""
-        self.console.print(escape(line), soft_wrap=True)
+        self.console.print(line, soft_wrap=True, markup=False, emoji=False)
 
     def evaluation(self, title: str, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
         """Prints the metrics and samples of an evaluation."""

@@ -13,7 +13,6 @@ model.json       parameters by module, backends report.html                   wr
 
 import contextlib
 import json
-import math
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from etils import epath
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.config.paths import is_remote, resolved, write_text
+from tformer_jax.config.paths import finite, is_remote, resolved, write_text
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
 
@@ -286,12 +285,4 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON atomically; non-finite numbers become null."""
-    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
