@@ -95,7 +95,8 @@ def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
     if tokenizer.special.unknown is not None:
         return ""
     if isinstance(tokenizer, NormalizedTokenizer):
-        tokenizer, text = tokenizer.tokenizer, tokenizer.normalize(text)
+        text = tokenizer.normalize(text)
+        tokenizer = tokenizer.tokenizer
     characters = list(dict.fromkeys(text))
     return "".join(c for c, ids in zip(characters, tokenizer.encode_batch(characters), strict=True) if not ids)
 
