@@ -1,11 +1,11 @@
-"""From the layers of 2017, as PyTorch's `nn.Transformer` has them, to those of 2025, one switch at a time.
+"""From the layers of 2017, as PyTorch's `nn.Transformer` has them, to those of 2025, one change at a time.
 
 python scripts/train.py --config configs/ladder.py:shakespeare:rope --data DIR
 python scripts/sweep.py --config configs/ladder.py:shakespeare --data DIR --choose optim.learning_rate \
   --sweep "variant=2017,pre_norm,rmsnorm,swiglu,rope,gqa,qk_norm,tied,no_bias,cosine,muon; \
     optim.learning_rate=3e-3,1e-2; seed=0,1,2"
 
-The variant is TASK:RUNG. A rung has the switches of all rungs before it; TASK alone is the last rung. `shakespeare` is
+The variant is TASK:RUNG. A rung has the changes of all rungs before it; TASK alone is the last rung. `shakespeare` is
 a character language model of the size of lm_tiny_shakespeare.py:cpu; `multi30k` translates English to German and is
 scored by BLEU of greedy outputs. All rungs of a task have the same depth, width, steps and batches, thus the same
 tokens. The learning rate of each is the better of two on the validation split, with one seed. The table of the sweep

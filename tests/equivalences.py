@@ -1,4 +1,4 @@
-"""Records what each switch of a config was compared with, and the largest difference.
+"""Records what each option of a config was compared with, and the largest difference.
 
     python -m tests.equivalences --record tests/equivalences.json
 
@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "equivalences.json"
-"""For each test its comparisons: switch, oracle, largest difference."""
+"""For each test its comparisons: option, oracle, largest difference."""
 
 
 def tests_of(path: Path) -> list[str]:

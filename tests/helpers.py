@@ -117,7 +117,7 @@ def rest_slow(cases: Any, fast: int) -> list[Any]:
 
 
 EQUIVALENCES: dict[tuple[str, str], float] = {}
-"""(switch, oracle) -> largest difference so far; `tests.equivalences` writes it."""
+"""(option, oracle) -> largest difference so far; `tests.equivalences` writes it."""
 
 
 def assert_close(
@@ -125,7 +125,7 @@ def assert_close(
 ) -> None:
     """Asserts that the largest difference is at most `tolerance` times the largest expected value (or 1).
 
-    `proves` names the switch (or switches) and the oracle, for the table of equivalences.
+    `proves` names the option (or options) and the oracle, for the table of equivalences.
     """
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
@@ -134,9 +134,9 @@ def assert_close(
     difference = np.abs(actual - expected).max(initial=0) / scale
     assert difference <= tolerance, f"relative difference {difference:.2e} exceeds {tolerance:.0e}"
     if proves is not None:
-        switches, oracle = proves
-        for switch in [switches] if isinstance(switches, str) else switches:
-            EQUIVALENCES[switch, oracle] = max(EQUIVALENCES.get((switch, oracle), 0.0), float(difference))
+        options, oracle = proves
+        for option in [options] if isinstance(options, str) else options:
+            EQUIVALENCES[option, oracle] = max(EQUIVALENCES.get((option, oracle), 0.0), float(difference))
 
 
 def with_settings(cfg: ModelConfig, **changes: Any) -> ModelConfig:

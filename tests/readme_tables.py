@@ -157,13 +157,13 @@ def ladder_table(name: str) -> str:
 
 
 def equivalences_table() -> str:
-    """One row per switch and oracle, with the largest difference."""
+    """One row per option and oracle, with the largest difference."""
     found: dict[tuple[str, str], float] = {}
     for comparisons in _read(ROOT / "tests" / "equivalences.json").values():
-        for switch, oracle, difference in comparisons:
-            found[switch, oracle] = max(found.get((switch, oracle), 0.0), difference)
-    rows = [(f"`{switch}`", oracle, f"{difference:.0e}") for (switch, oracle), difference in sorted(found.items())]
-    return _table(("switch", "equal to", "largest difference"), rows)
+        for option, oracle, difference in comparisons:
+            found[option, oracle] = max(found.get((option, oracle), 0.0), difference)
+    rows = [(f"`{option}`", oracle, f"{difference:.0e}") for (option, oracle), difference in sorted(found.items())]
+    return _table(("option", "equal to", "largest difference"), rows)
 
 
 TABLES = {
