@@ -53,16 +53,13 @@ def target_tokens(settings: Settings) -> dict[str, Any]:
 
     It includes the training examples if the tokenizer is trained, or comes with prepared data.
     """
-    kind, prepared = (
-        settings["data.target_tokenizer"] or settings["data.tokenizer"],
-        settings["data.source"] == "prepared",
-    )
+    kind = settings["data.target_tokenizer"] or settings["data.tokenizer"]
     names = ["data.normalize", "data.target_language", "data.split_digits"]
     if kind == "file":
         names.append("data.tokenizer_file")
     elif kind != "bytes":
         names += ["data.vocab_size", "data.shared_vocab", "data.tokenizer_examples"]
-    if prepared or kind not in ("bytes", "file"):
+    if settings["data.source"] == "prepared" or kind not in ("bytes", "file"):
         names += [*CORPUS, "data.train"]
     return {"the kind of the target tokenizer": kind} | _named(settings, names)
 
@@ -70,9 +67,8 @@ def target_tokens(settings: Settings) -> dict[str, Any]:
 def labels(settings: Settings) -> dict[str, Any]:
     """Returns what determines which of the held-out examples' target tokens are labels."""
     if settings["data.objective"]:
-        return _named(
-            settings, ("data.objective", "data.window", *(n for n in settings if n.startswith("data.noise.")))
-        )
+        noise = (name for name in settings if name.startswith("data.noise."))
+        return _named(settings, ("data.objective", "data.window", *noise))
     if settings["model.family"] == "seq2seq":
         buckets = settings["data.batching"] == "buckets"
         longest = settings["data.bucket_lengths"][-1] if buckets else settings["data.window"]

@@ -25,7 +25,7 @@ class ContinuationEvaluator:
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
         room = max_length - tokenizers.target.special.added - len(Rules.of(cfg.decode, tokenizers.target).forced)
-        prompt_length = min(max_length // PROMPT_DIVISOR, room)
+        prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)
         self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
 
     def __call__(self, params: Any) -> Evaluation:

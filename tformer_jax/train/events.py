@@ -3,8 +3,10 @@
 import contextlib
 import datetime
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tformer_jax.config.fields import first_line
 from tformer_jax.config.paths import append_lines
 
 
@@ -36,3 +38,12 @@ class EventLog:
         event = {"time": time, "step": step, "kind": kind, "message": message}
         with contextlib.suppress(OSError):
             append_lines(self._path, json.dumps(event, ensure_ascii=False) + "\n")
+
+    @contextlib.contextmanager
+    def failure_recorded(self, step: Callable[[], int]) -> Iterator[None]:
+        """Appends the error that ends the block; `step` returns the last step that was done."""
+        try:
+            yield
+        except Exception as error:
+            self.write(step(), "failed", first_line(error))
+            raise

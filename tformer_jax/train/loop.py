@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from tformer_jax.config.fields import first_line
 from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -72,7 +71,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         failures.explained(experiment.group),
         contextlib.closing(experiment),
         contextlib.closing(Trainer(experiment, profile=profile)) as trainer,
-        _failure_recorded(trainer),
+        trainer.events.failure_recorded(lambda: trainer.step),
     ):
         with GracefulStop(several=experiment.group.count > 1) as stop, trainer.view:
             trainer.announce()
@@ -87,17 +86,6 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
             trainer.view.say(f"Stopped at step {trainer.step}; the same command with --resume continues from there.")
             return None
         return trainer.finish()
-
-
-@contextlib.contextmanager
-def _failure_recorded(trainer: "Trainer") -> Iterator[None]:
-    """Records the error that ends a run among its events."""
-    try:
-        yield
-    except Exception as error:
-        reason = first_line(error)
-        trainer.events.write(trainer.step, "failed", reason)
-        raise
 
 
 class Trainer:

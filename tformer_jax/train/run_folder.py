@@ -22,7 +22,7 @@ from typing import Any
 from etils import epath
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config, ConfigError, comparable
 from tformer_jax.config.paths import finite, is_remote, resolved, write_text
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
@@ -46,8 +46,6 @@ RESUMABLE_SETTINGS = (
     "wandb",
 )
 """Settings of train that may change when a run is resumed; so may `model.remat` and all of eval, decode, parallel."""
-GENERATION_METRICS = ("bleu", "chrf", "exact_match")
-"""Validation metrics of generated texts, which settings of decode and references determine."""
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
 
@@ -211,7 +209,7 @@ def score_settings(cfg: Config) -> dict[str, Any]:
     """Returns the settings, by full name, that change the value of `train.metric` in a resumed run."""
     settings = config.flat(cfg)
     names = ["eval.examples"]
-    if cfg.train.metric in GENERATION_METRICS:
+    if cfg.train.metric in comparable.GENERATION:
         names += ["eval.references", "eval.bleu_tokenize", *(name for name in settings if name.startswith("decode."))]
     weights = "ema" if cfg.train.weights == "ema" else "last"  # others are not evaluated during training
     return {name: settings[name] for name in names} | {"train.weights": weights}
