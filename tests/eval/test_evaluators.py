@@ -269,11 +269,18 @@ class TestTranslationMetrics:
     def test_a_configured_tokenizer_overrides_the_language(self):
         assert "tok:char|" in signatures_of("zh", bleu_tokenize="char")["bleu"]
 
+    def test_tokenized_texts_without_a_warning_where_none_tokenizes(self, caplog):
+        texts = ["ein mann ."] * 200
+        translation_metrics(texts, texts, bleu_metric(translating("de", bleu_tokenize="none")))
+        assert not caplog.records
+        translation_metrics(texts, texts, bleu_metric(translating("de")))
+        assert "detokenize" in caplog.text
+
     @pytest.mark.parametrize(("language", "installed"), [("ja", True), ("ko_KR", True), ("ja", False), ("ko", False)])
     def test_japanese_and_korean_by_mecab_where_it_is_installed(self, monkeypatch, language, installed):
         made, real = [], sacrebleu.BLEU
 
-        def bleu(tokenize=None, trg_lang=""):
+        def bleu(tokenize=None, trg_lang="", force=False):
             made.append((tokenize, trg_lang))
             if trg_lang and not installed:
                 raise RuntimeError("requires extra dependencies")

@@ -26,11 +26,16 @@ def bleu_metric(cfg: Config) -> sacrebleu.BLEU:
     """
     tokenize, language = cfg.eval.bleu_tokenize, re.split("[-_]", cfg.data.target_language)[0]
     try:
-        return sacrebleu.BLEU(tokenize=tokenize) if tokenize else sacrebleu.BLEU(trg_lang=language)
+        return bleu_tokenizing(tokenize) if tokenize else sacrebleu.BLEU(trg_lang=language)
     except (RuntimeError, ImportError, OSError) as error:
         if tokenize is None:
             return sacrebleu.BLEU(tokenize="char")
         raise cfg.eval.error("bleu_tokenize", " ".join(str(error).split())) from error
+
+
+def bleu_tokenizing(tokenize: str) -> sacrebleu.BLEU:
+    """Returns BLEU with sacreBLEU's tokenizer of that name; "none" does not warn about tokenized texts."""
+    return sacrebleu.BLEU(tokenize=tokenize, force=tokenize == "none")
 
 
 def translation_metrics(outputs: Sequence[str], references: Sequence[str], bleu: sacrebleu.BLEU) -> Evaluation:

@@ -10,6 +10,7 @@ import numpy as np
 import sacrebleu
 from sacrebleu.significance import estimate_ci
 
+from tformer_jax.eval.bleu import bleu_tokenizing
 from tformer_jax.report.outputs import Outputs
 
 RESAMPLES = 1000
@@ -86,7 +87,7 @@ def bleu_of(signatures: dict[str, str]) -> sacrebleu.BLEU | None:
     """Returns BLEU with the tokenizer that a signature names; None without a signature or the tokenizer's package."""
     tokenizer = re.search(r"tok:(ja-mecab|ko-mecab|[\w-]+)", signatures.get("bleu", ""))
     try:
-        return sacrebleu.BLEU(tokenize=tokenizer[1]) if tokenizer else None
+        return bleu_tokenizing(tokenizer[1]) if tokenizer else None
     except (RuntimeError, ImportError, OSError):
         return None
 
