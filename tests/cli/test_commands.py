@@ -172,7 +172,7 @@ def test_a_long_line_stops_a_command_and_is_corrected_before_resuming(runs, tmp_
     assert output.read_text().splitlines() == translated(runs["seq2seq"], ["abc", "b", "aab", "ca"])
 
 
-@pytest.mark.parametrize("action", ["cut", "skip"])
+@pytest.mark.parametrize("action", ["truncate", "skip"])
 def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
     def run(command, family: str, text: str, *flags: str) -> dict:
         (tmp_path / "in.txt").write_text(f"{text}\n")
@@ -183,13 +183,13 @@ def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
 
     found = run(translate, "seq2seq", "ab" * 10)
     (expected,) = translated(runs["seq2seq"], [("ab" * 10)[:15]])
-    assert found == {"text": "ab" * 10, "outputs": [expected] if action == "cut" else None, "too_long": action}
+    assert found == {"text": "ab" * 10, "outputs": [expected] if action == "truncate" else None, "too_long": action}
     found = run(classify, "classifier", "ab" * 10)
-    assert (found["label"] in ("x", "y")) == (action == "cut")
+    assert (found["label"] in ("x", "y")) == (action == "truncate")
     found = run(score, "decoder_lm", "ab" * 10)
-    assert found["tokens"] == (16 if action == "cut" else None)
+    assert found["tokens"] == (16 if action == "truncate" else None)
     found = run(score, "seq2seq", f"ab\t{'ab' * 10}")
-    assert found["tokens"] == (15 if action == "cut" else None)
+    assert found["tokens"] == (15 if action == "truncate" else None)
     assert found["too_long"] == action
 
 
@@ -232,7 +232,9 @@ def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
     command = ["--run", str(runs["decoder_lm"]), "abc"]
     generate.main(command)
     first = capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"^text 2: the prompt has 20 tokens.*, or add --on-long-line cut or skip$"):
+    with pytest.raises(
+        ConfigError, match=r"^text 2: the prompt has 20 tokens.*, or add --on-long-line truncate or skip$"
+    ):
         generate.main([*command, "ab" * 10])
     assert capsys.readouterr().out == first
     generate.main([*command, "ab" * 10, "--on-long-line", "skip"])
@@ -319,7 +321,7 @@ def test_score_each_token_of_a_text(runs, capsys):
             translate,
             "seq2seq",
             ["a" * 16],
-            "text 1: the source has 16 tokens, .* at most 15: shorten it, or add --on-long-line cut or skip",
+            "text 1: the source has 16 tokens, .* at most 15: shorten it, or add --on-long-line truncate or skip",
         ),
         (generate, "decoder_lm", ["a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
         (generate, "decoder_lm", [""], "the prompt is empty"),

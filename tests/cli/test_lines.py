@@ -83,9 +83,9 @@ def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
         lines.process(options, Source([], source), work)
         return (tmp_path / name).read_text().splitlines()
 
-    plain = {"cut": ["a", "bb", "c", "dd"], "skip": ["a", "", "c", ""]}
+    plain = {"truncate": ["a", "bb", "c", "dd"], "skip": ["a", "", "c", ""]}
     texts = ["a", "bbb", "c", "ddd"]
-    for action, said in (("cut", "cut"), ("skip", "skipped")):
+    for action, said in (("truncate", "truncated"), ("skip", "skipped")):
         found = run(action)
         told = f"2 lines were too long for the model and were {said}; the first is {source}, line 2\n"
         assert capsys.readouterr().err == told

@@ -49,8 +49,9 @@ BLEU = {"bleu_tokenize": "zh"}
             "data.heldout_examples=9: is used only by data.source='cldr_translation' or",
         ),
         (
-            {"data": {"batching": "packed", "overlong": "cut"}},
-            "data.overlong='cut': is used only by language models, not model.family='seq2seq'; write 'carry'",
+            {"data": {"batching": "packed", "long_documents": "truncate"}},
+            "data.long_documents='truncate': is used only by language models, not model.family='seq2seq'; write "
+            "'split'",
         ),
         (
             {"data": {**LINES, "source_window": 8}, "model": LM},

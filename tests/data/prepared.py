@@ -10,7 +10,7 @@ KINDS = {
     "classifier": ("tsv", {"bucket_lengths": (20, 40), "batch_tokens": 160, "batch_multiple": 1}),
     "seq2seq": ("tsv", {"bucket_lengths": (20, 40), "batch_tokens": 160, "batch_multiple": 1}),
     "decoder_lm": ("lines", {"batching": "windows", "window": 9, "batch_size": 3}),
-    "decoder_lm packed": ("lines", {"batching": "packed", "window": 20, "batch_size": 3, "overlong": "carry"}),
+    "decoder_lm packed": ("lines", {"batching": "packed", "window": 20, "batch_size": 3, "long_documents": "split"}),
 }
 
 WINDOWS = {"batching": "windows", "window": 9, "batch_size": 3}

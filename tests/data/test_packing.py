@@ -18,11 +18,11 @@ from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
 
 
-def documents(lengths, carry: bool, window: int = 8):
+def documents(lengths, split: bool, window: int = 8):
     """Returns documents of distinct numbers, as examples of a language model."""
     fresh = itertools.count(10)
     texts = [np.array(list(itertools.islice(fresh, length)), np.int32) for length in lengths]
-    framed = Framer(window, window, carry=carry)({"text": Column.of(texts)})
+    framed = Framer(window, window, split=split)({"text": Column.of(texts)})
     return texts, split_examples(framed)
 
 
@@ -44,7 +44,7 @@ def segments_of(batches, tokens: str, segments: str):
 
 @given(LENGTHS)
 def test_carried_documents_keep_every_token_once_and_in_order(lengths):
-    texts, examples = documents(lengths, carry=True)
+    texts, examples = documents(lengths, split=True)
     batches = list(packed_once(examples, 3, {"tokens": 8}))
     found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
     for text in texts:
@@ -57,7 +57,7 @@ def test_carried_documents_keep_every_token_once_and_in_order(lengths):
 
 @given(LENGTHS)
 def test_cut_documents_keep_their_beginning(lengths):
-    texts, examples = documents(lengths, carry=False)
+    texts, examples = documents(lengths, split=False)
     batches = list(packed_once(examples, 2, {"tokens": 8}))
     found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
     assert len(found) == len(texts)
@@ -86,7 +86,7 @@ def test_pairs_stay_together(sizes):
 
 
 def test_targets_stand_below_their_tokens():
-    _, examples = documents([3, 5], carry=False)
+    _, examples = documents([3, 5], split=False)
     (batch,) = packed_once(examples, 1, {"tokens": 8})
     np.testing.assert_array_equal(batch["tokens"], [[10, 11, 12, 13, 14, 15, 16, 17]])
     np.testing.assert_array_equal(batch["targets"], [[11, 12, EOS, 14, 15, 16, 17, EOS]])
@@ -95,8 +95,8 @@ def test_targets_stand_below_their_tokens():
 
 def test_empty_documents_are_no_examples():
     texts = Column.of([[], [5, 6], [], []])
-    for carry in (True, False):
-        (example,) = split_examples(Framer(8, 8, carry=carry)({"text": texts}))
+    for split in (True, False):
+        (example,) = split_examples(Framer(8, 8, split=split)({"text": texts}))
         np.testing.assert_array_equal(example["tokens"], [5, 6])
         np.testing.assert_array_equal(example["targets"], [6, EOS])
 

@@ -40,8 +40,8 @@ KINDS = {
     "translation with BPE dropout": ("seq2seq", BUCKETS | {"tokenizer": "bpe", "vocab_size": 280, "bpe_dropout": 0.3}),
     "classification in buckets": ("classifier", BUCKETS),
     "windows": ("decoder_lm", WINDOWS),
-    "documents packed and cut": ("decoder_lm", PACKED | {"overlong": "cut"}),
-    "documents packed and carried": ("decoder_lm", PACKED),
+    "documents packed and truncated": ("decoder_lm", PACKED | {"long_documents": "truncate"}),
+    "documents packed and split": ("decoder_lm", PACKED),
     "a mixture": ("seq2seq", BUCKETS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
     "a mixture of windows": ("decoder_lm", WINDOWS | {"train": ("-", "-"), "weights": (3, 1), "validation": "-"}),
     "masked tokens": ("masked_lm", WINDOWS | {"objective": "masked_tokens"}),
@@ -52,10 +52,10 @@ KINDS = {
     "spans": ("seq2seq", WINDOWS | {"objective": "span_corruption"}),
     "denoising": ("seq2seq", WINDOWS | {"objective": "denoising", "noise": NoiseConfig(permute_sentences=True)}),
 }
-RESTORED = ("translation packed", "translation with BPE dropout", "windows", "documents packed and carried")
+RESTORED = ("translation packed", "translation with BPE dropout", "windows", "documents packed and split")
 RESTORED += ("a mixture", "a mixture of masked tokens", "spans", "denoising")
 ORDERED = ("a mixture", "translation with BPE dropout", "masked tokens", "denoising")
-SPLIT = ("documents packed and carried", "a mixture", "spans")
+SPLIT = ("documents packed and split", "a mixture", "spans")
 
 
 def first_fast(kinds: tuple[str, ...]):
@@ -283,7 +283,7 @@ def test_evaluation_sees_every_example_once(kind):
         assert collections.Counter(labels[labels != IGNORED]) == collections.Counter(len(word) % 2 for word in WORDS)
 
 
-@pytest.mark.parametrize("kind", ["documents packed and cut", "documents packed and carried"])
+@pytest.mark.parametrize("kind", ["documents packed and truncated", "documents packed and split"])
 def test_packed_evaluation_scores_every_token_and_every_end(kind):
     cfg, _, tokenizers = setup(kind)
     texts = [text for text in TEXTS if len(text["text"]) > cfg.data.window] + [{"text": "short"}]

@@ -117,15 +117,15 @@ def test_restored_exactly(kind, corpus_folder, tmp_path):
     assert_restored_exactly(ready(config(kind), corpus_folder, tmp_path / "p"), batches=20, points=20)
 
 
-OVERLONG = {f"{kind}-{action}": (kind, action) for action in ("carry", "cut") for kind in reversed(KINDS)}
+LONG_DOCUMENTS = {f"{kind}-{action}": (kind, action) for action in ("split", "truncate") for kind in reversed(KINDS)}
 
 
-@pytest.mark.parametrize("case", rest_slow(OVERLONG, len(KINDS) - 1))
+@pytest.mark.parametrize("case", rest_slow(LONG_DOCUMENTS, len(KINDS) - 1))
 def test_a_process_reads_its_own_rows_only(case, corpus_folder, tmp_path, monkeypatch):
     """Two processes prepare the batches of one, and read as many ids together: each record is read by one of them."""
-    kind, overlong = case
+    kind, long_documents = case
     sizes = {"batch_multiple": 4} if "bucket_lengths" in KINDS[kind][1] else {"batch_size": 4}
-    cfg = config(kind, **sizes, overlong=overlong)
+    cfg = config(kind, **sizes, long_documents=long_documents)
     prepare(cfg, corpus_folder, tmp_path / "p")
     corpus = load_corpus(prepared(cfg, tmp_path / "p"), None)
     arguments = cfg, corpus, Tokenizers.load(corpus.tokenizers)

@@ -75,8 +75,8 @@ def test_texts_that_cannot_be_filled(filler):
         list(filler.stream(params, ["<mask>" + 16 * "a"]))
     (skipped,) = filler.stream(params, ["<mask>" + 16 * "a"], long_texts=LongTexts("skip"))
     assert skipped == []
-    with pytest.raises(TextError, match="text 1: the text has no mask within the 16 tokens to which it is cut"):
-        list(filler.stream(params, [16 * "a" + "<mask>"], long_texts=LongTexts("cut")))
+    with pytest.raises(TextError, match="text 1: the text has no mask within the 16 tokens to which it is truncated"):
+        list(filler.stream(params, [16 * "a" + "<mask>"], long_texts=LongTexts("truncate")))
     plain = CharacterTokenizer("abcde")
     with pytest.raises(ConfigError, match="the tokenizer of this run has no mask token"):
         MaskFiller(CFG, filler.model, Tokenizers(plain, plain), top=1)

@@ -156,7 +156,7 @@ def test_evaluation_truncates_long_texts():
     cfg = setup("classifier")
     model, params = build(cfg.model)
     classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])
-    assert classify(params, ["ab" * 20], long_texts=LongTexts("cut")) == classify(params, ["ab" * 8])
+    assert classify(params, ["ab" * 20], long_texts=LongTexts("truncate")) == classify(params, ["ab" * 8])
 
 
 def streamed(generator, params, texts, **options) -> list[list]:
@@ -234,14 +234,14 @@ def test_long_texts_are_cut_or_left_out(translations, language_model):
     model, params, expected = translations
     translate = Translator(setup("seq2seq"), model, TOKENIZERS)
     long, texts = "abcdefg" * 3, ["abc", "abcdefg" * 3, "g"]
-    cut, skip = LongTexts("cut"), LongTexts("skip")
+    cut, skip = LongTexts("truncate"), LongTexts("skip")
     assert translate(params, texts, long_texts=cut) == [expected[0], *translate(params, [long[:15]]), expected[1]]
     assert translate(params, texts, long_texts=skip) == [expected[0], "", expected[1]]
     for long_texts in (cut, skip):
         assert [long_texts.pop(index) for index in (0, 1, 1, 2)] == [False, True, False, False]
     model, params = language_model
     continue_text = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
-    assert continue_text(params, [long], long_texts=LongTexts("cut")) == continue_text(params, [long[-(16 - 5) :]])
+    assert continue_text(params, [long], long_texts=LongTexts("truncate")) == continue_text(params, [long[-(16 - 5) :]])
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample"])

@@ -24,7 +24,7 @@ TOO_LONG = "too_long"
 """Field of records of lines that are too long for the model: the action taken."""
 
 
-DONE = {"cut": "cut", "skip": "skipped"}
+DONE = {"truncate": "truncated", "skip": "skipped"}
 """What was done with a text that is too long for the model, by action."""
 
 
@@ -63,7 +63,7 @@ def parser(command: str, description: str) -> argparse.ArgumentParser:
         "--on-long-line",
         choices=ON_LONG,
         default="stop",
-        help="what to do with a line that is too long for the model: stop with an error, cut the line, or skip it "
+        help="what to do with a line that is too long for the model: stop with an error, truncate it, or skip it "
         "with a blank output (default: stop)",
     )
     return result
@@ -168,7 +168,7 @@ def results_of(
         for result in work.results(_kept(found, waiting, skip), skip):
             yield waiting.popleft(), result
     except TextError as error:
-        hint = ", or add --on-long-line cut or skip" if isinstance(error, LongTextError) else ""
+        hint = ", or add --on-long-line truncate or skip" if isinstance(error, LongTextError) else ""
         raise ConfigError(f"{source.location(error.index)}: {error.problem}{hint}") from None
 
 

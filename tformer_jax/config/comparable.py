@@ -72,7 +72,7 @@ def labels(settings: Settings) -> dict[str, Any]:
     if settings["model.family"] == "seq2seq":
         buckets = settings["data.batching"] == "buckets"
         longest = settings["data.bucket_lengths"][-1] if buckets else settings["data.window"]
-        return {"the length that targets are cut to": longest}
+        return {"the length that targets are truncated to": longest}
     if settings["model.prefix_lm"]:
         return _named(settings, ("data.batching", "model.prefix_lm", "data.window"))
     return _named(settings, ("data.batching", "model.prefix_lm"))

@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 def first_line(error: BaseException, longest: int = 300) -> str:
-    """Returns the first line of an error's message, cut to `longest` characters; without one, the error's type."""
+    """Returns the first line of an error's message, up to `longest` characters, or the type of error without one."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
 
 

@@ -157,13 +157,13 @@ class DataConfig(Section):
         used_by=ROWS,
     )
     source_window: int | None = setting(None, "tokens in a row of sources; None: window", low=1, used_by=PACKED)
-    overlong: str = setting(
-        "carry",
-        "language models: carry the rest of a document that is longer than a row over to other rows, or cut it",
-        choices=("carry", "cut"),
+    long_documents: str = setting(
+        "split",
+        "language models: split a document that is longer than a row into several rows, or truncate it",
+        choices=("split", "truncate"),
         used_by=PACKED,
     )
-    workers: int = setting(0, "loader processes that tokenize text or cut windows; 0: a thread does it", low=0)
+    workers: int = setting(0, "loader processes that tokenize text or read windows; 0: a thread does it", low=0)
 
     def check(self) -> None:
         self._check_source()
@@ -375,8 +375,9 @@ class Config(Section):
     def _check_translation(self, *, translates: bool, of_data: str) -> None:
         """Raises `ConfigError` for a setting that only translation uses, or that it does not use."""
         if translates:
-            if self.data.batching == "packed" and self.data.overlong != "carry":
-                raise self.data.error("overlong", f"is used only by language models, not {of_data}; write 'carry'")
+            if self.data.batching == "packed" and self.data.long_documents != "split":
+                problem = f"is used only by language models, not {of_data}; write 'split'"
+                raise self.data.error("long_documents", problem)
             return
         for name in ("source_tokenizer", "target_tokenizer"):
             if getattr(self.data, name) is not None:

@@ -25,7 +25,7 @@ class Column(NamedTuple):
         stops = np.cumsum(self.lengths).tolist()
         return [self.ids[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
-    def cut(self, limit: int) -> "Column":
+    def truncate(self, limit: int) -> "Column":
         """Truncates each example to its first `limit` ids."""
         if not (self.lengths > limit).any():
             return self

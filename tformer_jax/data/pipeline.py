@@ -78,7 +78,7 @@ def evaluation_batches(
     Batches have the rows of `shards.own` only, and only those are read from prepared data.
 
     Documents are evaluated completely: those longer than a packed row continue in further rows, even with
-    `data.overlong="cut"`.
+    `data.long_documents="truncate"`.
 
     Args:
         limit: number of examples, from the first one; 0: all.
@@ -104,7 +104,7 @@ def _evaluation_batches(
         stream, prefix_lm = token_stream(reader, end, limit), cfg.model.prefix_lm
         yield from covering_windows(stream, cfg.data.window, rows, shards, prefix_lm=prefix_lm)
         return
-    frame = dataclasses.replace(framer(cfg, tokenizers), carry=True)
+    frame = dataclasses.replace(framer(cfg, tokenizers), split=True)
     read = RowReader(reader, frame, shards)
     indices = range(len(reader))[: limit or None]
     blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))

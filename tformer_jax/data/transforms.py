@@ -83,7 +83,7 @@ class Framer:
 
     length: int
     source_length: int
-    carry: bool = False
+    split: bool = False
     """Split a document that is too long into several examples instead of truncating it."""
     source: SpecialTokens = OWN
     """Special tokens of sources."""
@@ -97,15 +97,15 @@ class Framer:
         """Returns {"source", "target_in", "target_out"} for translation pairs, {"tokens", "label"} for labeled texts
         and {"tokens", "targets"} for documents.
 
-        Each example yields one example, except documents: an empty one yields none, a long one several if `carry`.
+        Each example yields one example, except documents: an empty one yields none, a long one several if `split`.
         """
         if "label" in ids:
             texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
             return {"tokens": texts.within(self.target.before, self.target.after), "label": ids["label"]}
         if "text" in ids:
             tokens, targets = ids["text"], ids["text"].followed_by(self.target.ends[0])
-            if not self.carry:
-                tokens, targets = self._truncate(tokens, self.length, self.settings[0]), targets.cut(self.length)
+            if not self.split:
+                tokens, targets = self._truncate(tokens, self.length, self.settings[0]), targets.truncate(self.length)
             return {"tokens": tokens.in_pieces(self.length), "targets": targets.in_pieces(self.length)}
         source = self._truncate(ids["source"], self.source_length - self.source.added_to_side, self.settings[1])
         target = self._truncate(ids["target"], self.length - self.target.added_to_side, self.settings[0])
@@ -121,10 +121,10 @@ class Framer:
         if "text" not in lengths or "label" in lengths:
             return np.ones(len(next(iter(lengths.values()))), np.int64)
         pieces = -(-lengths["text"] // self.length)
-        return pieces if self.carry else np.minimum(pieces, 1)
+        return pieces if self.split else np.minimum(pieces, 1)
 
     def _truncate(self, column: Column, limit: int, setting: str) -> Column:
-        truncated = column.cut(limit)
+        truncated = column.truncate(limit)
         if truncated is not column and not self.reported:
             logging.getLogger(__name__).warning(
                 "truncating texts longer than %d tokens (the first has %d); increase %s to keep them",
@@ -156,8 +156,8 @@ def framer(cfg: Config, tokenizers: Tokenizers) -> Framer:
         _check_room(data, name, length, target.added_to_side)
     elif cfg.model.family == "classifier":
         _check_room(data, name, length, target.added)
-    carry = data.overlong == "carry"
-    return Framer(length, source_length, carry=carry, source=source, target=target, settings=settings)
+    split = data.long_documents == "split"
+    return Framer(length, source_length, split=split, source=source, target=target, settings=settings)
 
 
 def _check_room(cfg: DataConfig, name: str, length: int, added: int) -> None:

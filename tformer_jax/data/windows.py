@@ -1,4 +1,4 @@
-"""One long stream of tokens, cut into windows of equal length."""
+"""One long stream of tokens, split into windows of equal length."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence

@@ -37,7 +37,7 @@ class ClassificationEvaluator:
         """
         loss, accuracy, losses = self._likelihood(params)
         texts = [example["text"] for example in self._examples]
-        predictions = self._classify(params, texts, long_texts=LongTexts("cut"))
+        predictions = self._classify(params, texts, long_texts=LongTexts("truncate"))
         outputs = [
             Sample(example["text"], example["label"], label, probability)
             for example, (label, probability) in zip(self._examples, predictions, strict=True)

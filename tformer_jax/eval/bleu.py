@@ -63,7 +63,7 @@ class TranslationEvaluator:
         """Returns `bleu`, `chrf` and `exact_match`, with all translations."""
         sources = [example["source"] for example in self._examples]
         references = [self._normalize(example["target"]) for example in self._examples]
-        outputs = self._translate.outputs(params, sources, long_texts=LongTexts("cut"))
+        outputs = self._translate.outputs(params, sources, long_texts=LongTexts("truncate"))
         found = translation_metrics([output.text for output in outputs], references, self._bleu)
         rows = zip(sources, references, outputs, strict=True)
         samples = [Sample(source, reference, output.text, output.score) for source, reference, output in rows]

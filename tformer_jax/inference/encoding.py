@@ -8,7 +8,7 @@ from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 
-ON_LONG = ("stop", "cut", "skip")
+ON_LONG = ("stop", "truncate", "skip")
 """What can be done with a text that is too long for the model."""
 EXAMPLES = {
     "seq2seq": ((2,), "a pair (source, target)"),
@@ -38,7 +38,7 @@ class LongTexts:
     """Policy for texts that are too long for the model, and a record of their indices.
 
     Args:
-        action: "stop": raise an error; "cut": truncate the text; "skip": leave the text out.
+        action: "stop": raise an error; "truncate": keep the first tokens (of prompts, the last); "skip": leave it out.
     """
 
     def __init__(self, action: str = "stop"):

@@ -64,9 +64,9 @@ class MaskFiller:
             ids = self._encode(text) if text.strip() else []
             fitting = fit(index, ids, limit, "text") or []
             if fitting and self._mask not in fitting:
-                cut = f" within the {limit} tokens to which it is cut" if self._mask in ids else ""
+                among = f" within the {limit} tokens to which it is truncated" if self._mask in ids else ""
                 raise TextError(
-                    index, f"the text has no mask{cut}: write {self._name} where a token is to be predicted"
+                    index, f"the text has no mask{among}: write {self._name} where a token is to be predicted"
                 )
             return special.whole(fitting) if fitting else []
 

@@ -62,7 +62,7 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
 
     Args:
         cache_dtype: dtype of cached keys and values, as `decode.cache_dtype`.
-        depth: module paths are cut to this number of names.
+        depth: module paths are truncated to this number of names.
 
     Raises:
         ConfigError: the model has no positions for `length` tokens.
@@ -124,7 +124,7 @@ def _on_tpu() -> contextlib.AbstractContextManager[Any]:
 
 
 def by_module(shapes: Any, depth: int = 3) -> dict[str, int]:
-    """Counts parameters by module path, cut to `depth` names; `layers_*` stands for all layers of a stack."""
+    """Counts parameters by module path, truncated to `depth` names; `layers_*` stands for all layers of a stack."""
     sizes: dict[str, int] = {}
     for path, leaf in named_leaves(shapes):
         module = "/".join(re.sub(r"layers_\d+", "layers_*", path).split("/")[:-1][:depth])
