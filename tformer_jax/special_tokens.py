@@ -28,7 +28,7 @@ class SpecialTokens:
     ends: tuple[int, ...] = (EOS,)
     """Tokens that end an output. The first one ends sources, targets and documents."""
     bos: int | None = BOS
-    """Token that begins texts, where `before` has one; None: there is none."""
+    """Token that begins texts, if `before` has one; None: there is none."""
     pad: int | None = PAD_TOKEN
     """Token that other libraries fill rows with; None: there is none."""
     unknown: int | None = UNK
@@ -66,7 +66,7 @@ class SpecialTokens:
         return {self.start, *self.ends, *self.forced, *self.before, *self.after} | optional
 
     def below(self, size: int) -> "SpecialTokens":
-        """Returns the tokens without names, `never` and `pad` of ids that are `size` or more."""
+        """Returns a copy in which `names`, `never` and `pad` have only ids below `size`."""
         return dataclasses.replace(
             self,
             names=tuple((i, name) for i, name in self.names if i < size),

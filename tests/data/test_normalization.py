@@ -11,7 +11,7 @@ from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.eval.bleu import TranslationEvaluator
+from tformer_jax.eval.translation import TranslationEvaluator
 
 STEPS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 PAIRS = [{"source": "The MAN's hat, „old“.", "target": "漢字: Ein Mann"}] * 3

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py`: reproducible measurements of training, decoding, attention and data."""
+"""`scripts/benchmark.py`: reproducible measurements of training, decoding, caches, attention, data and growth."""
 
 import argparse
 from collections.abc import Callable, Sequence

@@ -164,7 +164,7 @@ def size_of(count: int) -> str:
 
 
 def check_writable(path: Path, flag: str = "--record") -> None:
-    """Checks, before training, that `path`, which `flag` names, can be written; creates its folder.
+    """Checks, before anything is computed, that `path`, which `flag` names, can be written; creates its folder.
 
     Raises:
         ConfigError: the folder cannot be created or written to, the name is too long, or `path` is a folder.

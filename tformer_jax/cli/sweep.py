@@ -237,7 +237,7 @@ def train_all(
 ) -> list[str]:
     """Trains the combinations that are not finished, several at a time; returns the errors of those that failed.
 
-    A signal stops the runs, each after a checkpoint, and exits with 128 and its number.
+    A signal stops the runs, each after a checkpoint, and exits with 128 + its number.
     """
     slots: queue.Queue[str | None] = queue.Queue()
     for device in _devices(options.devices) * options.jobs:

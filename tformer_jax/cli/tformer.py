@@ -29,7 +29,7 @@ COMMANDS = {
     "export_hf": "export a run as a Hugging Face checkpoint",
     "describe": "show what a model costs before it runs",
     "doctor": "check the machine, the mesh and the data before a run",
-    "benchmark": "measure training, decoding, attention and data",
+    "benchmark": "measure training, decoding, caches, attention, data and growth",
     "xla_flags": "print XLA flags for a mesh axis",
 }
 """Modules in `tformer_jax.cli`, with what they do."""

@@ -83,7 +83,7 @@ class ModelConfig(Section):
     )
     attention_scale: float | None = setting(
         None,
-        "scale of the attention scores q.k; None: 1 / sqrt(size of a query head)",
+        "scale of the attention scores q.k; None: 1 / sqrt(size of a query head), over sqrt(dim / base_dim) with muP",
         low=1e-6,
         used_by={"attention": ("multi_head", "mla")},
     )

@@ -125,7 +125,7 @@ class DataConfig(Section):
         low=8,
         used_by={"tokenizer": SIZED},
     )
-    split_digits: bool = setting(False, "bpe and unigram: one token per digit")
+    split_digits: bool = setting(False, "bpe and unigram: one token per digit (characters and bytes: always)")
     bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
     tokenizer_examples: int = setting(

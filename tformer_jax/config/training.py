@@ -135,8 +135,8 @@ class TrainConfig(Section):
     )
     weights: str = setting(
         "last",
-        "weights to evaluate on the test split and to save: the last, their exponential moving average, the best "
-        "checkpoint, or the mean of the last or best checkpoints",
+        "weights to evaluate on the test split and to save: those of the last step, the exponential moving average, "
+        "the best checkpoint, or the mean of the last or best checkpoints",
         choices=("last", "ema", "best", "average_last", "average_best"),
     )
     average: int = setting(5, "average_*: number of checkpoints to average", low=1)

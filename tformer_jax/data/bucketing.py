@@ -20,7 +20,10 @@ ORDER = "order"
 
 
 def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
-    """Examples per batch by bucket length: the largest multiple of `cfg.batch_multiple` within `cfg.batch_tokens`."""
+    """Returns the number of examples per batch by bucket length.
+
+    It is the largest multiple of `cfg.batch_multiple` within `cfg.batch_tokens`.
+    """
     multiple = cfg.batch_multiple
     return {length: cfg.batch_tokens // length // multiple * multiple for length in cfg.bucket_lengths}
 
@@ -31,7 +34,7 @@ def length_of(example: PendingExample) -> int:
 
 
 def smallest_fitting(lengths: Sequence[int], length: int) -> int:
-    """The first of the ascending `lengths` that is at least `length`."""
+    """Returns the first of the ascending `lengths` that is at least `length`."""
     return next(bucket for bucket in lengths if length <= bucket)
 
 

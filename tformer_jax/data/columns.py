@@ -21,7 +21,7 @@ class Column(NamedTuple):
         return cls(np.concatenate([np.zeros(0, np.int32), *rows], dtype=np.int32, casting="unsafe"), lengths)
 
     def rows(self) -> list[np.ndarray]:
-        """The ids of each example."""
+        """Returns the ids of each example: int32 [length] each."""
         stops = np.cumsum(self.lengths).tolist()
         return [self.ids[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 

@@ -34,12 +34,12 @@ class PendingExamples(tuple[PendingExample, ...]):
 
 
 def with_ids(examples: Iterable[Tokens]) -> list[PendingExample]:
-    """Examples whose ids are known."""
+    """Returns examples whose ids are known."""
     return [PendingExample({key: len(ids) for key, ids in example.items()}, example) for example in examples]
 
 
 def of_block(block: Block) -> list[PendingExample]:
-    """The examples of a block."""
+    """Returns the examples of a block."""
     return with_ids(split_examples(block))
 
 

@@ -16,7 +16,7 @@ Batch = dict[str, np.ndarray]
 Item = tuple[Batch | None, Any, Exception | None]
 """A batch and the state after it, or an error; neither at the end."""
 NICENESS = 10
-"""The Unix niceness of the thread, unless the process has a higher one; that of others is 0."""
+"""The Unix niceness of the thread; a higher one of the process is kept."""
 
 
 class Prefetched(Iterator[Batch]):

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Splits each global batch into `count` blocks of equally many rows; this process prepares the blocks `own`."""
+    """Splits each global batch into `count` blocks of equal size; this process prepares the blocks `own`."""
 
     count: int = 1
     own: tuple[int, ...] = (0,)

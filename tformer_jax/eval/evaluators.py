@@ -12,11 +12,12 @@ from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.accuracy import ClassificationEvaluator
-from tformer_jax.eval.bleu import TranslationEvaluator, bleu_metric
+from tformer_jax.eval.bleu import bleu_metric
 from tformer_jax.eval.evaluation import Evaluation, Evaluator, Sample
 from tformer_jax.eval.likelihood import Likelihood
 from tformer_jax.eval.perplexity import PerplexityEvaluator
 from tformer_jax.eval.samples import ContinuationEvaluator
+from tformer_jax.eval.translation import TranslationEvaluator
 
 __all__ = ["Evaluation", "Evaluator", "Sample", "evaluators_for"]
 

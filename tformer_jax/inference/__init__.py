@@ -1,1 +1,1 @@
-"""Inference: sampling, beam search, cached decoding, and interfaces from strings to strings."""
+"""Inference: sampling, beam search, cached decoding, and interfaces that take texts."""

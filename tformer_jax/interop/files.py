@@ -53,7 +53,7 @@ class StoredArrays(MutableMapping[str, Any]):
         return len(self._readers)
 
     def renamed(self, names: dict[str, str]) -> "StoredArrays":
-        """Returns the arrays by new names, given those by the present names."""
+        """Renames the arrays; `names` maps the present names to new ones."""
         return StoredArrays({names[name]: reader for name, reader in self._readers.items()})
 
 

@@ -38,7 +38,7 @@ SAMPLING: Settings = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_
 """Settings of sampling, and their defaults in transformers, where beam search may sample; here it does not."""
 
 LENGTHS: Settings = {"min_length": 0, "max_length": 20}
-"""Lengths with the prompt, which continuations here do not have, and their defaults in transformers."""
+"""Lengths that include the prompt, as none of ours does, and their defaults in transformers."""
 STOPPING = {True: "first", False: "heuristic", "never": "never"}
 """Our `early_stopping` by theirs."""
 

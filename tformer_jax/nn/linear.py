@@ -129,7 +129,7 @@ class Linear(Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., *input sizes] -> [..., *output sizes] in the computation dtype."""
+        """Applies the layer: [..., *input sizes] -> [..., *output sizes] in the computation dtype."""
         (in_names, in_shape), (out_names, out_shape) = zip(*self.inputs, strict=True), zip(*self.outputs, strict=True)
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
         dtype, param_dtype = jnp.dtype(self.cfg.dtype), jnp.dtype(self.cfg.param_dtype)

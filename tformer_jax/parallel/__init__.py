@@ -1,1 +1,1 @@
-"""The device mesh, and the shardings of parameters and batches on it."""
+"""The device mesh, shardings of parameters and batches, groups of processes, and XLA flags."""

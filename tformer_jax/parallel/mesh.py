@@ -107,5 +107,8 @@ def _granule(device: Any) -> int:
 
 
 def data_parallelism(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of shards of a batch; every batch size must be a multiple of it."""
+    """Returns the number of shards of a batch.
+
+    Training batches must be a multiple of it; other batches are replicated if they are not.
+    """
     return math.prod(mesh.shape[name] for name in BATCH_AXES)

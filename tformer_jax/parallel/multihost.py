@@ -144,7 +144,9 @@ SINGLE = ProcessGroup()
 def start(
     cfg: ParallelConfig, folder: Path, coordinator: str | None, processes: int | None, process: int | None
 ) -> ProcessGroup:
-    """Connects the processes given by flags or, without flags, by a cluster that JAX detects; else this one is alone.
+    """Connects to the processes that the flags name or, without flags, to those of a cluster that JAX detects.
+
+    With neither, the group has only this process.
 
     Args:
         folder: shared run folder, beside which the processes leave a file each until all have started.

@@ -22,7 +22,7 @@ ENDED = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The files of a run folder. What a file would hold that is missing or damaged is empty."""
+    """The contents of a run folder; fields of missing or damaged files are empty."""
 
     name: str
     """Unique among the runs of a report."""

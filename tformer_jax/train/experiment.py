@@ -48,7 +48,7 @@ class Experiment:
     tokenizers: Tokenizers
     model: nn.Module
     batches: Prefetched
-    """Endless training batches from the first one, with the rows that the devices of this process hold."""
+    """Training batches, endless, from the first one; they have only the rows that this process's devices hold."""
     shards: Shards
     """The shards of a global batch, and those that this process holds."""
     lock: FolderLock | None

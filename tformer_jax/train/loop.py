@@ -221,7 +221,7 @@ class Trainer:
         self.evaluated_at, self.last_evaluation = self.step, metrics
 
     def evaluate_last(self) -> None:
-        """Validates the last step if a resumed run ends at a checkpoint without an evaluation; logs steps before it."""
+        """Logs and validates the last step if a resumed run ends at a checkpoint without an evaluation."""
         if self.step == self.cfg.train.steps != self.evaluated_at:
             if self.meter.unread:
                 self.log()

@@ -17,8 +17,8 @@ Values = dict[str, float]
 class Meter:
     """Collects the metrics of steps that the device may still compute, and fetches them once they are ready.
 
-    `tokens`, `flops`, `seconds`, `data_wait_seconds` and `skipped_steps` are totals of the run. They and `waiting`, the
-    fetched metrics not yet averaged, are saved by `state` to resume from.
+    The arguments are what `state` returned in the run that is resumed: the totals, and `waiting`, the fetched metrics
+    that have not been averaged.
     """
 
     def __init__(

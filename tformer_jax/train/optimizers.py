@@ -323,7 +323,10 @@ def _scaled(factors: Any) -> optax.GradientTransformation:
 
 
 def _scaled_but_decay(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
-    """Multiplies the updates by `factors`, except weight decay, for which alone the optimizer reads the parameters."""
+    """Multiplies the updates by `factors`, but not the weight decay.
+
+    The optimizer may read the parameters only for the weight decay.
+    """
 
     def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
         updates, opt_state = optimizer.update(grads, opt_state, jax.tree.map(jnp.divide, params, factors))

@@ -17,7 +17,7 @@ Decay = Callable[[jax.Array], jax.Array]
 
 
 def inverse_sqrt(peak: float, warmup_steps: int) -> optax.Schedule:
-    """`peak * min(t / warmup, sqrt(warmup / t))` with t = step + 1.
+    """Returns the schedule `peak * min(t / warmup, sqrt(warmup / t))` with t = step + 1.
 
     With `peak = D^-0.5 * warmup^-0.5` this is the formula of "Attention Is All You Need" (2017), section 5.3:
     `D^-0.5 * min(t^-0.5, t * warmup^-1.5)`.

@@ -169,7 +169,7 @@ def _compare(mine: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int
 
 
 def find_mismatches(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path) -> list[str]:
-    """Returns warnings about the parameters that `load_matching` loads, and which this model does not use as `run` did.
+    """Returns warnings about loaded parameters that this model uses differently than `run` did.
 
     Raises:
         ConfigError: LoRA freezes one of them.

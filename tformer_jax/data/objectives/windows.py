@@ -49,9 +49,9 @@ class CorruptedWindows:
 def covering_corrupted(
     stream: TokenStream, objective: Objective, rows: int, shards: Shards = WHOLE_BATCH
 ) -> Iterator[Tokens]:
-    """Yields this process's rows of batches with each token of a stream in one corrupted window, as in all runs.
+    """Yields this process's rows of batches that have each token of a stream in exactly one corrupted window.
 
-    A single token at the end is left out; missing rows are padding.
+    The corruption of a window is the same in all runs. A single token at the end is left out; missing rows are padding.
     """
     starts = range(0, len(stream) - 1, objective.tokens)
     for first in range(0, len(starts), rows):
