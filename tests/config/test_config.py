@@ -150,7 +150,9 @@ def test_unset_settings_accept_values_of_their_type():
         ({"data": {"tokenizer": "words", "split_digits": True}}, "data.split_digits=True: needs data.tokenizer='bpe'"),
         ({"data": {"dataset": "imdb_reviews"}}, "data.dataset='imdb_reviews': is used only by data.source='tfds'"),
         ({"optim": {"beta2": 1}}, "optim.beta2=1.0: must be below 1"),
-        ({"optim": {"eps": 0}}, "optim.eps=0.0: must be larger than 0"),
+        ({"optim": {"eps": 0}}, "optim.eps=0.0: must be above 0"),
+        ({"model": {"ffn_dropout": 1}}, "model.ffn_dropout=1.0: must be below 1"),
+        ({"train": {"ema_decay": 1}}, "train.ema_decay=1.0: must be below 1"),
         (
             {"train": {"lora_rank": 2, "start_from": "run"}, "optim": {"optimizer": "muon"}},
             "optim.optimizer='muon': must not be 'muon' with train.lora_rank",

@@ -62,7 +62,7 @@ WITHOUT_EFFECT = {
         "output_bias": True,
     },
     "model.prefix_lm=True: is used only by model.family='decoder_lm'": {"prefix_lm": True},
-    "model.moe.expert_capacity=0.0: must be at least": MOE | {"moe": {"expert_capacity": 0}},
+    "model.moe.expert_capacity=0.0: must be above 0": MOE | {"moe": {"expert_capacity": 0}},
     "model.layer_pattern=('full', 'window'): no stack reaches 'window' in 1 layers": {
         "family": "classifier",
         "encoder_layers": 1,

@@ -299,7 +299,7 @@ class TestTokenizer:
         ),
         ({"noise": {"density": 0.3}}, "data.noise.density=0.3: is used only by data.objective='masked_tokens' or "),
         ({"objective": "denoising", "noise": {"whole_words": True}}, "is used only by data.objective='masked_tokens'"),
-        ({"objective": "denoising", "noise": {"density": 0.0}}, "data.noise.density=0.0: must exceed 0"),
+        ({"objective": "denoising", "noise": {"density": 0.0}}, "data.noise.density=0.0: must be above 0"),
         ({"objective": "denoising", "noise": {"density": 0.5}}, "data.noise.density=0.5: must be at most 0.49"),
     ],
 )

@@ -24,6 +24,29 @@ def first_line(error: BaseException, longest: int = 300) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
 
 
+class Bounds(NamedTuple):
+    """Bounds of a number: `low` and `high` are allowed, `above` and `below` are not; None: no bound."""
+
+    low: float | None
+    high: float | None
+    above: float | None
+    below: float | None
+
+    def problem(self, value: Any) -> str | None:
+        """Returns what is wrong with a number, if it is outside of the bounds or not finite."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return "must be a finite number"
+        if self.low is not None and value < self.low:
+            return f"must be at least {self.low}"
+        if self.high is not None and value > self.high:
+            return f"must be at most {self.high}"
+        if self.above is not None and value <= self.above:
+            return f"must be above {self.above}"
+        if self.below is not None and value >= self.below:
+            return f"must be below {self.below}"
+        return None
+
+
 def setting(
     default: Any,
     meaning: str,
@@ -31,6 +54,8 @@ def setting(
     choices: Collection[Any] | None = None,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
     used_by: UsedBy | None = None,
 ) -> Any:
     """Declares one setting of a `Section`.
@@ -39,11 +64,13 @@ def setting(
         default: value if a config file does not set it.
         meaning: one line of help, with the unit if there is one.
         choices: allowed values, for a tuple of each member; None: any value of the annotated type.
-        low, high: smallest and largest allowed number, both inclusive.
+        low, high: smallest and largest allowed number.
+        above, below: exclusive bounds.
         used_by: values of another setting that use this one, such as `{"position": ("learned",)}`; None: all do. The
             other setting is one of this section or of the section that holds it.
     """
-    metadata = {"meaning": meaning, "choices": choices, "low": low, "high": high, "used_by": used_by or {}}
+    bounds = Bounds(low, high, above, below)
+    metadata = {"meaning": meaning, "choices": choices, "bounds": bounds, "used_by": used_by or {}}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -249,19 +276,15 @@ class Section:
             expected = " or ".join(map(_type_name, members))
             hint = f"; write {tuple(map(str, value))}" if members == (str,) and None not in value else ""
             raise self.error(field.name, f"must hold {expected}, not {_type_name(type(wrong[0]))}{hint}")
-        choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
+        choices, bounds = field.metadata["choices"], field.metadata["bounds"]
         for part in value if isinstance(value, tuple) else (value,):
             if choices is not None and part not in choices:
                 hint = nearest(part, choices) if isinstance(part, str) else f"; known: {choices}"
                 if isinstance(value, tuple) and isinstance(part, str):
                     hint = separated(part) or hint
                 raise self.error(field.name, f"is not a known value{hint}")
-            if isinstance(part, float) and not math.isfinite(part):
-                raise self.error(field.name, "must be a finite number")
-            if low is not None and part < low:
-                raise self.error(field.name, f"must be at least {low}")
-            if high is not None and part > high:
-                raise self.error(field.name, f"must be at most {high}")
+            if problem := bounds.problem(part):
+                raise self.error(field.name, problem)
 
 
 def qualified(path: str, name: str) -> str:

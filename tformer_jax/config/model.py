@@ -84,13 +84,13 @@ class ModelConfig(Section):
     attention_scale: float | None = setting(
         None,
         "scale of the attention scores q.k; None: 1 / sqrt(size of a query head), over sqrt(dim / base_dim) with muP",
-        low=1e-6,
+        above=0.0,
         used_by={"attention": ("multi_head", "mla")},
     )
     attention_softcap: float | None = setting(
         None,
         "cap of the scores: cap * tanh(scores / cap); None: no cap",
-        low=1e-6,
+        above=0.0,
         used_by={"attention": ("multi_head", "mla")},
     )
     attention_sinks: bool = setting(
@@ -154,19 +154,19 @@ class ModelConfig(Section):
     )
     output_bias: bool = setting(False, "bias on the logits", used_by={"family": ("seq2seq", "decoder_lm", "masked_lm")})
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D)")
-    output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", low=1e-6)
+    output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", above=0.0)
     pooling: str = setting("mean", "pooling over tokens", choices=kinds.POOLINGS, used_by={"family": ("classifier",)})
     pooler: bool = setting(False, "tanh(W x + b) between pooling and logits", used_by={"family": ("classifier",)})
     head_transform: bool = setting(
         False, "norm(activation(W x + b)) before the output head (BERT)", used_by={"family": ("masked_lm",)}
     )
 
-    dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, high=1.0)
-    token_dropout: float = setting(0.0, "dropout rate of whole token embeddings", low=0.0, high=1.0)
+    dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, below=1.0)
+    token_dropout: float = setting(0.0, "dropout rate of whole token embeddings", low=0.0, below=1.0)
     attention_dropout: float = setting(
-        0.0, "dropout rate of attention weights", low=0.0, high=1.0, used_by={"attention": ("multi_head", "mla")}
+        0.0, "dropout rate of attention weights", low=0.0, below=1.0, used_by={"attention": ("multi_head", "mla")}
     )
-    ffn_dropout: float = setting(0.0, "dropout rate between the two FFN layers", low=0.0, high=1.0)
+    ffn_dropout: float = setting(0.0, "dropout rate between the two FFN layers", low=0.0, below=1.0)
 
     initializer: str = setting(
         "xavier",
@@ -204,9 +204,6 @@ class ModelConfig(Section):
         self._check_heads()
         self._check_positions()
         self._check_layer_pattern()
-        for name in ("dropout", "token_dropout", "attention_dropout", "ffn_dropout"):
-            if getattr(self, name) == 1.0:
-                raise self.error(name, "must be below 1")
         self._check_experts()
         self._check_parameterization()
         if self.family != "seq2seq" and self.ties_inputs:

@@ -16,7 +16,7 @@ class MoEConfig(Section):
     experts_per_token: int = setting(2, "experts chosen per token", low=1)
     expert_gated: bool = setting(True, "experts are gated FFNs")
     expert_capacity: float | None = setting(
-        None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", low=1e-6
+        None, "capacity factor: maximum tokens per expert, as a multiple of an even share; training only", above=0.0
     )
     router_normalize: bool = setting(
         True,

@@ -40,6 +40,7 @@ class NoiseConfig(Section):
     density: float = setting(
         0.15,
         "fraction of the tokens that are corrupted (BERT, T5: 0.15, BART: 0.3)",
+        above=0.0,
         high=0.49,
         used_by={"objective": tuple(ADDED_TOKENS)},
     )
@@ -53,10 +54,6 @@ class NoiseConfig(Section):
     permute_sentences: bool = setting(
         False, "shuffle the sentences of the source (BART)", used_by={"objective": ("denoising",)}
     )
-
-    def check(self) -> None:
-        if self.density <= 0:
-            raise self.error("density", "must exceed 0")
 
     def count(self, tokens: int) -> int:
         """Returns the number of corrupted tokens of a text of `tokens` tokens, at least one."""

@@ -32,18 +32,18 @@ class RotaryConfig(Section):
         8192, "context length before scaling, in tokens", low=1, used_by={"scaling": ("llama3", "yarn")}
     )
     beta_fast: float = setting(
-        32.0, "frequencies of at least this many rotations in original_length are kept", low=1e-6, used_by=YARN
+        32.0, "frequencies of at least this many rotations in original_length are kept", above=0.0, used_by=YARN
     )
     beta_slow: float = setting(
         1.0,
         "frequencies of at most this many rotations in original_length are divided by factor",
-        low=1e-6,
+        above=0.0,
         used_by=YARN,
     )
     attention_factor: float | None = setting(
         None,
         "scale of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1",
-        low=1e-6,
+        above=0.0,
         used_by=YARN,
     )
 

@@ -70,7 +70,7 @@ class DataConfig(Section):
         (), "as train, not used by prepared; (): the validation examples", used_by=FILE_SOURCES
     )
     weights: tuple[float, ...] = setting(
-        (), "mixture weights of the entries of train; (): concatenate them", low=0, used_by=FILE_SOURCES
+        (), "mixture weights of the entries of train; (): concatenate them", above=0, used_by=FILE_SOURCES
     )
     fields: tuple[str, ...] = setting(
         (),
@@ -79,7 +79,7 @@ class DataConfig(Section):
         used_by=FIELD_SOURCES,
     )
     validation_fraction: float = setting(
-        0.1, "fraction of train held out if validation is ()", low=0, high=1, used_by=FILE_SOURCES
+        0.1, "fraction of train held out if validation is ()", above=0, below=1, used_by=FILE_SOURCES
     )
     heldout_examples: int = setting(
         2000,
@@ -194,13 +194,8 @@ class DataConfig(Section):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
             raise self.error("weights", "requires data.validation, because a mixture has no last part to hold out")
-        holds_out = not self.validation and self.source not in (*GENERATED, "prepared")
-        if holds_out and self.validation_fraction in (0, 1):
-            raise self.error("validation_fraction", "must lie between 0 and 1, unless data.validation names other data")
         if self.validation and "validation_fraction" in self.changed_settings():
             raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
-        if self.weights and not all(self.weights):
-            raise self.error("weights", "must be larger than 0; leave out the entry of data.train instead")
 
     def _check_objective(self) -> None:
         if self.objective in ("span_corruption", "denoising") and self.window < 3:

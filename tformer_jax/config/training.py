@@ -60,16 +60,18 @@ class OptimConfig(Section):
         0.9,
         "decay of the first moment; sgd: momentum",
         low=0.0,
-        high=1.0,
+        below=1.0,
         used_by={"optimizer": (*MOMENTS, "lion", "sgd")},
     )
     beta2: float = setting(
-        0.98, "decay of the second moment", low=0.0, high=1.0, used_by={"optimizer": (*MOMENTS, "lion")}
+        0.98, "decay of the second moment", low=0.0, below=1.0, used_by={"optimizer": (*MOMENTS, "lion")}
     )
     muon_beta: float = setting(
-        0.95, "momentum coefficient of Muon", low=0.0, high=1.0, used_by={"optimizer": ("muon",)}
+        0.95, "momentum coefficient of Muon", low=0.0, below=1.0, used_by={"optimizer": ("muon",)}
     )
-    eps: float = setting(1e-9, "added to the square root of the second moment", low=0.0, used_by={"optimizer": MOMENTS})
+    eps: float = setting(
+        1e-9, "added to the square root of the second moment", above=0.0, used_by={"optimizer": MOMENTS}
+    )
     weight_decay: float = setting(
         0.0, "decoupled weight decay, multiplied by the learning rate; sgd: L2 penalty", low=0.0
     )
@@ -92,11 +94,6 @@ class OptimConfig(Section):
             glob, _, factor = entry.rpartition("=")
             if not glob or not _is_factor(factor):
                 raise self.error("learning_rates", f"{entry!r} must be GLOB=FACTOR, such as '*embedding=0.1'")
-        for name in ("beta1", "beta2", "muon_beta"):
-            if getattr(self, name) == 1.0:
-                raise self.error(name, "must be below 1: with 1, a moment would stay 0")
-        if not self.eps:
-            raise self.error("eps", "must be larger than 0: otherwise 0 is divided by 0 where gradients are 0")
         if self.optimizer == "schedule_free_adamw":
             if self.schedule != "constant":
                 raise self.error("schedule", "must be 'constant' for optim.optimizer='schedule_free_adamw'")
@@ -131,7 +128,7 @@ class TrainConfig(Section):
     loss_chunk: int | None = setting(None, "positions per row whose logits are in memory at once; None: all", low=1)
 
     ema_decay: float | None = setting(
-        None, "decay per step of the exponential moving average of the parameters; None: no average", low=0, high=1
+        None, "decay per step of the exponential moving average of the parameters; None: no average", low=0, below=1
     )
     weights: str = setting(
         "last",
