@@ -94,7 +94,7 @@ def test_only_time_without_a_ready_batch_is_waiting():
     fast.start()
     time.sleep(0.2)
     numbers(fast, 1)
-    assert fast.waited == 0
+    assert fast.waited < 0.01
     fast.close()
 
 
@@ -113,7 +113,7 @@ def test_the_priority_of_the_thread_is_never_raised(monkeypatch, niceness, expec
     changes = []
     monkeypatch.setattr("os.getpriority", lambda *_: niceness)
     monkeypatch.setattr("os.setpriority", lambda *given: changes.append(given[-1]))
-    prefetch._yield_to_computation()
+    prefetch._lower_priority()
     assert changes == ([expected] if sys.platform == "linux" else [])
 
 
@@ -121,6 +121,6 @@ def test_a_thread_that_cannot_start_reading_says_why(monkeypatch):
     def refuse():
         raise PermissionError("refused")
 
-    monkeypatch.setattr(prefetch, "_yield_to_computation", refuse)
+    monkeypatch.setattr(prefetch, "_lower_priority", refuse)
     with pytest.raises(PermissionError, match="refused"):
         next(Prefetched(Numbers(), 2))

@@ -197,9 +197,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 
 def test_scores_of_other_settings_are_not_compared(tmp_path):
-    """Regression test: two resumes could do what one may not, and keep the best of two scales."""
-    for scale, scores in ((1, {1: 0.9, 2: 0.8}), (2, {3: 0.1, 4: 0.2})):
-        keeper = Checkpointer(tmp_path / "checkpoints", keep=2, keep_best=1, scale=scale)
+    """Regression test: two resumes could do what one may not, and compare scores of two settings."""
+    for fingerprint, scores in ((1, {1: 0.9, 2: 0.8}), (2, {3: 0.1, 4: 0.2})):
+        keeper = Checkpointer(tmp_path / "checkpoints", keep=2, keep_best=1, fingerprint=fingerprint)
         for step, score in scores.items():
             keeper.save(step, made(step), HOST, score=score)
         keeper.wait()

@@ -161,7 +161,7 @@ def test_scores_of_two_evaluations_are_not_mixed(tmp_path, train, changes, refus
     sections = {name: dataclasses.replace(getattr(cfg, name), **values) for name, values in changes.items()}
     changed = dataclasses.replace(cfg, **sections)
     same = changes is not EXAMPLES and refused is None
-    assert (run_folder.score_scale(cfg) == run_folder.score_scale(changed)) == same
+    assert (run_folder.score_fingerprint(cfg) == run_folder.score_fingerprint(changed)) == same
     if refused is None:
         run_folder.resume(tmp_path, changed, {})
         return

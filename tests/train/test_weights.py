@@ -158,11 +158,11 @@ def test_intact_weights_of_another_model_are_not_called_damaged(tmp_path):
     assert weights.verify(tmp_path, 3)
 
 
-@pytest.mark.parametrize(("scale", "since"), [(7, 1), (8, 0)])
-def test_early_stopping_starts_anew_if_settings_of_its_scores_change(scale, since):
-    trainer = mock.MagicMock(spec=loop.Trainer, cfg=small_config(patience=1), scale=scale)
+@pytest.mark.parametrize(("fingerprint", "since"), [(7, 1), (8, 0)])
+def test_early_stopping_starts_anew_if_settings_of_its_scores_change(fingerprint, since):
+    trainer = mock.MagicMock(spec=loop.Trainer, cfg=small_config(patience=1), fingerprint=fingerprint)
     best = {"score": 1.0, "evaluations_since": 1}
-    loop.Trainer._start(trainer, mock.MagicMock(), {"meter": {}, "spikes": {}, "best": best, "scale": 7})
+    loop.Trainer._start(trainer, mock.MagicMock(), {"meter": {}, "spikes": {}, "best": best, "fingerprint": 7})
     assert trainer.best.evaluations_since == since
 
 

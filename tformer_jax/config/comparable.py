@@ -73,9 +73,8 @@ def labels(settings: Settings) -> dict[str, Any]:
         buckets = settings["data.batching"] == "buckets"
         longest = settings["data.bucket_lengths"][-1] if buckets else settings["data.window"]
         return {"the length that targets are truncated to": longest}
-    if settings["model.prefix_lm"]:
-        return _named(settings, ("data.batching", "model.prefix_lm", "data.window"))
-    return _named(settings, ("data.batching", "model.prefix_lm"))
+    window = ("data.window",) if settings["model.prefix_lm"] else ()
+    return _named(settings, ("data.batching", "model.prefix_lm", *window))
 
 
 def _named(settings: Settings, names: Sequence[str]) -> dict[str, Any]:

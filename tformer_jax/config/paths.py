@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -54,6 +55,33 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yields an empty folder beside `path` that replaces it, or is removed if the block fails; in a bucket, `path`.
+
+    If `path` is a symbolic link, its target is replaced.
+    """
+    if is_remote(path):
+        remote: Any = path
+        remote.rmtree(missing_ok=True)
+        path.mkdir(parents=True)
+        yield path
+        return
+    folder = path.resolve()
+    partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
+    for leftover in filter(Path.exists, (partial, old)):
+        shutil.rmtree(leftover)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+    finally:
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

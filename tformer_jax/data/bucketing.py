@@ -1,7 +1,7 @@
 """Length buckets: examples of similar length share a batch, and every batch has one of a few fixed shapes."""
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -38,16 +38,20 @@ def smallest_fitting(lengths: Sequence[int], length: int) -> int:
     return next(bucket for bucket in lengths if length <= bucket)
 
 
-def pad_batch(examples: Sequence[Tokens], rows: int, length: int, keys: Iterable[str]) -> dict[str, np.ndarray]:
-    """Stacks the `keys` of examples into int32 [rows, length] (labels of classes: [rows]); missing rows are padding."""
-    batch = {}
-    for key in keys:
-        fill = IGNORED if key in LABELS else PAD
-        array = np.full((rows, 1 if key == "label" else length), fill, np.int32)
-        for row, example in enumerate(examples):
+def pad_batch(examples: Iterable[Tokens], rows: int, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Stacks examples into int32 [rows, length] by key, padded at the end; missing rows are padding."""
+    fills = {key: IGNORED if key in LABELS else PAD for key in lengths}
+    batch = {key: np.full((rows, length), fills[key], np.int32) for key, length in lengths.items()}
+    for row, example in enumerate(examples):
+        for key, array in batch.items():
             array[row, : len(example[key])] = example[key]
-        batch[key] = array[:, 0] if key == "label" else array
     return batch
+
+
+def _bucket_batch(examples: Sequence[Tokens], rows: int, length: int, keys: Iterable[str]) -> dict[str, np.ndarray]:
+    """Stacks the `keys` of examples into int32 [rows, length]; labels of classes into int32 [rows]."""
+    batch = pad_batch(examples, rows, {key: 1 if key == "label" else length for key in keys})
+    return batch | {"label": batch["label"][:, 0]} if "label" in batch else batch
 
 
 def bucketed_once(
@@ -64,7 +68,7 @@ def bucketed_once(
         longest = pending[places[-1]]
         own = reader.own([pending[place] for place in places] + [None] * (rows - len(places)))
         ids = reader.ids([example for example in own if example is not None])
-        batch = pad_batch(ids, len(own), smallest_fitting(lengths, length_of(longest)), longest.lengths)
+        batch = _bucket_batch(ids, len(own), smallest_fitting(lengths, length_of(longest)), longest.lengths)
         yield {**batch, ORDER: places}
 
 
@@ -104,7 +108,7 @@ class BucketIterator(grain.DatasetIterator):
             if len(bucket) == self._sizes[length]:
                 self._buckets[length] = []
                 own = self._reader.own(bucket)
-                return pad_batch(self._reader.ids(own), len(own), length, example.lengths)
+                return _bucket_batch(self._reader.ids(own), len(own), length, example.lengths)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state between two batches; `pending.jsonable` converts it to JSON."""

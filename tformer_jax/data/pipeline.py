@@ -276,31 +276,31 @@ class _Shuffled:
         shuffled = _shuffled_index(inside, self.size, shuffle_seed(self.seed, self.source, epoch))
         return epoch * self.total + self.start + shuffled
 
-    def together(self, count: int, number: int) -> np.ndarray:
-        """Returns the numbers of block `number`, each block having `count` examples."""
-        return np.fromiter(map(self, range(number * count, (number + 1) * count)), np.int64, count)
+    def block(self, size: int, number: int) -> np.ndarray:
+        """Returns the numbers of block `number` of `size` examples: int64 [size]."""
+        return np.fromiter(map(self, range(number * size, (number + 1) * size)), np.int64, size)
 
 
-def _index_blocks(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
-    """Returns endless blocks of `together` example indices, reshuffled each epoch and mixed by `cfg.data.weights`."""
-    return _numbered_blocks(sizes, cfg, together).map(functools.partial(_indices, sum(sizes)))
+def _index_blocks(sizes: Sequence[int], cfg: Config, block_size: int) -> grain.MapDataset:
+    """Returns endless blocks of `block_size` example indices, reshuffled each epoch and mixed by `cfg.data.weights`."""
+    return _numbered_blocks(sizes, cfg, block_size).map(functools.partial(_indices, sum(sizes)))
 
 
 def _indices(total: int, numbers: np.ndarray) -> np.ndarray:
     return numbers % total
 
 
-def _numbered_blocks(sizes: Sequence[int], cfg: Config, together: int) -> grain.MapDataset:
+def _numbered_blocks(sizes: Sequence[int], cfg: Config, block_size: int) -> grain.MapDataset:
     """Returns `_index_blocks` with numbers `epoch * sum(sizes) + index` in place of the indices."""
     ends = list(itertools.accumulate(sizes))
     endless = grain.MapDataset.range(2**48)
     if not cfg.data.weights:
-        return endless.map(functools.partial(_Shuffled(0, ends[-1], ends[-1], cfg.seed).together, together))
+        return endless.map(functools.partial(_Shuffled(0, ends[-1], ends[-1], cfg.seed).block, block_size))
     parts = [
         endless.map(_Shuffled(end - size, size, ends[-1], cfg.seed, number))
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
-    return grain.MapDataset.mix(parts, cfg.data.weights).batch(together)
+    return grain.MapDataset.mix(parts, cfg.data.weights).batch(block_size)
 
 
 def _reader(

@@ -1,8 +1,6 @@
 """Prefetches batches in a background thread and measures the time spent waiting for them."""
 
-import copy
 import os
-import queue
 import sys
 import threading
 import time
@@ -13,8 +11,6 @@ import grain
 import numpy as np
 
 Batch = dict[str, np.ndarray]
-Item = tuple[Batch | None, Any, Exception | None]
-"""A batch and the state after it, or an error; neither at the end."""
 NICENESS = 10
 """The Unix niceness of the thread; a higher one of the process is kept."""
 
@@ -23,30 +19,25 @@ class Prefetched(Iterator[Batch]):
     """Iterator that prefetches up to `size` batches; its state is the one after the last batch returned."""
 
     def __init__(self, batches: grain.DatasetIterator, size: int):
-        self._batches, self._size = batches, size
+        self._loader = batches
+        self._batches = grain.experimental.ThreadPrefetchDatasetIterator(_LowPriority(batches), size)
         self._state = batches.get_state()
-        self._ready: queue.Queue[Item] = queue.Queue(size)
-        self._peeked: Item | None = None
+        self._peeked: tuple[Batch | None, Exception | None] | None = None
         self._peeking = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self.waited = 0.0
-        """Seconds spent in `__next__` waiting for a batch."""
+        """Seconds spent in `__next__` and `peek` waiting for a batch."""
 
     def start(self) -> None:
         """Starts prefetching."""
-        if self._thread is None:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._fill, daemon=True, name="batches")
-            self._thread.start()
+        self._batches.start_prefetch()
 
     def __next__(self) -> Batch:
-        batch, state, error = self._peeked or self._get()
+        batch, error = self._peeked or self._get()
         self._peeked = None
-        if batch is None:
-            self._join()
-            raise error or StopIteration
-        self._state = state
+        if error is not None:
+            raise error
+        assert batch is not None
+        self._state = self._batches.get_state()
         return batch
 
     def peek(self) -> Batch | None:
@@ -61,58 +52,45 @@ class Prefetched(Iterator[Batch]):
 
     def set_state(self, state: Any) -> None:
         """Continues with the batches that followed `get_state`."""
-        self._join()
         self._batches.set_state(state)
-        self._state = self._batches.get_state()
+        self._state, self._peeked = self._batches.get_state(), None
 
     def close(self) -> None:
         """Stops the thread and closes the data loader."""
-        self._join()
         self._batches.close()
+        self._loader.close()
 
-    def _get(self) -> Item:
-        self.start()
+    def _get(self) -> tuple[Batch | None, Exception | None]:
+        start = time.perf_counter()
         try:
-            return self._ready.get_nowait()
-        except queue.Empty:
-            start = time.perf_counter()
-            item = self._ready.get()
+            return next(self._batches), None
+        except Exception as error:  # StopIteration at the end
+            return None, error
+        finally:
             self.waited += time.perf_counter() - start
-            return item
-
-    def _fill(self) -> None:
-        try:
-            _yield_to_computation()
-            while not self._stop.is_set():
-                batch = next(self._batches)
-                self._put((batch, copy.deepcopy(self._batches.get_state()), None))
-        except StopIteration:
-            self._put((None, None, None))
-        except Exception as error:
-            self._put((None, None, error))
-
-    def _put(self, item: Item) -> None:
-        while not self._stop.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                break
-            except queue.Full:
-                continue
-
-    def _join(self) -> None:
-        """Stops the thread and discards the prefetched batches."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._ready, self._peeked = queue.Queue(self._size), None
 
 
-def _yield_to_computation() -> None:
-    """Lowers the priority of this thread on Linux, where it takes effect on one thread.
+class _LowPriority:
+    """Lowers the priority of the thread that reads `batches` on Linux, where it takes effect on one thread.
 
     Batches are made ahead of time; a train step on the CPU would wait for the core on which one is made.
     """
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+
+    def __init__(self, batches: grain.DatasetIterator):
+        self._batches, self._thread = batches, threading.local()
+        self.get_state, self.set_state = batches.get_state, batches.set_state
+
+    def __next__(self) -> Batch:
+        if not hasattr(self._thread, "niceness"):
+            self._thread.niceness = _lower_priority()
+        return next(self._batches)
+
+
+def _lower_priority() -> int | None:
+    """Returns the new niceness of this thread; None if it cannot be set for one thread."""
+    if sys.platform != "linux":
+        return None
+    thread = threading.get_native_id()
+    niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+    os.setpriority(os.PRIO_PROCESS, thread, niceness)
+    return niceness

@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from tformer_jax.config import Config, to_dict
+from tformer_jax.config.paths import replacing_folder
 from tformer_jax.data.columns import Tokens, split_examples
 from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
@@ -92,14 +92,9 @@ def prepare(
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     given = tokenizers
     tokenizers = checked(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
-    folder = folder.absolute()
-    partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    tokenizers.save(partial / TOKENIZERS)
     summaries = {}
-    with contextlib.ExitStack() as failing:
-        failing.callback(shutil.rmtree, partial, ignore_errors=True)
+    with replacing_folder(folder) as partial:
+        tokenizers.save(partial / TOKENIZERS)
         for split in ("train", "validation", "test"):
             writer = _SplitWriter(cfg, partial, split, tokenizers, splits.labels, shards)
             summaries[split] = writer.write(getattr(splits, split), progress)
@@ -107,11 +102,6 @@ def prepare(
             summaries[split].skipped = bad.reasons()
         metadata = _metadata(cfg, tokenizers, splits.labels, summaries, () if given is None else TOKENIZER_SETTINGS)
         (partial / "dataset.json").write_text(metadata, encoding="utf-8")
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
     return summaries
 
 

@@ -18,6 +18,7 @@ from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import first_line
 from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
+from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError, cause_of_failed_write
 from tformer_jax.train.state import TrainState
 
@@ -44,7 +45,7 @@ class Checkpointer:
         keep_best: int = 0,
         permanent_every: int = 0,
         seconds: int = 0,
-        scale: int = 0,
+        fingerprint: int = 0,
         group: ProcessGroup = SINGLE,
     ):
         """Opens the folder for writing; without `keep`, for reading.
@@ -55,10 +56,11 @@ class Checkpointer:
             keep_best: number of best-scored checkpoints to keep as well.
             permanent_every: checkpoints at multiples of this many steps are never deleted; 0: none.
             seconds: age of the newest checkpoint at which another is `overdue`; 0: never.
-            scale: identifies the settings that scores depend on; those of other ones count as not finite.
+            fingerprint: identifies the settings that scores depend on; scores saved with another one are ignored.
             group: all processes of the run; each saves and restores its own shards.
         """
-        self.folder, self._group, self._seconds, self._scale = resolved(folder), group, seconds, scale
+        self.folder, self._group, self._seconds = resolved(folder), group, seconds
+        self._fingerprint = fingerprint
         self._late_scores: dict[int, float] = {}
         if keep is None:
             options = ocp.CheckpointManagerOptions(
@@ -114,7 +116,7 @@ class Checkpointer:
         """
         metrics = None
         if score is not None:
-            metrics = {"score": score if math.isfinite(score) else NOT_FINITE, "scale": self._scale}
+            metrics = {"score": score if math.isfinite(score) else NOT_FINITE, "fingerprint": self._fingerprint}
         if step == self._manager.latest_step():
             self._late_scores = {step: metrics["score"]} if metrics else {}
             return
@@ -183,12 +185,12 @@ class Checkpointer:
             raise self._not_saved(error) from error
 
     def _score(self, metrics: dict[str, float]) -> float:
-        return metrics["score"] if metrics.get("scale", self._scale) == self._scale else NOT_FINITE
+        comparable = metrics.get("fingerprint", self._fingerprint) == self._fingerprint
+        return metrics["score"] if comparable else NOT_FINITE
 
     def _not_saved(self, error: Exception) -> RunError:
         reason, known = cause_of_failed_write(error)
-        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
-        last = max((int(name) for name in names if name.isdecimal()), default=None)
+        last = run_folder.latest_in(self.folder)
         kept = "there is no earlier one" if last is None else f"that of step {last} is intact"
         lost = not known and isinstance(error, jax.errors.JaxRuntimeError)
         remedy = "if a process was lost, restart all of them" if lost else "free some space or restore write permission"

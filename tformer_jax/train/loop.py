@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from rich.console import Console
 
 from tformer_jax.data.pending import jsonable
@@ -60,12 +61,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         RunError: the run cannot continue.
     """
     if experiment.finished is not None:
-        experiment.close()
-        if experiment.group.first:
-            steps = experiment.finished["steps"]
-            stopped_early = steps < experiment.cfg.train.steps
-            how, setting = ("was stopped early", "patience") if stopped_early else ("finished", "steps")
-            print(f"{experiment.folder} {how} at step {steps}; increase train.{setting} to continue")
+        _report_finished(experiment, experiment.finished["steps"])
         return experiment.finished
     with (
         failures.explained(experiment.group),
@@ -88,6 +84,14 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         return trainer.finish()
 
 
+def _report_finished(experiment: Experiment, steps: int) -> None:
+    experiment.close()
+    if experiment.group.first:
+        stopped_early = steps < experiment.cfg.train.steps
+        how, setting = ("was stopped early", "patience") if stopped_early else ("finished", "steps")
+        print(f"{experiment.folder} {how} at step {steps}; increase train.{setting} to continue")
+
+
 class Trainer:
     """The state and components of one training run."""
 
@@ -98,7 +102,7 @@ class Trainer:
         self.schedule = jax.jit(schedules.build(cfg))
         self.batches = experiment.batches
         first = experiment.group.first
-        self.scale = run_folder.score_scale(cfg)
+        self.fingerprint = run_folder.score_fingerprint(cfg)
         self.view = ProgressView(steps=train.steps, console=None if first else Console(quiet=True))
         self.checkpointer = Checkpointer(
             run_folder.checkpoints(experiment.folder),
@@ -107,17 +111,14 @@ class Trainer:
             seconds=train.checkpoint_seconds,
             permanent_every=train.permanent_every,
             keep_best=train.keep_best,
-            scale=self.scale,
+            fingerprint=self.fingerprint,
             group=experiment.group,
         )
         abstract = state.abstract(model, optimizer, cfg, mesh)
         self.train_step = jitted(make_train_step(model, optimizer, cfg), abstract, mesh)
         if self.checkpointer.latest_step() is None:
             with compiling(self.train_step, abstract, lambda: self._placed(self.batches.peek() or {})):
-                params = None
-                if experiment.start_from is not None:
-                    params = self._loaded(experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
-                self._start(state.create(model, optimizer, cfg, mesh, params))
+                self._start(self._initial_state(optimizer))
                 if first_batch := self.batches.peek():
                     training_flops(cfg.model, self._placed(first_batch))  # traced while the step compiles
         else:
@@ -130,6 +131,13 @@ class Trainer:
         self.events = EventLog(experiment.folder, recording=first)
         self.watchdog = Watchdog(train.hang_seconds)
         self.profiler = Profiler(experiment.folder / "profile", first_step=self.step, wanted=profile and first)
+
+    def _initial_state(self, optimizer: optax.GradientTransformation) -> state.TrainState:
+        cfg, model, mesh = self.cfg, self.experiment.model, self.experiment.mesh
+        params = None
+        if self.experiment.start_from is not None:
+            params = self._loaded(self.experiment.start_from, state.initial_params(model, optimizer, cfg, mesh))
+        return state.create(model, optimizer, cfg, mesh, params)
 
     def _loaded(self, run: Path, fresh: Any) -> Any:
         """Replaces the parameters `fresh` by those of `run` that match, and reports which."""
@@ -145,7 +153,7 @@ class Trainer:
 
     def _start(self, start: state.TrainState, host: Mapping[str, Any] = NEW_RUN) -> None:
         self.state, self.meter = start, Meter(**host["meter"])
-        best = host["best"] if host.get("scale", self.scale) == self.scale else {}
+        best = host["best"] if host.get("fingerprint", self.fingerprint) == self.fingerprint else {}
         self.evaluated_at, self.last_evaluation = host.get("evaluated_at", int(start.step)), dict[str, float]()
         self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **best)
         if "batches" in host:
@@ -319,7 +327,7 @@ class Trainer:
             "meter": self.meter.state(),
             "spikes": self.spikes.state(),
             "best": self.best.state(),
-            "scale": self.scale,
+            "fingerprint": self.fingerprint,
             "evaluated_at": self.evaluated_at,
         }
         evaluated = self.last_evaluation and self.evaluated_at == self.step

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import importlib.util
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tformer_jax.config import Config, to_dict
-from tformer_jax.config.paths import append_lines, is_remote, write_text
+from tformer_jax.config.paths import append_lines, finite, is_remote, write_text
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
 
@@ -104,8 +103,7 @@ class JsonLines:
         write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
-        numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._waiting += json.dumps({"step": step, "group": group, **numbers}) + "\n"
+        self._waiting += json.dumps(finite({"step": step, "group": group, **values})) + "\n"
         if not is_remote(self._path) or time.monotonic() - self._written >= REMOTE_SECONDS:
             self.flush()
 

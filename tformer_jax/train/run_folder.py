@@ -19,11 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError, comparable
-from tformer_jax.config.paths import finite, is_remote, resolved, write_text
+from tformer_jax.config.paths import finite, is_remote, replacing_folder, write_text
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
 
@@ -85,7 +83,12 @@ def holds_checkpoint(run: Path) -> bool:
 
 def latest_step(run: Path) -> int | None:
     """Returns the step of the newest complete checkpoint of a run, or None."""
-    names = [path.name for path in checkpoints(run).iterdir()] if checkpoints(run).is_dir() else []
+    return latest_in(checkpoints(run))
+
+
+def latest_in(folder: Path) -> int | None:
+    """Returns the step of the newest complete checkpoint in a folder of checkpoints, or None."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
@@ -108,26 +111,15 @@ def create(
     """
     if not is_remote(run) and Path.cwd().is_relative_to(run.resolve()):
         raise ConfigError(f"{run} contains the working directory, which a new run would replace: choose another --run")
-    target = resolved(run)
-    partial, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("partial", "old"))
-    if is_remote(run):
-        partial = target
     try:
-        epath.Path(partial).rmtree(missing_ok=True)
-        epath.Path(old).rmtree(missing_ok=True)
-        partial.mkdir(parents=True)
-        write_json(partial / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
-        tokenizers.save(partial / "tokenizers")
-        if labels is not None:
-            write_json(partial / "labels.json", list(labels))
-        if corpus is not None:
-            write_json(partial / CORPUS, corpus)
-        config.save(cfg, partial / "config.json")
-        if partial != target:
-            if target.exists():
-                target.rename(old)
-            partial.rename(target)
-            epath.Path(old).rmtree(missing_ok=True)
+        with replacing_folder(run) as folder:
+            write_json(folder / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
+            tokenizers.save(folder / "tokenizers")
+            if labels is not None:
+                write_json(folder / "labels.json", list(labels))
+            if corpus is not None:
+                write_json(folder / CORPUS, corpus)
+            config.save(cfg, folder / "config.json")
     except OSError as error:
         raise ConfigError(f"{run} cannot be written ({error.strerror or error}); choose another --run") from error
 
@@ -215,8 +207,8 @@ def score_settings(cfg: Config) -> dict[str, Any]:
     return {name: settings[name] for name in names} | {"train.weights": weights}
 
 
-def score_scale(cfg: Config) -> int:
-    """Returns a checksum of the `score_settings` that are not the defaults; scores of other ones are not comparable."""
+def score_fingerprint(cfg: Config) -> int:
+    """Returns a checksum of the `score_settings` that are not the defaults; scores are comparable if it is equal."""
     defaults = config.flat(Config())
     chosen = {name: value for name, value in score_settings(cfg).items() if value != defaults[name]}
     return zlib.crc32(json.dumps(chosen).encode())

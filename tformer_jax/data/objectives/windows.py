@@ -1,17 +1,16 @@
 """Batches of corrupted windows of token streams."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.bucketing import LABELS
+from tformer_jax.data.bucketing import pad_batch
 from tformer_jax.data.columns import Tokens
 from tformer_jax.data.corpora import Joined
 from tformer_jax.data.objectives.objective import Objective
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.windows import TokenStream
-from tformer_jax.special_tokens import IGNORED, PAD
 
 
 class CorruptedWindows:
@@ -37,7 +36,7 @@ class CorruptedWindows:
 
     def batch(self, draws: Sequence[int]) -> Tokens:
         """Returns rows of an objective by numbers `epoch * sum(sizes) + window`: int32 [rows, length] by key."""
-        return stacked(map(self._row, draws), len(draws), self._objective.lengths)
+        return pad_batch(map(self._row, draws), len(draws), self._objective.lengths)
 
     def _row(self, draw: int) -> Tokens:
         epoch, window = divmod(int(draw), len(self._windows))
@@ -58,18 +57,8 @@ def covering_corrupted(
         own = [start for start in shards.select(_padded(starts[first : first + rows], rows)) if start is not None]
         texts = (stream[start : start + objective.tokens].astype(np.int32) for start in own)
         examples = (objective(ids, np.random.default_rng(start)) for start, ids in zip(own, texts, strict=True))
-        yield stacked(examples, rows // shards.count * len(shards.own), objective.lengths)
+        yield pad_batch(examples, rows // shards.count * len(shards.own), objective.lengths)
 
 
 def _padded(starts: Sequence[int], rows: int) -> list[int | None]:
     return [*starts, *[None] * (rows - len(starts))]
-
-
-def stacked(examples: Iterable[Tokens], rows: int, lengths: dict[str, int]) -> Tokens:
-    """Stacks examples into int32 [rows, length] by key, padded at the end."""
-    fills = {key: IGNORED if key in LABELS else PAD for key in lengths}
-    batch = {key: np.full((rows, length), fills[key], np.int32) for key, length in lengths.items()}
-    for row, example in enumerate(examples):
-        for key, ids in example.items():
-            batch[key][row, : len(ids)] = ids
-    return batch
