@@ -12,7 +12,7 @@ from tformer_jax.data.columns import Column, split_examples
 from tformer_jax.data.packing import POOL, choose_row
 from tformer_jax.data.pending import with_ids
 from tformer_jax.data.rows import WHOLE_BATCH, RowReader
-from tformer_jax.data.transforms import Framer, Tokenized
+from tformer_jax.data.transforms import FeatureConverter, Tokenized
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
@@ -22,12 +22,12 @@ def documents(lengths, split: bool, window: int = 8):
     """Returns documents of distinct numbers, as examples of a language model."""
     fresh = itertools.count(10)
     texts = [np.array(list(itertools.islice(fresh, length)), np.int32) for length in lengths]
-    framed = Framer(window, window, split=split)({"text": Column.of(texts)})
-    return texts, split_examples(framed)
+    features = FeatureConverter(window, window, split=split)({"text": Column.of(texts)})
+    return texts, split_examples(features)
 
 
 def packed_once(examples, rows: int, capacity):
-    read = RowReader(Tokenized((), None), Framer(0, 0), WHOLE_BATCH)
+    read = RowReader(Tokenized((), None), FeatureConverter(0, 0), WHOLE_BATCH)
     return packing.packed_once(with_ids(examples), rows, capacity, read)
 
 
@@ -70,7 +70,7 @@ def test_pairs_stay_together(sizes):
     fresh = itertools.count(10)
     pairs = [tuple(np.array(list(itertools.islice(fresh, size)), np.int32) for size in both) for both in sizes]
     sources, targets = (Column.of(side) for side in zip(*pairs, strict=True))
-    examples = split_examples(Framer(length=12, source_length=8)({"source": sources, "target": targets}))
+    examples = split_examples(FeatureConverter(length=12, source_length=8)({"source": sources, "target": targets}))
     batches = list(packed_once(examples, 3, {"source": 8, "target_in": 12}))
     assert {batch["source"].shape for batch in batches} == {(3, 8)}
     assert {batch["target_out"].shape for batch in batches} == {(3, 12)}
@@ -96,7 +96,7 @@ def test_targets_stand_below_their_tokens():
 def test_empty_documents_are_no_examples():
     texts = Column.of([[], [5, 6], [], []])
     for split in (True, False):
-        (example,) = split_examples(Framer(8, 8, split=split)({"text": texts}))
+        (example,) = split_examples(FeatureConverter(8, 8, split=split)({"text": texts}))
         np.testing.assert_array_equal(example["tokens"], [5, 6])
         np.testing.assert_array_equal(example["targets"], [6, EOS])
 
@@ -132,7 +132,7 @@ def test_padding_of_sentence_pairs_stays_below_one_percent():
     target = np.clip(source * rng.normal(1.05, 0.15, len(source)), 3, 40).astype(int)
     room = round(256 * (source + 1).sum() / (target + 1).sum())
     texts = {"source": Column(np.full(source.sum(), 9), source), "target": Column(np.full(target.sum(), 9), target)}
-    examples = split_examples(Framer(length=256, source_length=room)(texts))
+    examples = split_examples(FeatureConverter(length=256, source_length=room)(texts))
     batches = list(packed_once(examples, 8, {"source": room, "target_in": 256}))[:-8]
     for key in ("source", "target_in"):
         assert np.mean([(batch[key] == PAD).mean() for batch in batches]) < 0.01

@@ -313,20 +313,20 @@ def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
 
 def test_a_tokenizer_of_a_checkpoint_surrounds_texts_in_training(imported):
     from tformer_jax.data.columns import Column
-    from tformer_jax.data.transforms import Framer, tokenize
+    from tformer_jax.data.transforms import FeatureConverter, tokenize
 
     pair = load_checkpoint_tokenizers(imported("t5")[0])
     block = tokenize([{"source": "the cat", "target": "a dog"}], pair)
-    framed = Framer(16, 16, source=pair.source.special, target=pair.target.special)(block)
+    features = FeatureConverter(16, 16, source=pair.source.special, target=pair.target.special)(block)
     theirs = their_tokenizer(imported("t5")[0])
     source, target = theirs("the cat")["input_ids"], theirs("a dog")["input_ids"]
-    assert framed["source"].ids.tolist() == source
-    assert framed["target_out"].ids.tolist() == target
-    assert framed["target_in"].ids.tolist() == [0, *target[:-1]]  # their shift to the right
+    assert features["source"].ids.tolist() == source
+    assert features["target_out"].ids.tolist() == target
+    assert features["target_in"].ids.tolist() == [0, *target[:-1]]  # their shift to the right
     llama = load_checkpoint_tokenizers(imported("llama")[0])
     block = tokenize([{"text": "the cat"}], llama)
     assert block["text"].ids.tolist() == their_tokenizer(imported("llama")[0])("the cat")["input_ids"]
     bert = load_checkpoint_tokenizers(imported("bert")[0])
     ids = bert.target.encode("the cat sat on the mat")
-    cut = Framer(5, 5, target=bert.target.special)({"text": Column.of([ids]), "label": Column.of([[0]])})
+    cut = FeatureConverter(5, 5, target=bert.target.special)({"text": Column.of([ids]), "label": Column.of([[0]])})
     assert cut["tokens"].ids.tolist() == [2, *ids[:3], 3]

@@ -8,7 +8,7 @@ import pytest
 
 from tformer_jax.train import meter
 from tformer_jax.train.meter import Meter
-from tformer_jax.train.progress import Figures, classes, with_prefix
+from tformer_jax.train.progress import Figures, describe_classes, with_prefix
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
 
@@ -139,6 +139,6 @@ def test_numbers_with_prefixes():
 
 
 def test_the_first_classes_are_named():
-    assert classes(None) == ""
-    assert classes(("neg", "pos")) == "2 classes (neg, pos), "
-    assert classes(tuple("abcdefg")) == "7 classes (a, b, c, d, e, ...), "
+    assert describe_classes(None) == ""
+    assert describe_classes(("neg", "pos")) == "2 classes (neg, pos), "
+    assert describe_classes(tuple("abcdefg")) == "7 classes (a, b, c, d, e, ...), "

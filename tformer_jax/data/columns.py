@@ -33,32 +33,32 @@ class Column(NamedTuple):
         offsets = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
         return Column(self.ids[offsets < limit], np.minimum(self.lengths, limit))
 
-    def ended_by(self, token: int) -> "Column":
+    def append(self, token: int) -> "Column":
         """Appends a token to each example."""
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - 1), lengths)
 
-    def begun_by(self, token: int) -> "Column":
+    def prepend(self, token: int) -> "Column":
         """Prepends a token to each example."""
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - lengths), lengths)
 
-    def within(self, before: Sequence[int], after: Sequence[int] = ()) -> "Column":
+    def surround(self, before: Sequence[int], after: Sequence[int] = ()) -> "Column":
         """Puts each example between the tokens `before` and `after`."""
         column = self
         for token in reversed(before):
-            column = column.begun_by(token)
+            column = column.prepend(token)
         for token in after:
-            column = column.ended_by(token)
+            column = column.append(token)
         return column
 
-    def followed_by(self, token: int) -> "Column":
+    def shift_left(self, token: int) -> "Column":
         """Replaces each id by the next one of its example, and the last by `token`."""
         following = np.append(self.ids[1:], np.int32(token))
         following[np.cumsum(self.lengths[self.lengths > 0]) - 1] = token
         return Column(following, self.lengths)
 
-    def in_pieces(self, limit: int) -> "Column":
+    def split(self, limit: int) -> "Column":
         """Splits examples into pieces of at most `limit` ids; empty examples are dropped."""
         pieces = -(-self.lengths // limit)
         lengths = np.full(pieces.sum(), limit, np.int64)

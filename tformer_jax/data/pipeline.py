@@ -27,7 +27,7 @@ from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Outline, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers, is_bpe
-from tformer_jax.data.transforms import Framer, IdReader, Tokenized, framer
+from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, feature_converter
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 BLOCK = 512
@@ -104,11 +104,11 @@ def _evaluation_batches(
         stream, prefix_lm = token_stream(reader, end, limit), cfg.model.prefix_lm
         yield from covering_windows(stream, cfg.data.window, rows, shards, prefix_lm=prefix_lm)
         return
-    frame = dataclasses.replace(framer(cfg, tokenizers), split=True)
-    read = RowReader(reader, frame, shards)
+    convert = dataclasses.replace(feature_converter(cfg, tokenizers), split=True)
+    read = RowReader(reader, convert, shards)
     indices = range(len(reader))[: limit or None]
     blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
-    pending = itertools.chain.from_iterable(map(_pending(reader, frame), blocks))
+    pending = itertools.chain.from_iterable(map(_pending(reader, convert), blocks))
     if cfg.data.batching == "packed":
         yield from packed_once(pending, rows, _capacity(cfg), read)
     else:
@@ -153,37 +153,42 @@ def check_divisible(cfg: Config, shards: int) -> None:
 
 
 class _Read:
-    """Reads a block of examples and frames them for the model."""
+    """Reads a block of examples and converts them for the model."""
 
-    def __init__(self, reader: IdReader, frame: Framer):
-        self._reader, self._frame = reader, frame
+    def __init__(self, reader: IdReader, convert: FeatureConverter):
+        self._reader, self._convert = reader, convert
 
     def __call__(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        return self._frame(self._reader.read(indices, rng))
+        return self._convert(self._reader.read(indices, rng))
 
 
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-    reader, frame = _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout), framer(cfg, tokenizers)
+    reader, convert = (
+        _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout),
+        feature_converter(cfg, tokenizers),
+    )
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
     blocks = _index_blocks(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     if isinstance(reader, Tokenized):
-        read = _Read(reader, frame)
+        read = _Read(reader, convert)
         blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
         examples = _loaded(blocks, cfg.data.workers).map(of_block)
     else:
-        examples = _loaded(blocks.map(Outline(reader, frame)), workers=0)
-    rows = RowReader(reader, frame, shards)
+        examples = _loaded(blocks.map(Outline(reader, convert)), workers=0)
+    rows = RowReader(reader, convert, shards)
     if cfg.data.batching == "packed":
         return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
     return BucketBatches(examples, bucket_sizes(cfg.data), rows)
 
 
-def _pending(reader: IndexedReader | Tokenized, frame: Framer) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
+def _pending(
+    reader: IndexedReader | Tokenized, convert: FeatureConverter
+) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
     """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
     if isinstance(reader, Tokenized):
-        read = _Read(reader, frame)
+        read = _Read(reader, convert)
         return lambda indices: of_block(read(indices))
-    return Outline(reader, frame)
+    return Outline(reader, convert)
 
 
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tformer_jax.data.columns import Column, Tokens, split_examples
 from tformer_jax.data.pending import PendingExample
-from tformer_jax.data.transforms import Framer, IdReader, Tokenized
+from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized
 
 T = TypeVar("T")
 
@@ -45,32 +45,32 @@ class IndexedReader(IdReader, Protocol):
 class Outline:
     """Turns indices into pending examples by their lengths alone, without reading ids."""
 
-    def __init__(self, reader: IndexedReader, frame: Framer):
-        self._reader, self._frame = reader, frame
+    def __init__(self, reader: IndexedReader, convert: FeatureConverter):
+        self._reader, self._convert = reader, convert
 
     def __call__(self, indices: Sequence[int]) -> list[PendingExample]:
         sizes = self._reader.lengths(indices)
         blank = {key: Column(np.zeros(lengths.sum(), np.int32), lengths) for key, lengths in sizes.items()}
-        framed = {key: column.lengths.tolist() for key, column in self._frame(blank).items()}
-        pieces = self._frame.pieces(sizes)
+        features = {key: column.lengths.tolist() for key, column in self._convert(blank).items()}
+        pieces = self._convert.pieces(sizes)
         owners = np.repeat(indices, pieces).tolist()
         numbers = (np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)).tolist()
-        lengths = (dict(zip(framed, row, strict=True)) for row in zip(*framed.values(), strict=True))
+        lengths = (dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True))
         return [PendingExample(row, None, *place) for row, *place in zip(lengths, owners, numbers, strict=True)]
 
 
 class RowReader:
     """Reads the ids of the rows that one process prepares."""
 
-    def __init__(self, reader: IndexedReader | Tokenized, frame: Framer, shards: Shards):
-        self._reader, self._frame, self._shards = reader, frame, shards
+    def __init__(self, reader: IndexedReader | Tokenized, convert: FeatureConverter, shards: Shards):
+        self._reader, self._convert, self._shards = reader, convert, shards
 
     def own(self, rows: Sequence[T]) -> list[T]:
         """Selects the rows of a global batch that this process prepares."""
         return self._shards.select(rows)
 
     def ids(self, examples: Sequence[PendingExample]) -> list[Tokens]:
-        """Returns the framed ids of examples, reading them if necessary."""
+        """Returns the ids of the features of examples, reading them if necessary."""
         if isinstance(self._reader, Tokenized):
             return [example.ids for example in examples if example.ids is not None]
         if examples and "targets" in examples[0].lengths:
@@ -79,8 +79,8 @@ class RowReader:
         indices = sorted({example.position for example in examples})
         if not indices:
             return []
-        found = dict(zip(indices, split_examples(self._frame(self._reader.read(indices))), strict=True))
+        found = dict(zip(indices, split_examples(self._convert(self._reader.read(indices))), strict=True))
         return [found[example.position] for example in examples]
 
     def _place(self, example: PendingExample) -> tuple[int, int, int]:
-        return example.position, example.piece * self._frame.length, example.lengths["tokens"]
+        return example.position, example.piece * self._convert.length, example.lengths["tokens"]

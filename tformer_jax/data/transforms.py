@@ -73,13 +73,16 @@ def tokenize(
         else:
             block[key] = Column.of(tokenizer.encode_batch(values))
     if block.keys() == {"text"}:
-        block["text"] = block["text"].within(tokenizers.target.special.before)
+        block["text"] = block["text"].surround(tokenizers.target.special.before)
     return block
 
 
 @dataclasses.dataclass
-class Framer:
-    """Builds model inputs from token ids, truncated to the row lengths; logs a warning at the first truncation."""
+class FeatureConverter:
+    """Converts token ids to the inputs and labels of a model.
+
+    They are truncated to the row lengths; the first truncation is logged as a warning.
+    """
 
     length: int
     source_length: int
@@ -101,19 +104,19 @@ class Framer:
         """
         if "label" in ids:
             texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
-            return {"tokens": texts.within(self.target.before, self.target.after), "label": ids["label"]}
+            return {"tokens": texts.surround(self.target.before, self.target.after), "label": ids["label"]}
         if "text" in ids:
-            tokens, targets = ids["text"], ids["text"].followed_by(self.target.ends[0])
+            tokens, targets = ids["text"], ids["text"].shift_left(self.target.ends[0])
             if not self.split:
                 tokens, targets = self._truncate(tokens, self.length, self.settings[0]), targets.truncate(self.length)
-            return {"tokens": tokens.in_pieces(self.length), "targets": targets.in_pieces(self.length)}
+            return {"tokens": tokens.split(self.length), "targets": targets.split(self.length)}
         source = self._truncate(ids["source"], self.source_length - self.source.added_to_side, self.settings[1])
         target = self._truncate(ids["target"], self.length - self.target.added_to_side, self.settings[0])
         before, closing = self.target.before, self.target.closing
         return {
-            "source": source.within(self.source.before, self.source.closing),
-            "target_in": target.within((self.target.start, *before), closing[:-1]),
-            "target_out": target.within(before, closing),
+            "source": source.surround(self.source.before, self.source.closing),
+            "target_in": target.surround((self.target.start, *before), closing[:-1]),
+            "target_out": target.surround(before, closing),
         }
 
     def pieces(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -136,8 +139,8 @@ class Framer:
         return truncated
 
 
-def framer(cfg: Config, tokenizers: Tokenizers) -> Framer:
-    """Returns the framer for the row lengths in `cfg.data`.
+def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
+    """Returns the feature_converter for the row lengths in `cfg.data`.
 
     Raises:
         ConfigError: a row has no room for a text beside its special tokens.
@@ -157,7 +160,7 @@ def framer(cfg: Config, tokenizers: Tokenizers) -> Framer:
     elif cfg.model.family == "classifier":
         _check_room(data, name, length, target.added)
     split = data.long_documents == "split"
-    return Framer(length, source_length, split=split, source=source, target=target, settings=settings)
+    return FeatureConverter(length, source_length, split=split, source=source, target=target, settings=settings)
 
 
 def _check_room(cfg: DataConfig, name: str, length: int, added: int) -> None:

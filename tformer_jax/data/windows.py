@@ -24,7 +24,7 @@ def token_stream(documents: IdReader, end: int = EOS, limit: int = 0) -> TokenSt
         return stream
     indices = range(len(documents))[: limit or None]
     parts = (indices[start : start + DOCUMENTS_PER_BLOCK] for start in range(0, len(indices), DOCUMENTS_PER_BLOCK))
-    return np.concatenate([documents.read(part)["text"].ended_by(end).ids for part in parts])[:-1]
+    return np.concatenate([documents.read(part)["text"].append(end).ids for part in parts])[:-1]
 
 
 class Windows:

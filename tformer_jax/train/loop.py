@@ -38,7 +38,7 @@ from tformer_jax.train.interrupt import GracefulStop
 from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
-from tformer_jax.train.progress import Figures, ProgressView, classes
+from tformer_jax.train.progress import Figures, ProgressView, describe_classes
 from tformer_jax.train.start_from import find_mismatches, load_matching
 from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
 
@@ -169,10 +169,10 @@ class Trainer:
         self.view.begin(self.step)
         if self.experiment.group.first:
             run_folder.write_json(self.experiment.folder / "model.json", self._model_facts())
-        count = self.experiment.group.count
+        count, labels = self.experiment.group.count, self.experiment.corpus.labels
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
         self.view.say(
-            f"{self.cfg.name}: {self._counted_parameters()} on {where}, {classes(self.experiment.corpus.labels)}"
+            f"{self.cfg.name}: {self._counted_parameters()} on {where}, {describe_classes(labels)}"
             f"attention backend: {', '.join(sorted(set(self._attention_backends().values())))}, "
             f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
         )
@@ -269,11 +269,11 @@ class Trainer:
     def log(self) -> None:
         """Records and shows the metrics of the steps since the last record."""
         self._record_finished(self.meter.fetch_all())
-        made = self.step - self.meter.skipped_steps
+        updates = self.step - self.meter.skipped_steps
         devices = list(self.experiment.mesh.devices.flat)
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
         metrics = self.meter.read() | {
-            "learning_rate": float(self.schedule(max(made - 1, 0))),
+            "learning_rate": float(self.schedule(max(updates - 1, 0))),
             "tokens": self.meter.tokens,
             "seconds": self.meter.seconds,
             "memory_bytes": memory,

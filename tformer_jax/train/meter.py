@@ -109,11 +109,11 @@ class Meter:
 
 
 def _averages(steps: list[Values]) -> Values:
-    made = [step for step in steps if not step["skipped"]]
-    result = {"loss": math.nan, "grad_norm": math.nan, "skipped_steps": float(len(steps) - len(made))}
-    if made:
+    updates = [step for step in steps if not step["skipped"]]
+    result = {"loss": math.nan, "grad_norm": math.nan, "skipped_steps": float(len(steps) - len(updates))}
+    if updates:
         columns = {
-            name: np.array([step[name] for step in made]) for name in made[0] if name not in ("skipped", "tokens")
+            name: np.array([step[name] for step in updates]) for name in updates[0] if name not in ("skipped", "tokens")
         }
         labels = columns.pop("labels")
         by_label = {name: columns.pop(name) for name in ("loss", "nll") if name in columns}

@@ -46,7 +46,7 @@ class Figures:
         return "  ".join(parts)
 
 
-def classes(names: Sequence[str] | None) -> str:
+def describe_classes(names: Sequence[str] | None) -> str:
     """Returns the number and the first names of a classifier's classes, to be followed by other facts; "" for None."""
     if names is None:
         return ""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.data.columns import Column
-from tformer_jax.data.transforms import Framer
+from tformer_jax.data.transforms import FeatureConverter
 from tformer_jax.models.losses import masked_cross_entropy
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.attention import Attention
@@ -89,8 +89,8 @@ def teacher_forcing(example: Example) -> Topic:
     words = sorted(set(example.target))
     names = [*SPECIAL_TOKENS, *words]
     ids = [names.index(word, len(SPECIAL_TOKENS)) for word in example.target]
-    framed = Framer(len(ids) + 1, 1)({"source": Column.of([[]]), "target": Column.of([ids])})
-    read, predicted = ([names[number] for number in framed[key].ids] for key in ("target_in", "target_out"))
+    features = FeatureConverter(len(ids) + 1, 1)({"source": Column.of([[]]), "target": Column.of([ids])})
+    read, predicted = ([names[number] for number in features[key].ids] for key in ("target_in", "target_out"))
     T, V = len(read), len(names)
     margins = np.linspace(0, 12, 25, dtype=np.float32)
     logits, label = margins[:, None] * (np.arange(V) == ids[0]).astype(np.float32), jnp.asarray(ids[0])
@@ -121,7 +121,7 @@ def teacher_forcing(example: Example) -> Topic:
             Shape("target_out", "B T", (1, T), "int: what it must predict"),
             Shape("logits", "B T V", (1, T, V), "float32, before the softmax"),
         ),
-        functions=(Framer, masked_cross_entropy),
+        functions=(FeatureConverter, masked_cross_entropy),
         figures=(
             Heat(
                 "What each position reads, and must predict",
