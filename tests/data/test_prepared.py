@@ -135,7 +135,7 @@ def test_a_process_reads_its_own_rows_only(case, corpus_folder, tmp_path, monkey
     read = counted_ids(monkeypatch)
     for own in ((0, 1, 2, 3), (0, 3), (1, 2)):
         read.owner = own
-        batches = train_batches(*arguments, shards=Shards(4, own))._batches  # without the thread that runs ahead
+        batches = train_batches(*arguments, shards=Shards(4, own))._loader  # without the thread that runs ahead
         for _ in range(6):
             next(batches)
     windows = cfg.data.batching == "windows"  # are read from the stream, which is mapped into memory
