@@ -68,7 +68,7 @@ def facts(
         shards: the shards of a batch, and those of this process.
         whole: returns the global batch of a batch with the rows of this process.
     """
-    training = train_batches(cfg, corpus, tokenizers, shards=shards)._batches  # without prefetching
+    training = train_batches(cfg, corpus, tokenizers, shards=shards)._loader  # without prefetching
     evaluation = evaluation_batches(cfg, corpus.validation, tokenizers, shards=shards)
     return dict(zip(KINDS, (_read(itertools.islice(training, BATCHES), whole), _read(evaluation, whole)), strict=True))
 
