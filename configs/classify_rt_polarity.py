@@ -61,7 +61,7 @@ ONE_LAYER = Config(
     optim=OptimConfig(
         schedule="cosine",
         learning_rate=1e-2,
-        learning_rates=("encoder/*=0.1",),
+        learning_rate_factors=("encoder/*=0.1",),
         warmup_steps=50,
         final_fraction=0.02,
     ),
@@ -74,7 +74,7 @@ BAG_OF_WORDS = dataclasses.replace(
     model=dataclasses.replace(
         ONE_LAYER.model, encoder_layers=0, layer_pattern=("full",), window=None, token_dropout=0.1
     ),
-    optim=dataclasses.replace(ONE_LAYER.optim, learning_rates=(), weight_decay=0.5),
+    optim=dataclasses.replace(ONE_LAYER.optim, learning_rate_factors=(), weight_decay=0.5),
     train=dataclasses.replace(ONE_LAYER.train, label_smoothing=0.0),
 )
 VARIANTS = {"": ONE_LAYER, "bag_of_words": BAG_OF_WORDS}

@@ -108,7 +108,7 @@ def test_no_problems_are_found(capsys, monkeypatch):
             [*CLDR, "--devices", "1", "--memory", "1", "--config.data.batch_tokens=960000"],
             "and activations at least 5.41 GiB (estimated) per device, which has 1.00 GiB: try train.accumulate",
         ),
-        ([*CLDR, "--devices", "1", "--config.optim.learning_rates=('nothing*=2',)"], "'nothing*=2'"),
+        ([*CLDR, "--devices", "1", "--config.optim.learning_rate_factors=('nothing*=2',)"], "'nothing*=2'"),
         ([*CLDR, "--devices", "1", "--config.train.start_from=missing"], "is not the folder of a trained run"),
     ],
 )

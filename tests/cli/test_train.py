@@ -45,7 +45,7 @@ def test_none_unsets_a_setting():
         (["-config.modle.dim=3"], "unknown setting 'modle.dim'; did you mean 'model'?"),
         (["--config.model.dim=None"], "model.dim=None: must be int, not None"),
         (["--config.model.dim=wide"], "model.dim='wide': must be a whole number, such as 1000"),
-        (["--config.optim.learning_rates=*embedding=None"], "learning_rates=.*embedding=None"),
+        (["--config.optim.learning_rate_factors=*embedding=None"], "learning_rate_factors=.*embedding=None"),
         (["--config.model.scan_layers=yes"], "model.scan_layers='yes': must be True or False"),
         (["--config.data.fields=(2,1)"], r"data.fields=\(2, 1\): must hold str, not int; write \('2', '1'\)"),
         (["--config.model.norm=layer"], "model.norm='layer': is not a known value; did you mean 'layernorm'?"),

@@ -56,7 +56,7 @@ def test_gradients_of_frozen_parameters_are_not_searched():
     batch = {"tokens": np.array([[5]]), "targets": np.array([[4]])}
     params = {"root": np.float32(0), "table": np.arange(121, dtype=np.float32).reshape(11, 11)}
     cfg = config(tiny("decoder_lm"))
-    frozen = dataclasses.replace(cfg, optim=OptimConfig(learning_rates=("root=0",)))
+    frozen = dataclasses.replace(cfg, optim=OptimConfig(learning_rate_factors=("root=0",)))
     names = [first_non_finite(Bigram(one.model), params, batch, jax.random.key(0), one) for one in (cfg, frozen)]
     assert names == ["gradient of root", "sum of the squared gradients"]
 

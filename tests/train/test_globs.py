@@ -11,7 +11,7 @@ from tformer_jax.train import optimizers
 
 def test_a_glob_without_matches_is_refused():
     with pytest.raises(ConfigError, match="'encoder/.' matches no parameter name, such as 'attention/query/bias'"):
-        optimizers.build(settings(learning_rates=("encoder/*=0.1",)), boxed())
+        optimizers.build(settings(learning_rate_factors=("encoder/*=0.1",)), boxed())
 
 
 @pytest.mark.parametrize("glob", ["*query/kernel", "*/k*/kernel", "*value/*"])
@@ -21,17 +21,17 @@ def test_a_glob_of_one_projection_does_not_match_fused_ones(glob):
     with pytest.raises(
         ConfigError, match=r"depends on the projection, but '.*/q?kv/.* holds the parameters of several"
     ):
-        optimizers.build(settings(learning_rates=(f"{glob}=0.1",)), shapes)
+        optimizers.build(settings(learning_rate_factors=(f"{glob}=0.1",)), shapes)
     for whole in ("*attention/*", "*qkv/kernel", "*/kv/bias"):
-        optimizers.build(settings(learning_rates=(f"{whole}=0.1",)), shapes)
+        optimizers.build(settings(learning_rate_factors=(f"{whole}=0.1",)), shapes)
 
 
 @pytest.mark.parametrize(
     ("optim", "sentence"),
     [
-        ({"learning_rates": ("*=0",)}, "learning_rates=.*: freezes all parameters"),
+        ({"learning_rate_factors": ("*=0",)}, "learning_rate_factors=.*: freezes all parameters"),
         (
-            {"learning_rates": ("*query/*=0",), "decayed": ("*query/*",), "weight_decay": 0.1},
+            {"learning_rate_factors": ("*query/*=0",), "decayed": ("*query/*",), "weight_decay": 0.1},
             "weight_decay=0.1: optim.decayed=.* matches no trainable parameter",
         ),
     ],
@@ -59,10 +59,10 @@ SCANNED = tiny("decoder_lm", decoder_layers=3, scan_layers=True, layer_pattern=(
 def test_a_glob_of_one_layer_does_not_match_a_scan(glob):
     """Regression test: `*layers_0/*` meant all layers of the scan, and the last one, whose number was 0."""
     shapes = registry.shapes(registry.build(SCANNED))
-    for optim in ({"learning_rates": (f"{glob}=0.1",)}, {"decayed": (glob,), "weight_decay": 0.1}):
+    for optim in ({"learning_rate_factors": (f"{glob}=0.1",)}, {"decayed": (glob,), "weight_decay": 0.1}):
         with pytest.raises(
             ConfigError, match="depends on the layer, but 'decoder/periods/layers_./.* parameters of several"
         ):
             optimizers.build(settings(**optim), shapes)
     for exact in ("decoder/layers_2/*", "*/periods/layers_0/*", "decoder/*/kernel"):
-        optimizers.build(settings(learning_rates=(f"{exact}=0.1",)), shapes)
+        optimizers.build(settings(learning_rate_factors=(f"{exact}=0.1",)), shapes)

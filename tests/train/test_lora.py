@@ -271,7 +271,7 @@ def test_a_model_without_kernels_of_layers():
 
 def test_learning_rates_of_a_kernel_are_those_of_its_factors():
     """Regression test: the globs of weight decay named them, those of learning rates did not."""
-    cfg = low_rank({"learning_rates": ("*ffn/*/kernel=0", "*kernel=0.5", "*/a=2")})
+    cfg = low_rank({"learning_rate_factors": ("*ffn/*/kernel=0", "*kernel=0.5", "*/a=2")})
     shapes = lora.trainable_shapes(cfg.train, registry.shapes(registry.build(cfg.model)))
     keep = flat(optimizers.not_frozen(cfg.optim, shapes))
     assert {name for name in keep if "/ffn/" in name} == {name for name, kept in keep.items() if not kept} != set()

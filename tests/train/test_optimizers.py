@@ -148,12 +148,12 @@ def test_other_optimizers_evaluate_the_parameters():
 
 
 def test_groups_have_separate_learning_rates():
-    found, _ = three_steps(learning_rates=("attention/*/bias=0", "embedding=0.5"))
+    found, _ = three_steps(learning_rate_factors=("attention/*/bias=0", "embedding=0.5"))
     plain, _ = three_steps()
     np.testing.assert_array_equal(found["attention"]["query"]["bias"], np.float32(PARAMS["attention"]["query"]["bias"]))
     np.testing.assert_array_equal(found["ffn"]["kernel"], plain["ffn"]["kernel"])
     # without decay, AdamW's steps do not depend on the parameters: half the rate goes half the way
-    half, _ = three_steps(learning_rates=("embedding=0.5",), weight_decay=0.0)
+    half, _ = three_steps(learning_rate_factors=("embedding=0.5",), weight_decay=0.0)
     whole, _ = three_steps(weight_decay=0.0)
     start = PARAMS["embedding"]
     assert_close(2 * (half["embedding"] - start), whole["embedding"] - start)
@@ -354,11 +354,11 @@ def test_the_state_is_float32_for_bfloat16_parameters():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rates": ("*kernel",)}, r"'\*kernel' must be GLOB=FACTOR, such as '\*embedding=0.1'"),
-        ({"learning_rates": ("*=-1",)}, "must be GLOB=FACTOR"),
-        ({"learning_rates": ("*=inf",)}, "must be GLOB=FACTOR"),
+        ({"learning_rate_factors": ("*kernel",)}, r"'\*kernel' must be GLOB=FACTOR, such as '\*embedding=0.1'"),
+        ({"learning_rate_factors": ("*=-1",)}, "must be GLOB=FACTOR"),
+        ({"learning_rate_factors": ("*=inf",)}, "must be GLOB=FACTOR"),
         ({"optimizer": "schedule_free_adamw", "schedule": "cosine"}, "must be 'constant' for"),
-        ({"optimizer": "schedule_free_adamw", "learning_rates": ("*=2",)}, "is not supported by"),
+        ({"optimizer": "schedule_free_adamw", "learning_rate_factors": ("*=2",)}, "is not supported by"),
         ({"optimizer": "adam"}, "optim.optimizer='adam': is not a known value; did you mean 'adamw'?"),
         ({"cycles": 2}, "needs a schedule with an end"),
         ({"final_fraction": 0.0}, "optim.final_fraction=0.0: is used only by optim.schedule='cosine' or 'linear' or"),

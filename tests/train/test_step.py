@@ -90,7 +90,7 @@ def test_loss_is_the_mean_over_counted_labels():
 def test_frozen_parameters_do_not_count_in_the_clipping_norm():
     """A clipped SGD step has the length of the clipping norm times the learning rate, over the trainable parameters."""
     sgd = {"optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.1}
-    model, optimizer, step = experiment(optim=sgd | {"learning_rates": ("embedding/*=0", "*bias=0")})
+    model, optimizer, step = experiment(optim=sgd | {"learning_rate_factors": ("embedding/*=0", "*bias=0")})
     initial, data = start(model, optimizer), batch()
 
     def loss(params):

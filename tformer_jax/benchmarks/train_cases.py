@@ -187,7 +187,7 @@ SUPPORTED_SETTINGS = {
 }
 """Settings of the model that it supports with any value; others must have their default."""
 UNSUPPORTED_SETTINGS = {
-    "optim": ("optimizer", "learning_rates", "decayed", "adaptive_clip"),
+    "optim": ("optimizer", "learning_rate_factors", "decayed", "adaptive_clip"),
     "train": ("accumulate", "z_loss", "ema_decay", "log_norms", "noise_scale"),
 }
 """Settings outside the model that must have their default."""

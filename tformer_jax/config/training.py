@@ -41,7 +41,7 @@ class OptimConfig(Section):
     learning_rate: float | None = setting(
         None, "peak learning rate; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, as in the 2017 paper", low=0.0
     )
-    learning_rates: tuple[str, ...] = setting(
+    learning_rate_factors: tuple[str, ...] = setting(
         (), "learning-rate factors 'GLOB=FACTOR' by parameter; the first match counts, 0 freezes"
     )
     warmup_steps: int = setting(4000, "steps of linear warm-up", low=1, high=INT32_MAX)
@@ -90,16 +90,16 @@ class OptimConfig(Section):
             raise self.error("learning_rate", f"must be a number for optim.schedule={self.schedule!r}, such as 1e-3")
         if self.cycles > 1 and self.schedule not in WITH_AN_END:
             raise self.error("cycles", f"needs a schedule with an end: one of {WITH_AN_END}")
-        for entry in self.learning_rates:
+        for entry in self.learning_rate_factors:
             glob, _, factor = entry.rpartition("=")
             if not glob or not _is_factor(factor):
-                raise self.error("learning_rates", f"{entry!r} must be GLOB=FACTOR, such as '*embedding=0.1'")
+                raise self.error("learning_rate_factors", f"{entry!r} must be GLOB=FACTOR, such as '*embedding=0.1'")
         if self.optimizer == "schedule_free_adamw":
             if self.schedule != "constant":
                 raise self.error("schedule", "must be 'constant' for optim.optimizer='schedule_free_adamw'")
-            if self.learning_rates:
+            if self.learning_rate_factors:
                 raise self.error(
-                    "learning_rates", "is not supported by optim.optimizer='schedule_free_adamw'; write ()"
+                    "learning_rate_factors", "is not supported by optim.optimizer='schedule_free_adamw'; write ()"
                 )
             if not self.beta1:
                 raise self.error("beta1", "must be larger than 0 for optim.optimizer='schedule_free_adamw'")

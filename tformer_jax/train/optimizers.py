@@ -47,8 +47,8 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        ConfigError: a glob of `cfg.optim.learning_rates` or `decayed` matches no parameter, weight decay is set but no
-            trainable parameter decays, or as `lora.trainable_shapes`.
+        ConfigError: a glob of `cfg.optim.learning_rate_factors` or `decayed` matches no parameter, weight decay is set
+            but no trainable parameter decays, or as `lora.trainable_shapes`.
     """
     optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trainable_shapes(cfg.train, shapes)
     names = parameter_names(shapes)
@@ -73,7 +73,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         clip = clip if separate is None else _on_separate_projections(clip, cfg.model)
         optimizer = optax.chain(clip, optimizer)
     parts.append(optimizer)
-    if optim.learning_rates:
+    if optim.learning_rate_factors:
         parts.append(_scaled(_factors(optim, names)))
     return _in_float32(optax.chain(*parts))
 
@@ -124,7 +124,7 @@ def width_factors(cfg: Config, shapes: Any) -> Any:
 
 
 def not_frozen(optim: OptimConfig, params: Any) -> Any:
-    """Returns a bool tree that is False for the parameters that `optim.learning_rates` freezes."""
+    """Returns a bool tree that is False for the parameters that `optim.learning_rate_factors` freezes."""
     return jax.tree.map(bool, _factors(optim, parameter_names(params)))
 
 
@@ -299,9 +299,9 @@ OPTIMIZERS: dict[str, Build] = {
 
 def _factors(optim: OptimConfig, names: Any) -> Any:
     """Returns the learning-rate factor of each parameter."""
-    entries = [entry.rpartition("=") for entry in optim.learning_rates]
+    entries = [entry.rpartition("=") for entry in optim.learning_rate_factors]
     for glob, _, _ in entries:
-        globs.match(optim, "learning_rates", glob, _with_kernels(jax.tree.leaves(names)))
+        globs.match(optim, "learning_rate_factors", glob, _with_kernels(jax.tree.leaves(names)))
 
     def factor(name: str) -> float:
         own = {name, lora.kernel_name(name)}
@@ -309,7 +309,7 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
 
     factors = jax.tree.map(factor, names)
     if not any(jax.tree.leaves(factors)):
-        raise optim.error("learning_rates", "freezes all parameters; leave out the globs of those to train")
+        raise optim.error("learning_rate_factors", "freezes all parameters; leave out the globs of those to train")
     return factors
 
 
