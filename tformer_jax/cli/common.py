@@ -1,6 +1,7 @@
 """Shared parts of the commands: entry point, exit statuses and common flags."""
 
 import argparse
+import contextlib
 import errno
 import gc
 import io
@@ -9,7 +10,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -178,6 +179,19 @@ def check_writable(path: Path, flag: str = "--record") -> None:
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); name a file in a writable folder"
         raise ConfigError(f"{flag} {path}: {problem}") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Context manager that reports a file `path` that cannot be written.
+
+    Raises:
+        ConfigError: the block raises an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another file") from error
 
 
 def check_writable_folder(path: Path, flag: str) -> None:

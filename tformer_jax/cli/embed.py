@@ -11,6 +11,7 @@ from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import ConfigError
 from tformer_jax.config.kinds import POOLINGS
+from tformer_jax.config.paths import replacing
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.train.errors import RunError
 
@@ -81,13 +82,10 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
         rows.append(embedding)
     if not rows:
         raise ConfigError("there is no text to embed")
-    partial = outputs.partial_path(path)
     try:
-        with partial.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             np.save(file, np.stack(rows))
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise RunError(f"{options.output} cannot be written: {error.strerror}") from error
     facts = {**lines.settings_of(options, work), "input": source.identity()}
     outputs.write_facts(outputs.provenance_path(path), facts)

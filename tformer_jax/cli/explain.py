@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli import report
-from tformer_jax.cli.common import check_writable, load_run, program, run_path
+from tformer_jax.cli.common import check_writable, load_run, program, run_path, writing
+from tformer_jax.config.paths import write_text
 from tformer_jax.report import html
 
 NAME = "explain.html"
@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = [*arguments, "--text", text, *(["--target", options.target] if options.target is not None else [])]
     command = shlex.join(["python", "scripts/explain.py", *arguments])
     topics = page.build(example, options.topics, trained)
-    report.write_page(page.render(topics, example, command, name), options.output)
+    content = page.render(topics, example, command, name)
+    with writing(options.output):
+        write_text(options.output, content)
     print(options.output)
 
 

@@ -5,8 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import check_writable, integer, program, run_path
-from tformer_jax.config import ConfigError
+from tformer_jax.cli.common import check_writable, integer, program, run_path, writing
 from tformer_jax.config.paths import write_text
 from tformer_jax.report import html, run
 
@@ -60,17 +59,7 @@ def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> li
         ConfigError: a folder is not a run folder, or `path` cannot be written.
     """
     runs = run.load_all(folders)
-    write_page(html.render(runs, refresh=refresh), path)
+    page = html.render(runs, refresh=refresh)
+    with writing(path):
+        write_text(path, page)
     return runs
-
-
-def write_page(text: str, path: Path) -> None:
-    """Writes a page to `path` atomically.
-
-    Raises:
-        ConfigError: `path` cannot be written.
-    """
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another file") from error
