@@ -1,13 +1,13 @@
 """The lines and bars of a report's charts, as plain data for plotly.js."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tformer_jax.config import LOWER_IS_BETTER
+from tformer_jax.config.numbers import GIB, significant
 from tformer_jax.report.outputs import histogram, lengths
 from tformer_jax.report.run import Run
 from tformer_jax.report.series import bucket_means, downsampled
@@ -190,7 +190,7 @@ def _drawn_columns(run: Run) -> dict[str, np.ndarray]:
     if (peak := run.model.get("peak_flops")) and "flops_per_second" in columns:
         columns["utilization"] = 100 * columns.pop("flops_per_second") / peak
     if "memory_bytes" in columns:
-        columns["memory"] = columns.pop("memory_bytes") / 2**30
+        columns["memory"] = columns.pop("memory_bytes") / GIB
     return columns
 
 
@@ -210,16 +210,7 @@ def _readable(name: str) -> str:
 
 
 def _numbers(values: np.ndarray) -> list[float | int | None]:
-    """Rounds to `DIGITS` significant digits; NaN becomes None."""
-    return [_rounded(value) for value in np.asarray(values, np.float64).tolist()]
-
-
-def _rounded(value: float) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    if value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return float(f"{value:.{DIGITS}g}")
+    return significant(np.asarray(values, np.float64).tolist(), DIGITS)
 
 
 def _summary(chart: Chart) -> str:

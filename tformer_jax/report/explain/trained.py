@@ -61,7 +61,7 @@ class Trained:
         for stack, tokens in self.tokens.items():
             stream = norms(stack, self.watched, self.tokens)["stream"]
             title = f"Norms of the residual stream of {self.name}, {stack}"
-            figures.append(Heat(title, np.array(stream["values"]), stream["rows"], tokens))
+            figures.append(Heat(title, np.array(stream["values"], np.float64), stream["rows"], tokens))
         return figures
 
     def _beams(self) -> list[Heat | Lines]:
