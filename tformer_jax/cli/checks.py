@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from tformer_jax.cli.common import size_of
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.numbers import GIB
 from tformer_jax.config.paths import is_remote
 from tformer_jax.data.corpora import files, prepared
 from tformer_jax.train import run_folder
@@ -27,7 +28,7 @@ PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 """JAX plugins, whose versions must match jaxlib."""
 CUDA13_DRIVER = 580
 """Minimum driver version for CUDA 13."""
-MIN_FREE = 2**30
+MIN_FREE = GIB
 """Free disk space in bytes that a run needs in addition to its checkpoints: metrics, samples, traces."""
 HARMFUL = {
     "xla_cpu_enable_fast_math": "hides non-finite values from the check that skips such steps",

@@ -18,6 +18,7 @@ from tformer_jax.allocator import keep_memory, run_in_calling_thread
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.config.fields import INT32_MAX
+from tformer_jax.config.numbers import GIB, KIB, MIB
 from tformer_jax.config.paths import as_path
 from tformer_jax.train.errors import FULL_DISK, RunError
 from tformer_jax.train.provenance import PROGRAM
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
 FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EROFS)
 """Errors of the names or permissions of files that a user gives."""
-GIB, MIB, KIB = 2**30, 2**20, 2**10
 DATA_VARIABLE = "TFORMER_DATA"
 """Environment variable with the default of `--data`."""
 

@@ -22,8 +22,6 @@ Result = TypeVar("Result")
 
 TOO_LONG = "too_long"
 """Field of records of lines that are too long for the model: the action taken."""
-
-
 DONE = {"truncate": "truncated", "skip": "skipped"}
 """What was done with a text that is too long for the model, by action."""
 

@@ -17,7 +17,6 @@ from tformer_jax.inference.encoding import LongTexts
 if TYPE_CHECKING:
     from tformer_jax.inference.score import Scored
 
-
 FIELDS = {"--field": "text", "--source-field": "source", "--target-field": "target"}
 """Fields of .jsonl by flag, with their defaults."""
 NAMES = ("log_probability", "tokens", "log_probabilities")

@@ -13,13 +13,13 @@ import tformer_jax as tj
 from tformer_jax.cli import common
 from tformer_jax.cli.common import load_run
 from tformer_jax.config import ConfigError
+from tformer_jax.config.numbers import MIB
 from tformer_jax.report import html
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
     from tformer_jax.serving.served import Served
 
-MIB = 2**20
 KEY_VARIABLE = "TFORMER_API_KEY"
 
 
