@@ -26,8 +26,8 @@ class Identity(Protocol):
         """Returns facts that identify the input, or its first `lines` lines."""
 
 
-class Output(Protocol):
-    """Receives the lines of one text after another."""
+class LineWriter(Protocol):
+    """Writes the lines of one text after another."""
 
     done: int
     """Number of texts whose lines have been written."""
@@ -74,7 +74,7 @@ def as_json(record: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def opened(
     path: Path | None, settings: Facts, identity: Identity, *, lines_per_text: int, resume: bool
-) -> Iterator[Output]:
+) -> Iterator[LineWriter]:
     """Opens standard output or a file; a regular file is created or replaced only if the block succeeds.
 
     Args:

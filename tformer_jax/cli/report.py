@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.Run]:
+def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.RunFiles]:
     """Writes the report of the run folders to `path`; returns the runs.
 
     Args:

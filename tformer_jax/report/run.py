@@ -21,7 +21,7 @@ ENDED = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunFiles:
     """The contents of a run folder; fields of missing or damaged files are empty."""
 
     name: str
@@ -89,7 +89,7 @@ class Run:
         return np.interp(steps, [0, *self.train.steps], [0, *values])
 
 
-def load_all(folders: Sequence[Path]) -> list[Run]:
+def load_all(folders: Sequence[Path]) -> list[RunFiles]:
     """Reads several runs, named by the shortest ends of their paths that differ.
 
     Raises:
@@ -105,7 +105,7 @@ def load_all(folders: Sequence[Path]) -> list[Run]:
     return [load(path, name) for path, name in zip(paths, names, strict=True)]
 
 
-def load(folder: Path, name: str) -> Run:
+def load(folder: Path, name: str) -> RunFiles:
     """Reads the files of a run folder.
 
     Raises:
@@ -114,7 +114,7 @@ def load(folder: Path, name: str) -> Run:
     config = _json(folder / "config.json")
     if not config:
         raise ConfigError(f"{folder} is not a run folder: it has no config.json that can be read")
-    return Run(
+    return RunFiles(
         name=name,
         folder=folder,
         config=flat(Config()) | {name: _setting(value) for name, value in flat_values(config).items()},

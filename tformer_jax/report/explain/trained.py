@@ -17,7 +17,7 @@ MAX_HEADS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainedFigures:
     """What a run computes for the text of the page."""
 
     name: str
