@@ -13,7 +13,7 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import add_data, check_writable, load_run, program, run_path
+from tformer_jax.cli.common import add_data, check_writable, flag, load_run, program, run_path
 from tformer_jax.config import Config, ConfigError, to_dict
 
 
@@ -44,8 +44,8 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     family, objective = run.config.model.family, run.config.data.objective
     if settings and (family != "seq2seq" or objective):
         trained = f"{family} with data.objective={objective!r}" if objective else family
-        raise ConfigError(f"{decoding.flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
-    return dataclasses.replace(run.config, decode=run.decoding(settings, name=decoding.flag))
+        raise ConfigError(f"{flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
+    return dataclasses.replace(run.config, decode=run.decoding(settings, name=flag))
 
 
 def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
