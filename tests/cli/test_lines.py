@@ -46,6 +46,16 @@ def test_results_are_written_before_more_is_read(source, capsys):
     assert [*seen, capsys.readouterr().out] == ["", "a a\n", "b b\n", "c c\n"]
 
 
+def test_the_options_that_determine_results_are_compared_on_resume(source):
+    given = options(source, output=None)
+    given.top = 5
+    work = lines.Work(given, iter, list, dict, (), settings=("top",), facts={"decode": {"beams": 4}})
+    found = lines.settings_of(work)
+    assert found["command"] == {"field": "text", "top": 5, "on_long_line": "stop"}
+    assert found["decode"] == {"beams": 4}
+    assert set(found) == {"command", "decode", "run"}
+
+
 def test_outputs_before_a_bad_line_are_written(source, tmp_path):
     source.write_bytes(b"one\ntwo\nthree\nfour\nfive\nsix\n\xff\n")
     with pytest.raises(ConfigError, match="line 7: not valid UTF-8"):

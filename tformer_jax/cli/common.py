@@ -88,14 +88,15 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def program(command: str) -> str:
-    """Returns the name of a command in its usage: `tformer train` as installed, `train.py` as a script."""
-    return f"{PROGRAM} {command}" if Path(sys.argv[0]).stem == PROGRAM else f"{command}.py"
+def new_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Returns a parser without flags, named `tformer COMMAND` as installed, `COMMAND.py` as a script."""
+    name = f"{PROGRAM} {command}" if Path(sys.argv[0]).stem == PROGRAM else f"{command}.py"
+    return argparse.ArgumentParser(prog=name, description=description, epilog=epilog, allow_abbrev=False)
 
 
 def run_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns a parser with the flags `--run` and `--mesh`."""
-    result = argparse.ArgumentParser(prog=program(command), description=description, allow_abbrev=False)
+    result = new_parser(command, description)
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
     add_mesh(result)
     return result
@@ -123,7 +124,7 @@ def add_data(parser: argparse.ArgumentParser, meaning: str = "data folder, for c
 
 
 def run_path(text: str) -> Path:
-    """An argparse type: a local run folder, or `gs://BUCKET/FOLDER`."""
+    """Returns the path of a run folder, local or `gs://BUCKET/FOLDER`; an argparse type."""
     try:
         return as_path(text)
     except ConfigError as error:
@@ -153,7 +154,7 @@ def integer(lowest: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a positive, finite number."""
+    """Returns a positive, finite number; an argparse type."""
     try:
         value = float(text)
     except ValueError:
@@ -165,7 +166,7 @@ def seconds(text: str) -> float:
 
 def size_of(count: int) -> str:
     """Formats a number of bytes as KiB, MiB or GiB."""
-    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if count >= unit), (KIB, "KiB"))
+    unit, name = (GIB, "GiB") if count >= GIB else (MIB, "MiB") if count >= MIB else (KIB, "KiB")
     return f"{count / unit:.2f} {name}"
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import check_writable, integer, program, run_path
+from tformer_jax.cli.common import check_writable, integer, new_parser, run_path
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
@@ -38,11 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("compare"),
-        description="Compares two runs: metrics with a paired bootstrap test, losses at equal steps, tokens and time, "
+    result = new_parser(
+        "compare",
+        "Compares two runs: metrics with a paired bootstrap test, losses at equal steps, tokens and time, "
         "settings, and the outputs that changed most.",
-        allow_abbrev=False,
     )
     result.add_argument("baseline", type=run_path, metavar="RUN_A", help="run folder of the baseline")
     result.add_argument("run", type=run_path, metavar="RUN_B", help="run folder to compare with it")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import add_data, check_writable, flag, load_run, program, run_path
+from tformer_jax.cli.common import add_data, check_writable, flag, load_run, new_parser, run_path
 from tformer_jax.config import Config, ConfigError, to_dict
 
 
@@ -96,13 +96,11 @@ def table(result: dict[str, Any]) -> Table:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("evaluate"),
-        description="Evaluates a trained model on all examples of a split of its data.",
-        allow_abbrev=False,
-    )
+    result = new_parser("evaluate", "Evaluates a trained model on all examples of a split of its data.")
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
-    result.add_argument("--split", choices=("validation", "test"), default="test", help="(default: test)")
+    result.add_argument(
+        "--split", choices=("validation", "test"), default="test", help="split to evaluate (default: test)"
+    )
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
     add_data(result)
     decoding.add_settings(result)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import check_writable, load_run, program, run_path, writing
+from tformer_jax.cli.common import check_writable, load_run, new_parser, run_path, writing
 from tformer_jax.config.paths import write_text
 from tformer_jax.report import html
 
@@ -44,12 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("explain"),
-        description="Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "
+    result = new_parser(
+        "explain",
+        "Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "
         "file that needs no network: formulas, shapes, functions of this package, and figures that they compute on a "
         "text. No trained model is needed; --run adds the figures of one.",
-        allow_abbrev=False,
     )
     result.add_argument("topics", nargs="*", metavar="TOPIC", help="topics to explain, such as rope (default: all)")
     result.add_argument(

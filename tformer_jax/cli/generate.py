@@ -48,8 +48,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = lines.parser(
         "generate",
-        "Continues prompts with a trained language model, as the run's config says; --temperature, --top-k, --top-p, "
-        "--min-p or several --samples select sampling, --temperature 0 greedy decoding.",
+        "Continues prompts with a trained language model. The decoding settings are those of the run; --temperature, "
+        "--top-k, --top-p, --min-p or several --samples select sampling, --temperature 0 greedy decoding.",
     )
     decoding.add_all_flags(result, "decoder_lm")
     return result

@@ -51,7 +51,7 @@ def check(path: Path | None, source: Path | None = None) -> None:
 
 
 def is_json(path: Path | None) -> bool:
-    """Whether the file name requests JSON objects."""
+    """Returns whether the file name requests JSON objects."""
     return path is not None and path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
@@ -106,7 +106,7 @@ def opened(
 
 
 def is_stream(path: Path) -> bool:
-    """Whether `path` is a device, a pipe or a socket, which is written to directly and never replaced."""
+    """Returns whether `path` is a device, a pipe or a socket, which is written to directly and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import check_writable, integer, program, run_path, writing
+from tformer_jax.cli.common import check_writable, integer, new_parser, run_path, writing
 from tformer_jax.config.paths import write_text
 from tformer_jax.report import html, run
 
@@ -28,11 +28,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("report"),
-        description="Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "
+    result = new_parser(
+        "report",
+        "Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "
         "environment, parameters. Several runs are compared with the first. A run may be in progress or have failed.",
-        allow_abbrev=False,
     )
     result.add_argument("runs", type=run_path, nargs="+", metavar="RUN", help="run folder of scripts/train.py")
     result.add_argument(

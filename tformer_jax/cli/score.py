@@ -99,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     result = lines.parser(
         "score",
         "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "
-        "pairs are source<tab>target. The first token of a text is not scored, unless the tokenizer begins texts with "
-        "a special token; the end of a target is.",
+        "pairs are source<tab>target. The first token of a text is not scored, unless the tokenizer puts a special "
+        "token before it; the end of a target is scored.",
     )
     for name in FIELDS.values():
         lines.add_field(result, name)

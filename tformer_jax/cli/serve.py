@@ -105,7 +105,7 @@ def serve(engine: "Engine | None", served: "Served", bound: socket.socket, optio
 
 
 def api_key(text: str) -> str:
-    """An argparse type: a text that can be sent in a header."""
+    """Returns a key that can be sent in a header; an argparse type."""
     if not (text and text.isascii() and text.isprintable() and " " not in text):
         raise argparse.ArgumentTypeError(
             f"the key (here or in {KEY_VARIABLE}) must consist of printable ASCII characters without spaces"

@@ -16,8 +16,8 @@ from tformer_jax.report.series import Series
 from tformer_jax.train import events, guards, run_folder
 from tformer_jax.train.run_folder import read_records
 
-ENDED = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
-"""Status of a run by the kind of its last event."""
+ENDED = ("finished", "stopped", "failed")
+"""Kinds of events with which a run ends, which are then its status."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunFiles:
         if self.running:
             return "running"
         last = self.events[-1]["kind"] if self.events else ""
-        return ENDED.get(last, "finished" if self.result else "ended early")
+        return last if last in ENDED else "finished" if self.result else "ended early"
 
     def group(self, name: str) -> Series:
         """Returns the metrics of a group, which may be empty."""

@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tformer_jax import config
-from tformer_jax.config import LOWER_IS_BETTER, Config
+from tformer_jax.config import LOWER_IS_BETTER, Config, flat
 from tformer_jax.report.bootstrap import Estimate, estimates
 from tformer_jax.report.charts import TITLES, ordered
 from tformer_jax.report.outputs import Piece, choose, marked
@@ -21,12 +20,6 @@ LONGEST = 2000
 MAX_CHARACTERS = 2**22
 """Maximum number of characters in the CSV file of the outputs of a split."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-GROUPS = {
-    "worst": "Worst",
-    "random": "Random",
-    "best": "Best",
-    "samples": "Samples",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +119,7 @@ def shown_outputs(run: RunFiles) -> dict[str, list[Shown]]:
     quality = outputs.quality(run.family)
     result = {}
     for group, places in choose(outputs, run.family).items():
-        result[GROUPS[group]] = [
+        result[group.capitalize()] = [
             Shown(
                 at + 1,
                 shortened(outputs.sources[at]),
@@ -149,13 +142,12 @@ def _sides(run: RunFiles, reference: str, output: str) -> tuple[list[Piece], lis
 
 def settings(runs: Sequence[RunFiles]) -> dict[str, Any]:
     """Returns all settings by section, those that differ between runs, and those that are not the default."""
-    defaults = config.flat(Config())
     names = list(dict.fromkeys(name for run in runs for name in run.config))
     sections: dict[str, list[str]] = {}
     for name in names:
         sections.setdefault(name.partition(".")[0] if "." in name else "run", []).append(name)
     plain = [{name: repr(value) for name, value in run.config.items()} for run in runs]
-    default = {name: repr(value) for name, value in defaults.items()}
+    default = {name: repr(value) for name, value in flat(Config()).items()}
     return {
         "sections": sections,
         "values": plain,

@@ -183,7 +183,7 @@ class PagedRows:
 
     @property
     def pages(self) -> np.ndarray:
-        """The page table: float [rows, pages], 0 after the last page of a row."""
+        """Returns the page table: float [rows, pages], 0 after the last page of a row."""
         return _padded([one.pages for one in self.allocations.values()])
 
 

@@ -29,14 +29,14 @@ _TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """The sentence of the figures and its translation, in tokens: words, punctuation and Chinese characters."""
+    """The sentence of the figures and its translation, in tokens: those of `of`, or those of a run's tokenizer."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
 
     @classmethod
     def of(cls, text: str, target: str | None = None) -> "Example":
-        """Splits the texts into tokens; without a target, it is the text backwards.
+        """Splits the texts into words, punctuation and Chinese characters; without a target, it is the text backwards.
 
         Raises:
             ConfigError: a text has fewer than `MIN_TOKENS` or more than `MAX_TOKENS` tokens.
@@ -65,7 +65,7 @@ class Example:
 
     @property
     def x(self) -> np.ndarray:
-        """Embeddings of the source, float32 [1, T, `CFG.dim`]."""
+        """Returns the embeddings of the source, float32 [1, T, `CFG.dim`]."""
         return vectors(self.source, CFG.dim)[None]
 
 
