@@ -22,21 +22,20 @@ SECONDS_A_CHUNK = 0.01
 def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
     """Writes each line twice, slowly, like a model with chunks of four texts."""
     run = source.parent / "run"
-    options = argparse.Namespace(input=source, output=output, resume=resume, run=run)
+    options = argparse.Namespace(output=output, resume=resume, run=run, on_long_line="stop", field="text")
 
-    def results(found: Iterator[Line], skip: int) -> Iterator[str]:
+    def stream(texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[str]:
         def compute(texts: list[str], _: int) -> Iterator[str]:
             time.sleep(sleep)
             return [text.upper() for text in texts]
 
-        return in_chunks(found, lambda _, line: line.texts[0], compute, skip=skip, size=4)
+        return in_chunks(texts, lambda _, text: text, compute, skip=skip, size=4)
 
     def plain(_: Line, text: str) -> list[str]:
         return [text] * 2
 
-    fields, settings, names = {"--field": "text"}, {"command": {}}, ("out",)
-    work = lines.Work(fields, settings, results, plain, lambda _, text: {"out": text}, names, LongTexts(), 2)
-    lines.process(options, Source([], source), work)
+    work = lines.Work(options, stream, plain, lambda _, text: {"out": text}, ("out",), lines_per_text=2)
+    lines.process(Source([], source), work)
 
 
 def kill_until_done(source: Path, output: Path, draw: random.Random) -> int:

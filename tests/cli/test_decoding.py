@@ -9,6 +9,7 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import tiny
 from tformer_jax.cli import decoding, evaluate
+from tformer_jax.cli.common import flag
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
 from tformer_jax.config.fields import setting
 
@@ -29,7 +30,7 @@ def chosen(*flags: str, saved: DecodeConfig | None = None, family: str = "seq2se
     cfg = Config(model=tiny(family), data=DATA[family], decode=saved or DecodeConfig())
     run = tj.Run(Path("runs/x"), cfg, None, None, None, None)
     options = parse(*flags, family=family)
-    return run.decoding(decoding.given(options), options.outputs, decoding.flag)
+    return run.decoding(decoding.given(options), options.outputs, flag)
 
 
 def test_every_setting_has_a_flag_with_its_meaning(capsys, monkeypatch):
@@ -38,7 +39,7 @@ def test_every_setting_has_a_flag_with_its_meaning(capsys, monkeypatch):
         parse("--help")
     shown = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(DecodeConfig):
-        assert decoding.flag(field.name) in shown
+        assert flag(field.name) in shown
         assert field.metadata["meaning"] in shown
 
 

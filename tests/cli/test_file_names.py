@@ -12,7 +12,6 @@ import pytest
 from tformer_jax.cli import embed, lines, outputs
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import ConfigError
-from tformer_jax.inference.encoding import LongTexts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,10 +36,10 @@ def test_an_array_is_written_through_a_link(tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     target, link = tmp_path / "v.npy", tmp_path / "link.npy"
     link.symlink_to(target)
-    options = argparse.Namespace(output=link, run=tmp_path / "run", on_long_line="stop")
-    ones = lambda found, _: (np.ones(3, np.float32) for _ in found)  # noqa: E731
-    work = lines.Work({"--field": "text"}, {"command": {}}, ones, embed.plain, embed.added, (), LongTexts())
-    embed.write_array(options, Source(["a", "b"], None), work)
+    options = argparse.Namespace(output=link, run=tmp_path / "run", on_long_line="stop", field="text")
+    ones = lambda texts, **_: (np.ones(3, np.float32) for _ in texts)  # noqa: E731
+    work = lines.Work(options, ones, embed.plain, embed.added, ())
+    embed.write_array(Source(["a", "b"], None), work)
     assert link.is_symlink()
     np.testing.assert_array_equal(np.load(target), np.ones((2, 3)))
 

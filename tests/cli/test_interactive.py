@@ -82,4 +82,4 @@ def test_an_error_is_printed_and_the_next_text_is_answered(monkeypatch, capsys):
 def test_contradicting_flags(given, name):
     options = {"interactive": True, "input": None, "output": None, "scores": False, "outputs": 1, "resume": False}
     with pytest.raises(ConfigError, match=f"--interactive cannot be combined with {name}"):
-        interactive.check(argparse.Namespace(**options | given), [] if given else ["a"])
+        interactive.check(argparse.Namespace(**options | given, text=[] if given else ["a"]))

@@ -17,7 +17,6 @@ from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Source
 from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config import ConfigError
-from tformer_jax.inference.encoding import LongTexts
 
 
 @pytest.fixture
@@ -26,21 +25,35 @@ def source(tmp_path):
     return tmp_path / "in.txt"
 
 
+def options(source: Path, output: Path | None, action: str = "stop") -> argparse.Namespace:
+    run = source.parent / "run"
+    return argparse.Namespace(output=output, resume=False, run=run, on_long_line=action, field="text")
+
+
 def test_results_are_written_before_more_is_read(source, capsys):
     source.write_text("a\nb\nc\n")
     seen = []
 
-    def results(found, skip):
+    def stream(texts, *, skip, long_texts):
         assert skip == 0
-        for line in found:
+        for text in texts:
             seen.append(capsys.readouterr().out)
-            yield line.texts[0]
+            yield text
 
-    options = argparse.Namespace(input=source, output=None, resume=False, run=source.parent / "run")
     doubled = lambda _, text: [text + "\r\n" + text]  # noqa: E731
-    work = lines.Work({"--field": "text"}, {"command": {}}, results, doubled, lambda *_: {}, (), LongTexts())
-    assert lines.process(options, Source([], source), work) == 0
+    work = lines.Work(options(source, output=None), stream, doubled, lambda *_: {}, ())
+    assert lines.process(Source([], source), work) == 0
     assert [*seen, capsys.readouterr().out] == ["", "a a\n", "b b\n", "c c\n"]
+
+
+def test_the_options_that_determine_results_are_compared_on_resume(source):
+    given = options(source, output=None)
+    given.top = 5
+    work = lines.Work(given, iter, list, dict, (), settings=("top",), facts={"decode": {"beams": 4}})
+    found = lines.settings_of(work)
+    assert found["command"] == {"field": "text", "top": 5, "on_long_line": "stop"}
+    assert found["decode"] == {"beams": 4}
+    assert set(found) == {"command", "decode", "run"}
 
 
 def test_outputs_before_a_bad_line_are_written(source, tmp_path):
@@ -69,18 +82,14 @@ def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
     source.write_text("a\nbbb\nc\nddd\n")
 
     def run(action: str) -> list[str]:
-        long_texts = LongTexts(action)
-
-        def results(found, _):
-            for index, line in enumerate(found):
-                ids = long_texts.fit(index, [*map(ord, line.texts[0])], 2, "text")
+        def stream(texts, *, skip, long_texts):
+            for index, text in enumerate(texts):
+                ids = long_texts.fit(index, [*map(ord, text)], 2, "text")
                 yield "" if ids is None else "".join(map(chr, ids))
 
-        options = argparse.Namespace(input=source, output=tmp_path / name, resume=False, run=source.parent / "run")
-        fields, settings, names = {"--field": "text"}, {"command": {}}, ("out",)
         plain, added = (lambda _, text: [text]), (lambda _, text: {"out": text})
-        work = lines.Work(fields, settings, results, plain, added, names, long_texts)
-        lines.process(options, Source([], source), work)
+        work = lines.Work(options(source, tmp_path / name, action), stream, plain, added, ("out",))
+        lines.process(Source([], source), work)
         return (tmp_path / name).read_text().splitlines()
 
     plain = {"truncate": ["a", "bb", "c", "dd"], "skip": ["a", "", "c", ""]}

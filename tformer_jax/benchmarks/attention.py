@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from tformer_jax.allocator import peak_bytes
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.config.fields import first_line
+from tformer_jax.config.numbers import GIB
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask
 
-GIB = 2**30
 Shape = tuple[int, int, int, int]
 
 

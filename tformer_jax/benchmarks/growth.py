@@ -10,8 +10,8 @@ from rich.table import Table
 from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.benchmarks.turns import MIB
 from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config.numbers import MIB
 
 MODEL: dict[str, Any] = {
     "family": "decoder_lm",

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.benchmarks.turns import MIB, alternate, timed
+from tformer_jax.benchmarks.turns import alternate, timed
 from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config.numbers import MIB
 from tformer_jax.inference.engine import PAGE_SIZE
 from tformer_jax.inference.model_step import step_fn
 from tformer_jax.models import registry

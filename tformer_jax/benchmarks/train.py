@@ -17,7 +17,8 @@ from rich.table import Table
 from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.benchmarks.turns import MIB, alternate
+from tformer_jax.benchmarks.turns import alternate
+from tformer_jax.config.numbers import MIB
 from tformer_jax.train.errors import RunError
 
 OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"

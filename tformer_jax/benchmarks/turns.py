@@ -6,7 +6,6 @@ from typing import Any
 
 PAUSE = 0.3
 """Seconds before each measurement; idle threads of the previous system may spin this long."""
-MIB = 2**20
 
 
 def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -8,7 +8,7 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.report import sections
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.outputs import Outputs
-from tformer_jax.report.run import Run, load_all
+from tformer_jax.report.run import RunFiles, load_all
 
 METRICS = ("bleu", "chrf", "exact_match", "accuracy", "perplexity", "loss")
 """Metrics that are shown, the first `SHOWN` of them that a run has."""
@@ -41,7 +41,7 @@ def languages(cfg: Config) -> tuple[str, str] | None:
     return pair if cfg.model.family == "seq2seq" and cfg.data.objective is None and specified else None
 
 
-def facts(cfg: Config, loaded: Run) -> list[str]:
+def facts(cfg: Config, loaded: RunFiles) -> list[str]:
     """Returns the size of the model and of its training, each as a few words."""
     known, model = sections.facts(loaded), cfg.model
     layers = " + ".join(map(str, model.depths))
@@ -55,7 +55,7 @@ def facts(cfg: Config, loaded: Run) -> list[str]:
     return [fact for fact in found_facts if sections.ABSENT not in fact]
 
 
-def metrics(loaded: Run, split: str) -> list[dict[str, str]]:
+def metrics(loaded: RunFiles, split: str) -> list[dict[str, str]]:
     """Returns titles, values and sacreBLEU's signatures of the main metrics of a split."""
     series = loaded.group(split)
     values = {name: series.last(name) for name in METRICS}

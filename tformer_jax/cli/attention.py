@@ -38,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--head", type=integer(0), metavar="N", help="head that is shown first (default: their mean)")
     result.add_argument("--output", type=Path, metavar="FILE", help=f"the page (default: {NAME} in the run folder)")
     result.add_argument("--batch", type=Path, metavar="FILE", help="read texts from the lines of a file; needs --npz")
-    result.add_argument("--npz", type=Path, metavar="FILE", help="write all arrays, named NUMBER/KIND/ATTENTION")
+    result.add_argument(
+        "--npz", type=Path, metavar="FILE", help="write all arrays, such as 0/weights/encoder of the first text"
+    )
     lines.add_field(result)
     return result
 

@@ -14,7 +14,7 @@ from tformer_jax.benchmarks.growth import GROWTHS, measure_growth
 from tformer_jax.benchmarks.operations import measure_operations
 from tformer_jax.benchmarks.train import measure_training
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.cli.common import add_data, check_writable, integer, program, seconds
+from tformer_jax.cli.common import add_data, check_writable, integer, new_parser, seconds
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
 from tformer_jax.config.model import DTYPES
@@ -70,10 +70,9 @@ def named_case(name: str) -> Case:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser, with one subcommand per benchmark."""
-    result = argparse.ArgumentParser(
-        prog=program("benchmark"),
-        description="Measures training, decoding, caches, attention, the data pipeline, and how training cost scales.",
-        allow_abbrev=False,
+    result = new_parser(
+        "benchmark",
+        "Measures training, decoding, caches, attention, the data pipeline, and how training cost scales.",
     )
     commands = result.add_subparsers(dest="benchmark", required=True)
     for name, (meaning, add) in BENCHMARKS.items():

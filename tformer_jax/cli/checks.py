@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 
 from tformer_jax.cli.common import size_of
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.config.fields import first_line, one_line
+from tformer_jax.config.numbers import GIB
 from tformer_jax.config.paths import is_remote
 from tformer_jax.data.corpora import files, prepared
 from tformer_jax.train import run_folder
@@ -27,7 +29,7 @@ PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 """JAX plugins, whose versions must match jaxlib."""
 CUDA13_DRIVER = 580
 """Minimum driver version for CUDA 13."""
-MIN_FREE = 2**30
+MIN_FREE = GIB
 """Free disk space in bytes that a run needs in addition to its checkpoints: metrics, samples, traces."""
 HARMFUL = {
     "xla_cpu_enable_fast_math": "hides non-finite values from the check that skips such steps",
@@ -65,7 +67,7 @@ def gpus() -> list[Gpu]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (subprocess.SubprocessError, OSError) as error:
-        said = (str(getattr(error, "stdout", None) or error).strip().splitlines() or [type(error).__name__])[0]
+        said = first_line(getattr(error, "stdout", None) or error)
         raise ConfigError(f"nvidia-smi fails ({said}): reinstall its driver") from error
     return [Gpu(*map(str.strip, line.split(","))) for line in done.stdout.splitlines() if line.count(",") == 2]
 
@@ -79,7 +81,7 @@ def devices() -> list[jax.Device]:
     try:
         return jax.devices()
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error, None)
         raise RunError(f"JAX has no device ({reason}): unset JAX_PLATFORMS, or install that backend") from error
 
 

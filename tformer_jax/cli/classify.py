@@ -1,12 +1,12 @@
 """`scripts/classify.py`: labels texts with a trained classifier."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
-from tformer_jax.inference.encoding import LongTexts
 
 Found = tuple[str, float]
 NAMES = ("label", "probability")
@@ -18,25 +18,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = lines.parser("classify", "Labels texts with a trained classifier.")
     lines.add_field(parser)
     options = parser.parse_args(argv)
-    source = lines.opened(options, options.text)
+    source = lines.opened(options)
     run = load_run(options.run, options.mesh)
-    classifier, long_texts = run.classifier(), LongTexts(options.on_long_line)
-
-    def results(found: Iterator[Line], skip: int) -> Iterator[Found]:
-        texts = (line.texts[0] for line in found)
-        return classifier.stream(run.params, texts, skip=skip, long_texts=long_texts)
-
-    settings = {"command": {"field": options.field}}
-    work = lines.Work(
-        fields={"--field": options.field},
-        settings=settings,
-        results=results,
-        plain=plain,
-        added=added,
-        names=NAMES,
-        long_texts=long_texts,
-    )
-    lines.process(options, source, work)
+    stream = functools.partial(run.classifier().stream, run.params)
+    lines.process(source, lines.Work(options, stream, plain, added, NAMES))
 
 
 def plain(line: Line, found: Found) -> list[str]:

@@ -1,6 +1,7 @@
 """Shared parts of the commands: entry point, exit statuses and common flags."""
 
 import argparse
+import contextlib
 import errno
 import gc
 import io
@@ -9,7 +10,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +18,7 @@ from tformer_jax.allocator import keep_memory, run_in_calling_thread
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import PRESETS, ConfigError
 from tformer_jax.config.fields import INT32_MAX
+from tformer_jax.config.numbers import GIB, KIB, MIB
 from tformer_jax.config.paths import as_path
 from tformer_jax.train.errors import FULL_DISK, RunError
 from tformer_jax.train.provenance import PROGRAM
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 FAILED, USER_ERROR, INTERRUPTED = 1, 2, interrupt.STATUS
 FILE_ERRORS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EROFS)
 """Errors of the names or permissions of files that a user gives."""
-GIB, MIB, KIB = 2**30, 2**20, 2**10
 DATA_VARIABLE = "TFORMER_DATA"
 """Environment variable with the default of `--data`."""
 
@@ -87,14 +88,15 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def program(command: str) -> str:
-    """Returns the name of a command in its usage: `tformer train` as installed, `train.py` as a script."""
-    return f"{PROGRAM} {command}" if Path(sys.argv[0]).stem == PROGRAM else f"{command}.py"
+def new_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Returns a parser without flags, named `tformer COMMAND` as installed, `COMMAND.py` as a script."""
+    name = f"{PROGRAM} {command}" if Path(sys.argv[0]).stem == PROGRAM else f"{command}.py"
+    return argparse.ArgumentParser(prog=name, description=description, epilog=epilog, allow_abbrev=False)
 
 
 def run_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns a parser with the flags `--run` and `--mesh`."""
-    result = argparse.ArgumentParser(prog=program(command), description=description, allow_abbrev=False)
+    result = new_parser(command, description)
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
     add_mesh(result)
     return result
@@ -122,11 +124,16 @@ def add_data(parser: argparse.ArgumentParser, meaning: str = "data folder, for c
 
 
 def run_path(text: str) -> Path:
-    """An argparse type: a local run folder, or `gs://BUCKET/FOLDER`."""
+    """Returns the path of a run folder, local or `gs://BUCKET/FOLDER`; an argparse type."""
     try:
         return as_path(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def flag(name: str) -> str:
+    """Returns the flag of an option, such as `--top-k` of `top_k`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def integer(lowest: int) -> Callable[[str], int]:
@@ -147,7 +154,7 @@ def integer(lowest: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a positive, finite number."""
+    """Returns a positive, finite number; an argparse type."""
     try:
         value = float(text)
     except ValueError:
@@ -159,7 +166,7 @@ def seconds(text: str) -> float:
 
 def size_of(count: int) -> str:
     """Formats a number of bytes as KiB, MiB or GiB."""
-    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if count >= unit), (KIB, "KiB"))
+    unit, name = (GIB, "GiB") if count >= GIB else (MIB, "MiB") if count >= MIB else (KIB, "KiB")
     return f"{count / unit:.2f} {name}"
 
 
@@ -178,6 +185,19 @@ def check_writable(path: Path, flag: str = "--record") -> None:
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); name a file in a writable folder"
         raise ConfigError(f"{flag} {path}: {problem}") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Context manager that reports a file `path` that cannot be written.
+
+    Raises:
+        ConfigError: the block raises an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another file") from error
 
 
 def check_writable_folder(path: Path, flag: str) -> None:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import check_writable, program, run_path
+from tformer_jax.cli.common import check_writable, integer, new_parser, run_path
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
@@ -38,23 +38,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("compare"),
-        description="Compares two runs: metrics with a paired bootstrap test, losses at equal steps, tokens and time, "
+    result = new_parser(
+        "compare",
+        "Compares two runs: metrics with a paired bootstrap test, losses at equal steps, tokens and time, "
         "settings, and the outputs that changed most.",
-        allow_abbrev=False,
     )
     result.add_argument("baseline", type=run_path, metavar="RUN_A", help="run folder of the baseline")
     result.add_argument("run", type=run_path, metavar="RUN_B", help="run folder to compare with it")
     result.add_argument(
-        "--resamples", type=report.integer(100), default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
+        "--resamples", type=integer(100), default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
     )
     result.add_argument(
-        "--sentences",
-        type=report.integer(0),
-        default=3,
-        metavar="N",
-        help="outputs to show that changed most (default: 3)",
+        "--sentences", type=integer(0), default=3, metavar="N", help="outputs to show that changed most (default: 3)"
     )
     result.add_argument("--report", type=Path, metavar="FILE", help="also write the HTML report of both runs")
     return result

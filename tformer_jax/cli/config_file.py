@@ -16,7 +16,7 @@ from ml_collections import ConfigDict, config_flags
 
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.config.fields import Section
+from tformer_jax.config.fields import Section, one_line
 
 EXPECTED = {
     int: "must be a whole number, such as 1000",
@@ -56,7 +56,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
             f"{path} lacks a setting given on the command line: get_config must return to_config_dict(Config(...))"
         ) from error
     except (flags.Error, ValueError) as error:
-        problem = " ".join(str(error).split())
+        problem = one_line(error, None)
         flag = re.match(r"flag --config\.(?P<name>[\w.]+)=(?P<value>.*?): ", problem)
         if flag and (expected := EXPECTED.get(type(operator.attrgetter(flag["name"])(found)))):
             problem = f"{flag['name']}={flag['value']!r}: {expected}"
@@ -136,7 +136,7 @@ def mistakes(path: Path) -> Iterator[None]:
         if isinstance(error, SyntaxError):
             lines, text = [error.lineno], error.msg
         where = f"{path}, line {lines[-1]}" if lines else str(path)
-        reason = " ".join(text.partition(". Other fields present")[0].split())  # of a locked ConfigDict
+        reason = one_line(text.partition(". Other fields present")[0], None)  # of a locked ConfigDict
         raise ConfigError(f"{where}: {type(error).__name__}: {reason}") from error
 
 

@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from tformer_jax.cli import interactive, lines
-from tformer_jax.cli.common import integer
+from tformer_jax.cli.common import flag, integer
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import allowed_types
 
@@ -49,11 +49,6 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings that are given on the command line, by name."""
     named = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(DecodeConfig)}
     return {name: value for name, value in named.items() if value is not None}
-
-
-def flag(name: str) -> str:
-    """Returns the flag of a setting."""
-    return f"--{name.replace('_', '-')}"
 
 
 def _add_flag(group: Any, field: dataclasses.Field, annotation: Any) -> None:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax import presets
-from tformer_jax.cli.common import integer, program, size_of
+from tformer_jax.cli.common import integer, new_parser, size_of
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, OBJECTIVES
@@ -57,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate."""
-    result = argparse.ArgumentParser(
-        prog=program("describe"), description="Shows what a model costs. Nothing is trained.", allow_abbrev=False
-    )
+    result = new_parser("describe", "Shows what a model costs. Nothing is trained.")
     which = result.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     which.add_argument("--preset", metavar="NAME", help="for example gpt2, llama3_8b, t5_base")

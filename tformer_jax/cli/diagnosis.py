@@ -18,9 +18,10 @@ from rich.table import Table
 
 from tformer_jax import __version__
 from tformer_jax.cli import checks, placement
-from tformer_jax.cli.common import FAILED, GIB, size_of
+from tformer_jax.cli.common import FAILED, size_of
 from tformer_jax.cli.placement import Placement
 from tformer_jax.config import Config, ConfigError, TrainConfig
+from tformer_jax.config.numbers import GIB
 from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.data.pipeline import check_divisible
 from tformer_jax.eval import evaluators

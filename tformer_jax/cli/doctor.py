@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from tformer_jax.cli.common import add_data, integer, program, run_path
+from tformer_jax.cli.common import add_data, integer, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
 
@@ -27,11 +27,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate."""
-    result = argparse.ArgumentParser(
-        prog=program("doctor"),
-        description="Shows this machine, the placement of a config on it, and problems. Nothing is computed.",
+    result = new_parser(
+        "doctor",
+        "Shows this machine, the placement of a config on it, and problems. Nothing is computed.",
         epilog="Every setting of the config can be changed: --config.parallel.fsdp=4",
-        allow_abbrev=False,
     )
     result.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     result.add_argument("--run", type=run_path, metavar="DIR", help="run folder (default: runs/NAME of the config)")

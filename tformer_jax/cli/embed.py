@@ -1,7 +1,8 @@
 """`scripts/embed.py`: embeds texts with a trained model."""
 
 import argparse
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import ConfigError
 from tformer_jax.config.kinds import POOLINGS
-from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.config.paths import replacing
 from tformer_jax.train.errors import RunError
 
 NAMES = ("embedding",)
@@ -31,29 +32,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{options.output} is written when all texts are embedded, with one row per text: omit --resume and "
             "--on-long-line skip"
         )
-    source = lines.opened(options, options.text)
+    source = lines.opened(options)
     run = load_run(options.run, options.mesh)
     embedder = run.embedder(pooling=options.pooling, normalize=options.normalize)
-    long_texts = LongTexts(options.on_long_line)
-
-    def results(found: Iterator[Line], skip: int) -> Iterator[np.ndarray]:
-        texts = (line.texts[0] for line in found)
-        return embedder.stream(run.params, texts, skip=skip, long_texts=long_texts)
-
-    command = {"field": options.field, "pooling": options.pooling, "normalize": options.normalize}
-    work = lines.Work(
-        fields={"--field": options.field},
-        settings={"command": command},
-        results=results,
-        plain=plain,
-        added=added,
-        names=NAMES,
-        long_texts=long_texts,
-    )
+    stream = functools.partial(embedder.stream, run.params)
+    work = lines.Work(options, stream, plain, added, NAMES, settings=("pooling", "normalize"))
     if as_array:
-        write_array(options, source, work)
+        write_array(source, work)
     else:
-        lines.process(options, source, work)
+        lines.process(source, work)
 
 
 def plain(_: Line, embedding: np.ndarray) -> list[str]:
@@ -66,14 +53,14 @@ def added(_: Line, embedding: np.ndarray) -> dict[str, Any]:
     return {NAMES[0]: embedding.tolist()}
 
 
-def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np.ndarray]) -> None:
+def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
     """Writes all embeddings to a .npy file, float32 [texts, D], atomically, and how they were made.
 
     Raises:
         ConfigError: as in `lines.process`; nothing is written.
         RunError: the file cannot be written.
     """
-    path = options.output.resolve()
+    path = work.options.output.resolve()
     long = lines.LongLines(source, work.long_texts)
     rows = []
     for index, (_, embedding) in enumerate(lines.results_of(source, work)):
@@ -81,15 +68,12 @@ def write_array(options: argparse.Namespace, source: Source, work: lines.Work[np
         rows.append(embedding)
     if not rows:
         raise ConfigError("there is no text to embed")
-    partial = outputs.partial_path(path)
     try:
-        with partial.open("wb") as file:
+        with replacing(path) as partial, partial.open("wb") as file:
             np.save(file, np.stack(rows))
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RunError(f"{options.output} cannot be written: {error.strerror}") from error
-    facts = {**lines.settings_of(options, work), "input": source.identity()}
+        raise RunError(f"{work.options.output} cannot be written: {error.strerror}") from error
+    facts = {**lines.settings_of(work), "input": source.identity()}
     outputs.write_facts(outputs.provenance_path(path), facts)
     long.report()
 

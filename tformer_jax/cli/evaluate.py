@@ -13,7 +13,7 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import add_data, check_writable, load_run, program, run_path
+from tformer_jax.cli.common import add_data, check_writable, flag, load_run, new_parser, run_path
 from tformer_jax.config import Config, ConfigError, to_dict
 
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_folder.write_json(options.record, result)
 
 
-def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
+def with_decoding(run: tj.Run, settings: dict[str, Any]) -> Config:
     """Returns the config of a run with changed decoding settings.
 
     Raises:
@@ -44,11 +44,11 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     family, objective = run.config.model.family, run.config.data.objective
     if settings and (family != "seq2seq" or objective):
         trained = f"{family} with data.objective={objective!r}" if objective else family
-        raise ConfigError(f"{decoding.flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
-    return dataclasses.replace(run.config, decode=run.decoding(settings, name=decoding.flag))
+        raise ConfigError(f"{flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
+    return dataclasses.replace(run.config, decode=run.decoding(settings, name=flag))
 
 
-def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
+def evaluate(run: tj.Run, cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
     """Returns the metrics on all examples of a split, with everything that determines them.
 
     Raises:
@@ -68,7 +68,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
         )
     run_folder.check_corpus(run.path, corpus_facts(cfg, corpus))
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
-    found = [run_one(run.params) for run_one in evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)]
+    found = [evaluator(run.params) for evaluator in evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)]
     return {
         "name": cfg.name,
         **provenance.collect(),
@@ -96,13 +96,11 @@ def table(result: dict[str, Any]) -> Table:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("evaluate"),
-        description="Evaluates a trained model on all examples of a split of its data.",
-        allow_abbrev=False,
-    )
+    result = new_parser("evaluate", "Evaluates a trained model on all examples of a split of its data.")
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
-    result.add_argument("--split", choices=("validation", "test"), default="test", help="(default: test)")
+    result.add_argument(
+        "--split", choices=("validation", "test"), default="test", help="split to evaluate (default: test)"
+    )
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
     add_data(result)
     decoding.add_settings(result)

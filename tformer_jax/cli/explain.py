@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli import report
-from tformer_jax.cli.common import check_writable, load_run, program, run_path
+from tformer_jax.cli.common import check_writable, load_run, new_parser, run_path, writing
+from tformer_jax.config.paths import write_text
 from tformer_jax.report import html
 
 NAME = "explain.html"
@@ -36,18 +36,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = [*arguments, "--text", text, *(["--target", options.target] if options.target is not None else [])]
     command = shlex.join(["python", "scripts/explain.py", *arguments])
     topics = page.build(example, options.topics, trained)
-    report.write_page(page.render(topics, example, command, name), options.output)
+    content = page.render(topics, example, command, name)
+    with writing(options.output):
+        write_text(options.output, content)
     print(options.output)
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("explain"),
-        description="Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "
+    result = new_parser(
+        "explain",
+        "Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "
         "file that needs no network: formulas, shapes, functions of this package, and figures that they compute on a "
         "text. No trained model is needed; --run adds the figures of one.",
-        allow_abbrev=False,
     )
     result.add_argument("topics", nargs="*", metavar="TOPIC", help="topics to explain, such as rope (default: all)")
     result.add_argument(

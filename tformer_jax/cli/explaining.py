@@ -12,7 +12,7 @@ from tformer_jax.inference.score import Scored
 from tformer_jax.report.attention import visible
 from tformer_jax.report.explain.search import BEAMS, STEPS
 from tformer_jax.report.explain.topic import MAX_TOKENS, Example
-from tformer_jax.report.explain.trained import Trained
+from tformer_jax.report.explain.trained import TrainedFigures
 from tformer_jax.report.run import load_all
 
 Scores = tuple[Sequence[str], Scored]
@@ -30,7 +30,7 @@ def default_text(run: tj.Run, otherwise: str) -> str:
     return next(short, " ".join(words))
 
 
-def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, Trained]:
+def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, TrainedFigures]:
     """Returns the tokens of the figures, and what the run computes for them.
 
     Args:
@@ -50,7 +50,7 @@ def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, Trai
     source = pieces(run.tokenizers.source if translates else run.tokenizers.target, text)
     other = source[::-1] if target is None else pieces(run.tokenizers.target, target)
     example = Example.checked(source, other, "of the run's tokenizer", translated)
-    return example, Trained(run.path.name, found, tokens, outputs(run, text))
+    return example, TrainedFigures(run.path.name, found, tokens, outputs(run, text))
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:

@@ -1,12 +1,12 @@
 """`scripts/fill_mask.py`: fills the masked tokens of texts with a masked language model."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import integer, load_run
 from tformer_jax.cli.inputs import Line
-from tformer_jax.inference.encoding import LongTexts
 
 if TYPE_CHECKING:
     from tformer_jax.inference.fill_mask import Fill
@@ -25,29 +25,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.add_field(parser)
     parser.add_argument("--top", type=integer(1), default=5, metavar="N", help="number of fills (default: 5)")
     options = parser.parse_args(argv)
-    source = lines.opened(options, options.text)
+    source = lines.opened(options)
     run = load_run(options.run, options.mesh)
-    filler, long_texts = run.mask_filler(top=options.top), LongTexts(options.on_long_line)
-
-    def results(found: Iterator[Line], skip: int) -> Iterator[list["Fill"]]:
-        texts = (line.texts[0] for line in found)
-        return filler.stream(run.params, texts, skip=skip, long_texts=long_texts)
+    stream = functools.partial(run.mask_filler(top=options.top).stream, run.params)
 
     def plain(_: Line, fills: list["Fill"]) -> list[str]:
         return [f"{fill.probability:.4f}\t{fill.text}" for fill in fills] or [""] * options.top
 
-    settings = {"command": {"field": options.field, "top": options.top}}
-    work = lines.Work(
-        fields={"--field": options.field},
-        settings=settings,
-        results=results,
-        plain=plain,
-        added=added,
-        names=NAMES,
-        long_texts=long_texts,
-        lines_per_text=options.top,
-    )
-    lines.process(options, source, work)
+    work = lines.Work(options, stream, plain, added, NAMES, settings=("top",), lines_per_text=options.top)
+    lines.process(source, work)
 
 
 def added(_: Line, fills: list["Fill"]) -> dict[str, Any]:

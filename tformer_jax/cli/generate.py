@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Prompts on the command line are printed unchanged, with a dashed line between outputs.
     """
     options = parser().parse_args(argv)
-    interactive.check(options, options.text)
-    source = lines.opened(options, options.text)
+    interactive.check(options)
+    source = lines.opened(options)
     from tformer_jax.cli import generation
 
     continuation = generation.load(options, "generate", "decoder_lm")
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif options.text and not options.output:
         show(source, work)
     else:
-        lines.process(options, source, work)
+        lines.process(source, work)
 
 
 def show(source: Source, work: "lines.Work[list[Output]]") -> None:
@@ -48,8 +48,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
     result = lines.parser(
         "generate",
-        "Continues prompts with a trained language model, as the run's config says; --temperature, --top-k, --top-p, "
-        "--min-p or several --samples select sampling, --temperature 0 greedy decoding.",
+        "Continues prompts with a trained language model. The decoding settings are those of the run; --temperature, "
+        "--top-k, --top-p, --min-p or several --samples select sampling, --temperature 0 greedy decoding.",
     )
     decoding.add_all_flags(result, "decoder_lm")
     return result

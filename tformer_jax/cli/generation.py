@@ -2,17 +2,21 @@
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tformer_jax.cli import decoding, interactive, interrupt, lines
-from tformer_jax.cli.common import load_run
+from tformer_jax.cli.common import flag, load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.text import TextGenerator, Translator
+
+SETTINGS = ("seed", "outputs", "scores")
+"""Options, besides those of `DecodeConfig`, that determine the outputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,22 +27,16 @@ class Generation:
     params: Any
     decode: DecodeConfig
     model: Translator | TextGenerator
-    long_texts: LongTexts
-
-    def outputs(self, texts: Iterator[str], skip: int = 0) -> Iterator[list[Output]]:
-        """Yields the outputs of each text, in order, without those of the first `skip` texts."""
-        options = self.options
-        wanted = {"seed": options.seed, "outputs": options.outputs, "scores": options.scores}
-        return self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=self.long_texts)
 
     def answer(self) -> None:
         """Answers texts at an interactive prompt, each with a different seed."""
+        long_texts = LongTexts(self.options.on_long_line)
 
         def pieces(text: str, count: int) -> Iterator[str]:
             seed = self.options.seed + count
-            found = self.model.stream_pieces(self.params, text, seed=seed, long_texts=self.long_texts)
-            if self.long_texts.pop(0):
-                print(f"too long for the model and {lines.DONE[self.long_texts.action]}", file=sys.stderr)
+            found = self.model.stream_pieces(self.params, text, seed=seed, long_texts=long_texts)
+            if long_texts.pop(0):
+                print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
             return found
 
         with interrupt.raised():
@@ -46,31 +44,20 @@ class Generation:
 
     def work(self, shown: Callable[[str, Output], str]) -> lines.Work[list[Output]]:
         """Returns what `lines.process` needs; `shown` formats an input and an output as plain text."""
-
-        def results(found: Iterator[Line], skip: int) -> Iterator[list[Output]]:
-            return self.outputs((line.texts[0] for line in found), skip)
+        options = self.options
+        wanted = {name: getattr(options, name) for name in SETTINGS}
+        stream = functools.partial(self.model.stream, self.params, **wanted)
 
         def plain(line: Line, found: list[Output]) -> list[str]:
             return [self._with_score(output, shown(line.texts[0], output)) for output in found]
 
         def added(_: Line, found: list[Output]) -> dict[str, Any]:
-            scores = {"scores": [output.score for output in found]} if self.options.scores else {}
+            scores = {"scores": [output.score for output in found]} if options.scores else {}
             return {"outputs": [output.text for output in found], **scores}
 
-        options = self.options
-        command = {name: getattr(options, name) for name in ("field", "seed", "outputs", "scores")}
-        settings = {"command": command, "decode": dataclasses.asdict(self.decode)}
         names = ("outputs", "scores") if options.scores else ("outputs",)
-        return lines.Work(
-            fields={"--field": options.field},
-            settings=settings,
-            results=results,
-            plain=plain,
-            added=added,
-            names=names,
-            long_texts=self.long_texts,
-            lines_per_text=options.outputs,
-        )
+        facts, count = {"decode": dataclasses.asdict(self.decode)}, options.outputs
+        return lines.Work(options, stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count)
 
     def _with_score(self, output: Output, text: str) -> str:
         """Returns `text` after the output's score, if scores are requested and the output has one."""
@@ -85,5 +72,5 @@ def load(options: argparse.Namespace, command: str, family: str) -> Generation:
     """
     run = load_run(options.run, options.mesh)
     run.require(command, family)
-    decode = run.decoding(decoding.given(options), options.outputs, decoding.flag)
-    return Generation(options, run.params, decode, run.generator(decode), LongTexts(options.on_long_line))
+    decode = run.decoding(decoding.given(options), options.outputs, flag)
+    return Generation(options, run.params, decode, run.generator(decode))

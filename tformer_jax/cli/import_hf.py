@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.cli.common import add_mesh, program, run_path
+from tformer_jax.cli.common import add_mesh, new_parser, run_path
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import resolved
 from tformer_jax.interop.published import DEFAULTS
@@ -34,12 +34,11 @@ def check_place(options: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
-    result = argparse.ArgumentParser(
-        prog=program("import_hf"),
-        description="Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "
+    result = new_parser(
+        "import_hf",
+        "Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "
         f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), or from a PyTorch state dict of nanoGPT or "
         "of torch.nn.Transformer with the names of PyTorch's translation tutorial.",
-        allow_abbrev=False,
     )
     result.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="folder, .pt file of torch.save, or model on the Hub, such as org/name"
@@ -73,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """An argparse type: NAME=VALUE with a Python literal or a word."""
+    """Returns the name and the value, a Python literal or a word, of NAME=VALUE; an argparse type."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

@@ -23,12 +23,18 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check(options: argparse.Namespace, texts: object) -> None:
+def check(options: argparse.Namespace) -> None:
     """Raises `ConfigError` if other flags contradict `--interactive`."""
-    given = {"texts": texts, "--input": options.input, "--output": options.output, "--scores": options.scores}
-    several = {"several outputs": options.outputs > 1, "--resume": options.resume}
-    for name, value in {**given, **several}.items():
-        if options.interactive and value:
+    others = {
+        "texts": options.text,
+        "--input": options.input,
+        "--output": options.output,
+        "--scores": options.scores,
+        "several outputs": options.outputs > 1,
+        "--resume": options.resume,
+    }
+    for name, given in others.items():
+        if options.interactive and given:
             raise ConfigError(f"--interactive cannot be combined with {name}: omit one of them")
 
 

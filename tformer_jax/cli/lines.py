@@ -2,16 +2,18 @@
 
 import argparse
 import collections
+import dataclasses
+import functools
 import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tformer_jax.cli import outputs
-from tformer_jax.cli.common import run_parser
-from tformer_jax.cli.inputs import Fields, Line, Source
+from tformer_jax.cli.common import flag, run_parser
+from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import resolved
@@ -22,36 +24,43 @@ Result = TypeVar("Result")
 
 TOO_LONG = "too_long"
 """Field of records of lines that are too long for the model: the action taken."""
-
-
 DONE = {"truncate": "truncated", "skip": "skipped"}
 """What was done with a text that is too long for the model, by action."""
 
 
-class Work(NamedTuple, Generic[Result]):
-    """Functions and settings of a command that processes lines."""
+@dataclasses.dataclass(frozen=True)
+class Work(Generic[Result]):
+    """What a command computes from lines, and how it is written."""
 
-    fields: Fields
-    settings: outputs.Facts
-    """Everything that determines the results, except the run and the input."""
-    results: Callable[[Iterator[Line], int], Iterable[Result]]
-    """Maps the lines and a number n to the results of all lines after the first n, in order."""
+    options: argparse.Namespace
+    stream: Callable[..., Iterable[Result]]
+    """Maps texts, or tuples of texts if there are several fields, to results, as `Translator.stream` does with these
+    arguments: `stream(texts, skip=n, long_texts=...)`."""
     plain: Callable[[Line, Result], Sequence[str]]
     """Returns the lines to write for a result, always the same number."""
     added: Callable[[Line, Result], dict[str, Any]]
     """Returns the fields to add to the line's record if the output is .jsonl."""
     names: Sequence[str]
     """Fields that `added` returns."""
-    long_texts: LongTexts
-    """Texts that `results` cuts or leaves out because they are too long for the model."""
+    fields: Sequence[str] = ("field",)
+    """Options that name the fields of the texts in .jsonl."""
+    settings: Sequence[str] = ()
+    """Other options that determine the results, except those of `parser`."""
+    facts: outputs.Facts = dataclasses.field(default_factory=dict)
+    """What else determines the results."""
     lines_per_text: int = 1
     """Number of lines that `plain` returns."""
     as_json: bool = False
     """Write records also to an output that is not .jsonl."""
 
+    @functools.cached_property
+    def long_texts(self) -> LongTexts:
+        """Returns the policy for texts that are too long for the model, and the record of those that `stream` found."""
+        return LongTexts(self.options.on_long_line)
+
 
 def parser(command: str, description: str) -> argparse.ArgumentParser:
-    """Returns the parser of such a command."""
+    """Returns the parser of a command that processes lines, with the flags that all of them have."""
     result = run_parser(command, description)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
     result.add_argument("--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz or .zst")
@@ -71,24 +80,24 @@ def parser(command: str, description: str) -> argparse.ArgumentParser:
 
 def add_field(parser: argparse.ArgumentParser, name: str = "text") -> None:
     """Adds the flag for the name of a .jsonl field."""
-    flag = "--field" if name == "text" else f"--{name}-field"
-    parser.add_argument(flag, default=name, metavar="NAME", help=f"field of the {name} in .jsonl (default: {name})")
+    option = "--field" if name == "text" else f"--{name}-field"
+    parser.add_argument(option, default=name, metavar="NAME", help=f"field of the {name} in .jsonl (default: {name})")
 
 
-def opened(options: argparse.Namespace, texts: Sequence[str]) -> Source:
+def opened(options: argparse.Namespace) -> Source:
     """Opens the input and checks the output, before a model is loaded.
 
     Raises:
         ConfigError: the input or the output does not fit the flags.
     """
-    source = Source(texts, options.input)
+    source = Source(options.text, options.input)
     outputs.check(options.output, options.input)
     if options.resume and not (options.output and source.is_file and not outputs.is_stream(options.output)):
         raise ConfigError("--resume needs --output FILE and --input FILE, which is read again")
     return source
 
 
-def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> int:
+def process(source: Source, work: Work[Result]) -> int:
     """Writes the output of each line, in order, as soon as it is available, in bounded memory.
 
     Exits with 0 if `--resume` has nothing to do. After an error in a line, that line and later ones
@@ -101,7 +110,7 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
         ConfigError: raised by the input, the output or the results; the outputs of all earlier lines are written.
         RunError: writing the output fails.
     """
-    settings = settings_of(options, work)
+    options, settings = work.options, settings_of(work)
     if options.resume and outputs.is_complete(options.output, settings, source.identity):
         print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
         sys.exit(0)
@@ -122,10 +131,11 @@ def process(options: argparse.Namespace, source: Source, work: Work[Result]) -> 
     return before
 
 
-def settings_of(options: argparse.Namespace, work: Work[Any]) -> outputs.Facts:
+def settings_of(work: Work[Any]) -> outputs.Facts:
     """Returns what determines the output, except the input."""
-    command = {**work.settings["command"], "on_long_line": work.long_texts.action}
-    return {**work.settings, "run": run_identity(options.run), "command": command}
+    names = (*work.fields, *work.settings, "on_long_line")
+    command = {name: getattr(work.options, name) for name in names}
+    return {"run": run_identity(work.options.run), "command": command, **work.facts}
 
 
 class LongLines:
@@ -163,9 +173,11 @@ def results_of(
         ConfigError: raised by the input or the results.
     """
     waiting: collections.deque[Line] = collections.deque()
-    found = source.lines(work.fields, (*work.names, TOO_LONG) if as_json else ())
+    fields = {flag(name): getattr(work.options, name) for name in work.fields}
+    found = _kept(source.lines(fields, (*work.names, TOO_LONG) if as_json else ()), waiting, skip)
+    texts = (line.texts if len(fields) > 1 else line.texts[0] for line in found)
     try:
-        for result in work.results(_kept(found, waiting, skip), skip):
+        for result in work.stream(texts, skip=skip, long_texts=work.long_texts):
             yield waiting.popleft(), result
     except TextError as error:
         hint = ", or add --on-long-line truncate or skip" if isinstance(error, LongTextError) else ""

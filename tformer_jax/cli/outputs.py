@@ -26,8 +26,8 @@ class Identity(Protocol):
         """Returns facts that identify the input, or its first `lines` lines."""
 
 
-class Output(Protocol):
-    """Receives the lines of one text after another."""
+class LineWriter(Protocol):
+    """Writes the lines of one text after another."""
 
     done: int
     """Number of texts whose lines have been written."""
@@ -51,7 +51,7 @@ def check(path: Path | None, source: Path | None = None) -> None:
 
 
 def is_json(path: Path | None) -> bool:
-    """Whether the file name requests JSON objects."""
+    """Returns whether the file name requests JSON objects."""
     return path is not None and path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
@@ -74,7 +74,7 @@ def as_json(record: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def opened(
     path: Path | None, settings: Facts, identity: Identity, *, lines_per_text: int, resume: bool
-) -> Iterator[Output]:
+) -> Iterator[LineWriter]:
     """Opens standard output or a file; a regular file is created or replaced only if the block succeeds.
 
     Args:
@@ -106,7 +106,7 @@ def opened(
 
 
 def is_stream(path: Path) -> bool:
-    """Whether `path` is a device, a pipe or a socket, which is written to directly and never replaced."""
+    """Returns whether `path` is a device, a pipe or a socket, which is written to directly and never replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

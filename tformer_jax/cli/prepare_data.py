@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tformer_jax.cli.common import add_data, check_writable_folder, integer, program
+from tformer_jax.cli.common import add_data, check_writable_folder, integer, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
@@ -58,11 +58,10 @@ def _tokenizers(folder: Path) -> Tokenizers:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
-    result = argparse.ArgumentParser(
-        prog=program("prepare_data"),
-        description="Tokenizes the corpus of a config once. To train on it: --config.data.source=prepared "
+    result = new_parser(
+        "prepare_data",
+        "Tokenizes the corpus of a config once. To train on it: --config.data.source=prepared "
         "--config.data.train=FOLDER, which gives the same batches as the corpus itself.",
-        allow_abbrev=False,
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument("--output", type=Path, metavar="DIR", help="folder to write")

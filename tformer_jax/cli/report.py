@@ -5,8 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import check_writable, integer, program, run_path
-from tformer_jax.config import ConfigError
+from tformer_jax.cli.common import check_writable, integer, new_parser, run_path, writing
 from tformer_jax.config.paths import write_text
 from tformer_jax.report import html, run
 
@@ -29,11 +28,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = argparse.ArgumentParser(
-        prog=program("report"),
-        description="Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "
+    result = new_parser(
+        "report",
+        "Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "
         "environment, parameters. Several runs are compared with the first. A run may be in progress or have failed.",
-        allow_abbrev=False,
     )
     result.add_argument("runs", type=run_path, nargs="+", metavar="RUN", help="run folder of scripts/train.py")
     result.add_argument(
@@ -50,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.Run]:
+def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.RunFiles]:
     """Writes the report of the run folders to `path`; returns the runs.
 
     Args:
@@ -60,17 +58,7 @@ def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> li
         ConfigError: a folder is not a run folder, or `path` cannot be written.
     """
     runs = run.load_all(folders)
-    write_page(html.render(runs, refresh=refresh), path)
+    page = html.render(runs, refresh=refresh)
+    with writing(path):
+        write_text(path, page)
     return runs
-
-
-def write_page(text: str, path: Path) -> None:
-    """Writes a page to `path` atomically.
-
-    Raises:
-        ConfigError: `path` cannot be written.
-    """
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another file") from error

@@ -8,18 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.cli import lines
-from tformer_jax.cli.common import load_run
-from tformer_jax.cli.inputs import Fields, Line
+from tformer_jax.cli.common import flag, load_run
+from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
-from tformer_jax.inference.encoding import LongTexts
 
 if TYPE_CHECKING:
     from tformer_jax.inference.score import Scored
 
-
-FIELDS = {"--field": "text", "--source-field": "source", "--target-field": "target"}
-"""Fields of .jsonl by flag, with their defaults."""
+FIELDS = {"field": "text", "source_field": "source", "target_field": "target"}
+"""Default names of fields of .jsonl, by option."""
 NAMES = ("log_probability", "tokens", "log_probabilities")
 """Fields that are added to a record, the last one only with --per-token."""
 
@@ -48,12 +46,14 @@ class Totals:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints log-probability, number of scored tokens and text, tab-separated, per text; the perplexity to stderr."""
     options = parser().parse_args(argv)
-    source = lines.opened(options, options.text)
+    source = lines.opened(options)
     run = load_run(options.run, options.mesh)
-    scorer, long_texts, totals = run.scorer(), LongTexts(options.on_long_line), Totals()
+    scorer, totals = run.scorer(), Totals()
+    fields = fields_of(options, run.config.model.family)
 
-    def results(found: Iterator[Line], skip: int) -> "Iterator[Scored]":
-        return scorer.stream(run.params, (line.texts for line in found), skip=skip, long_texts=long_texts)
+    def stream(texts: Iterator[Any], **how: Any) -> "Iterator[Scored]":
+        examples = texts if len(fields) > 1 else ((text,) for text in texts)
+        return scorer.stream(run.params, examples, **how)
 
     def added(_: Line, result: "Scored") -> dict[str, Any]:
         totals.add(result)
@@ -63,36 +63,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         totals.add(result)
         return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[-1]}"]
 
-    fields = fields_of(options, run.config.model.family)
-    settings = {"command": {"per_token": options.per_token, **fields}}
     names = NAMES if options.per_token else NAMES[:2]
     work = lines.Work(
-        fields=fields,
-        settings=settings,
-        results=results,
-        plain=plain,
-        added=added,
-        names=names,
-        long_texts=long_texts,
-        as_json=options.per_token,
+        options, stream, plain, added, names, fields=fields, settings=("per_token",), as_json=options.per_token
     )
-    before = lines.process(options, source, work)
+    before = lines.process(source, work)
     print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
 
 
-def fields_of(options: argparse.Namespace, family: str) -> Fields:
-    """Returns the fields to score: source and target, or a text.
+def fields_of(options: argparse.Namespace, family: str) -> tuple[str, ...]:
+    """Returns the options that name the fields to score: those of source and target, or that of a text.
 
     Raises:
         ConfigError: a field is named that this family does not read.
     """
-    text = {"--field": options.field}
-    pair = {"--source-field": options.source_field, "--target-field": options.target_field}
-    read, unread = (pair, text) if family == "seq2seq" else (text, pair)
-    for flag, name in unread.items():
-        if name != FIELDS[flag]:
-            raise ConfigError(f"{flag} has no effect for model.family={family!r}; write {' and '.join(read)}")
-    return read
+    text, *pair = FIELDS
+    read, unread = (pair, [text]) if family == "seq2seq" else ([text], pair)
+    for name in unread:
+        if getattr(options, name) != FIELDS[name]:
+            flags = " and ".join(map(flag, read))
+            raise ConfigError(f"{flag(name)} has no effect for model.family={family!r}; write {flags}")
+    return tuple(read)
 
 
 def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
@@ -108,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     result = lines.parser(
         "score",
         "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "
-        "pairs are source<tab>target. The first token of a text is not scored, unless the tokenizer begins texts with "
-        "a special token; the end of a target is.",
+        "pairs are source<tab>target. The first token of a text is not scored, unless the tokenizer puts a special "
+        "token before it; the end of a target is scored.",
     )
     for name in FIELDS.values():
         lines.add_field(result, name)

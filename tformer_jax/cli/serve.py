@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
-from tformer_jax.cli import common
-from tformer_jax.cli.common import load_run
+from tformer_jax.cli.common import integer, load_run, run_parser, seconds
 from tformer_jax.config import ConfigError
+from tformer_jax.config.numbers import MIB
 from tformer_jax.report import html
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
     from tformer_jax.serving.served import Served
 
-MIB = 2**20
 KEY_VARIABLE = "TFORMER_API_KEY"
 
 
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         serve(engine, Served.of(*parts, **shown), bound, options)
 
 
-def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
+def attention_of(run: tj.Run) -> Callable[[str, str], str] | str:
     """Returns the function that renders the attention of a text and its output, or why the run has none."""
     from tformer_jax.cli import watching
     from tformer_jax.inference import watch
@@ -57,7 +56,7 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
     return lambda text, output: watching.render(run, (text, output) if pairs else text + output)
 
 
-def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
+def engine_of(run: tj.Run, options: argparse.Namespace) -> "Engine":
     """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
     from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine, row_pages
 
@@ -75,8 +74,9 @@ def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
 
 def check_flags(options: argparse.Namespace) -> None:
     """Raises `ConfigError` for a flag that the server of an encoder does not use."""
+    default = parser().get_default
     for name, flag in (("max_rows", "--max-rows"), ("cache_tokens", "--cache-tokens"), ("warm_up", "--no-warm-up")):
-        if getattr(options, name) != parser().get_default(name):
+        if getattr(options, name) != default(name):
             raise ConfigError(f"{flag} is for models that generate text, but this run is an encoder: leave it out")
 
 
@@ -105,7 +105,7 @@ def serve(engine: "Engine | None", served: "Served", bound: socket.socket, optio
 
 
 def api_key(text: str) -> str:
-    """An argparse type: a text that can be sent in a header."""
+    """Returns a key that can be sent in a header; an argparse type."""
     if not (text and text.isascii() and text.isprintable() and " " not in text):
         raise argparse.ArgumentTypeError(
             f"the key (here or in {KEY_VARIABLE}) must consist of printable ASCII characters without spaces"
@@ -122,14 +122,14 @@ def check_installed() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
-    result = common.run_parser(
+    result = run_parser(
         "serve",
         "Serves a trained translator, language model or classifier over HTTP, with a web page at /, or the embeddings "
         "of an encoder. Requests of all clients are batched together.",
     )
     add = result.add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")
-    add("--port", type=common.integer(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")
+    add("--port", type=integer(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")
     add(
         "--api-key",
         type=api_key,
@@ -139,10 +139,17 @@ def parser() -> argparse.ArgumentParser:
         f"variable {KEY_VARIABLE}, which hides the key from other users of the machine; if neither is set, no key is "
         "required)",
     )
-    add("--max-rows", type=common.integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
+    _add_limits(result)
+    return result
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the engine, of requests and of the shutdown."""
+    add = parser.add_argument
+    add("--max-rows", type=integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
     add(
         "--cache-tokens",
-        type=common.integer(1),
+        type=integer(1),
         metavar="N",
         help="tokens in each KV cache, which all rows share: greedy decoding and sampling use one cache, each beam "
         "width another, at most four (default: enough for all rows at full length)",
@@ -153,23 +160,20 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="compile for the decoding settings of the run before the first request",
     )
-    add("--queue", type=common.integer(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
-    add(
-        "--max-body", type=common.integer(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)"
-    )
-    add("--timeout", type=common.seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
+    add("--queue", type=integer(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
+    add("--max-body", type=integer(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)")
+    add("--timeout", type=seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
     add(
         "--body-timeout",
-        type=common.seconds,
+        type=seconds,
         default=10.0,
         metavar="S",
         help="maximum seconds for a client to send the headers, and then the body (default: 10)",
     )
     add(
         "--grace",
-        type=common.seconds,
+        type=seconds,
         default=10.0,
         metavar="S",
         help="seconds that running requests have to finish at shutdown (default: 10)",
     )
-    return result

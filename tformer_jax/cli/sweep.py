@@ -21,7 +21,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from tformer_jax.cli.children import Children
-from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, program
+from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError, comparable, differences, flat, to_dict
 from tformer_jax.report import sweep_plot, sweeps
@@ -82,10 +82,9 @@ def name_of(config: str, overrides: Sequence[str], combinations: Sequence[Combin
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
-    result = argparse.ArgumentParser(
-        prog=program("sweep"),
-        description="Trains a config for each combination of settings. The same command resumes an interrupted sweep.",
-        allow_abbrev=False,
+    result = new_parser(
+        "sweep",
+        "Trains a config for each combination of settings. The same command resumes an interrupted sweep.",
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument(

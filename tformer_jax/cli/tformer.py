@@ -55,6 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run() -> None:
-    """The entry point of the installed command."""
+    """Runs the installed command."""
     interrupt.install()
     run_main(main)

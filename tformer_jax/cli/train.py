@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.allocator import run_in_calling_thread
-from tformer_jax.cli.common import INTERRUPTED, add_data, check_writable, program, run_path
+from tformer_jax.cli.common import INTERRUPTED, add_data, check_writable, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import is_remote
@@ -59,11 +59,10 @@ def write_report(folder: Path) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
-    result = argparse.ArgumentParser(
-        prog=program("train"),
-        description="Trains the experiment that a config file describes, then evaluates it.",
+    result = new_parser(
+        "train",
+        "Trains the experiment that a config file describes, then evaluates it.",
         epilog="Every setting of the config can be changed: --config.train.steps=100 --config.model.dim=64",
-        allow_abbrev=False,
     )
     result.add_argument(
         "--config", required=True, metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py"

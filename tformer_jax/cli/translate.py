@@ -9,15 +9,15 @@ from tformer_jax.cli import decoding, interactive, lines
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one or several translations of each text, in order; a blank text gives blank lines."""
     options = parser().parse_args(argv)
-    interactive.check(options, options.text)
-    source = lines.opened(options, options.text)
+    interactive.check(options)
+    source = lines.opened(options)
     from tformer_jax.cli import generation
 
     translation = generation.load(options, "translate", "seq2seq")
     if options.interactive:
         translation.answer()
     else:
-        lines.process(options, source, translation.work(lambda _, output: output.text))
+        lines.process(source, translation.work(lambda _, output: output.text))
 
 
 def parser() -> argparse.ArgumentParser:

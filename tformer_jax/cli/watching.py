@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 import tformer_jax as tj
-from tformer_jax.cli.common import load_run
+from tformer_jax.cli.common import load_run, writing
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import replacing
+from tformer_jax.config.paths import replacing, write_text
 from tformer_jax.data.tokenizers import token_texts
 from tformer_jax.inference.watch import ATTENTIONS, Watched
 from tformer_jax.report import attention
@@ -28,10 +28,14 @@ def show(options: argparse.Namespace, page: Path) -> None:
     run = load_run(options.run, options.mesh)
     examples = complete(run, texts)
     if options.npz:
-        write(options.npz, lambda path: write_arrays(path, run, run.watch(examples)))
+        with writing(options.npz), replacing(options.npz) as partial:
+            write_arrays(partial, run, run.watch(examples))
+        print(options.npz)
     if options.batch is None:
         text = render(run, examples[0], layer=options.layer, head=options.head)
-        write(page, lambda path: path.write_text(text, encoding="utf-8"))
+        with writing(page):
+            write_text(page, text)
+        print(page)
 
 
 def complete(run: tj.Run, texts: Sequence[str]) -> list[Any]:
@@ -98,20 +102,6 @@ def write_arrays(path: Path, run: tj.Run, results: Iterable[Watched]) -> None:
             for name, array in _arrays(run, watched):
                 with archive.open(f"{number}/{name}.npy", "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, array, allow_pickle=False)
-
-
-def write(path: Path, content: Any) -> None:
-    """Calls `content` with a path beside `path`, and moves the file there when it is complete.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        with replacing(path) as partial:
-            content(partial)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): name another file") from error
-    print(path)
 
 
 def _arrays(run: tj.Run, watched: Watched) -> Iterator[tuple[str, np.ndarray]]:

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from tformer_jax.cli.common import program
+from tformer_jax.cli.common import new_parser
 from tformer_jax.parallel.xla_flags import FLAGS, USES, VARIABLES, Flag, chosen
 
 
@@ -18,12 +18,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
-    result = argparse.ArgumentParser(
-        prog=program("xla_flags"),
-        description="Prints the XLA flags that overlap communication with computation.",
+    result = new_parser(
+        "xla_flags",
+        "Prints the XLA flags that overlap communication with computation.",
         epilog='For example: export XLA_FLAGS="$(python scripts/xla_flags.py gpu fsdp)"; flags for TPUs belong in '
         "LIBTPU_INIT_ARGS.",
-        allow_abbrev=False,
     )
     result.add_argument("device", choices=tuple(FLAGS), help="kind of device")
     result.add_argument(

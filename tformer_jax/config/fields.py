@@ -19,9 +19,14 @@ class ConfigError(ValueError):
     """A setting, flag, file or input is invalid; the message says which one, why, and what to write instead."""
 
 
-def first_line(error: BaseException, longest: int = 300) -> str:
+def first_line(error: BaseException | str, longest: int = 300) -> str:
     """Returns the first line of an error's message, up to `longest` characters, or the type of error without one."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
+
+
+def one_line(error: BaseException | str, longest: int | None = 300) -> str:
+    """Returns an error's message as one line, up to `longest` characters; None: whatever its length."""
+    return " ".join(str(error).split())[:longest]
 
 
 class Bounds(NamedTuple):

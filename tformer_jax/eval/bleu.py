@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import sacrebleu
 
 from tformer_jax.config import Config
+from tformer_jax.config.fields import one_line
 from tformer_jax.eval.evaluation import Evaluation
 
 
@@ -23,7 +24,7 @@ def bleu_metric(cfg: Config) -> sacrebleu.BLEU:
     except (RuntimeError, ImportError, OSError) as error:
         if tokenize is None:
             return sacrebleu.BLEU(tokenize="char")
-        raise cfg.eval.error("bleu_tokenize", " ".join(str(error).split())) from error
+        raise cfg.eval.error("bleu_tokenize", one_line(error, None)) from error
 
 
 def bleu_tokenizing(tokenize: str) -> sacrebleu.BLEU:

@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.config.fields import one_line
 from tformer_jax.config.paths import is_remote
 
 T = TypeVar("T")
@@ -174,7 +175,7 @@ def start(
     except Exception as error:  # cluster libraries raise various types
         if not given and any(sign in str(error) for sign in NO_CLUSTER):
             return SINGLE
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise ConfigError(
             f"JAX cannot connect the processes ({reason}); write {FLAGS}, with a port that is free, or --processes 1"
         ) from error

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.numbers import significant
 from tformer_jax.inference.watch import SUBLAYERS, Watched, rollout
 from tformer_jax.report.html import packed, render_page
 
@@ -15,6 +16,8 @@ SIDES = {"encoder": ("encoder", "encoder"), "decoder": ("decoder", "decoder"), "
 MEAN, ROLLOUT = "mean of heads", "rollout"
 STEPS = 2**16 - 1
 """A weight w is stored as the 16-bit integer `round(w * STEPS)`."""
+DIGITS = 4
+"""Significant digits of norms."""
 MAX_WEIGHTS = 2**22
 """Maximum number of weights in a page, which is then about 8 MB; the heads of a longer text are left out."""
 
@@ -148,5 +151,5 @@ def _lens(watched: Watched, label: Callable[[int], str]) -> list[tuple[str, list
     return list(zip(names, columns, strict=True))
 
 
-def _rounded(values: Any) -> list[list[float]]:
-    return [[float(f"{value:.4g}") for value in row] for row in np.asarray(values).tolist()]
+def _rounded(values: Any) -> list[list[float | None]]:
+    return significant(np.asarray(values).tolist(), DIGITS)

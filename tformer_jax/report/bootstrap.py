@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A metric of one system, with its 95 % interval: `mean - half` to `mean + half`, at most 0 to `highest`."""
+    """A metric of one system, with its 95 % interval: `mean - half` to `mean + half`, within 0 to `highest`."""
 
     score: float
     mean: float
@@ -108,7 +108,7 @@ def ratio(
 
     Args:
         systems: values, float [examples] each, for the same examples.
-        counts: number [examples].
+        counts: denominators, int or float [examples].
         highest: largest possible value.
     """
     drawn = _draws(len(counts), resamples)

@@ -1,15 +1,15 @@
 """The lines and bars of a report's charts, as plain data for plotly.js."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tformer_jax.config import LOWER_IS_BETTER
+from tformer_jax.config.numbers import GIB, significant
 from tformer_jax.report.outputs import histogram, lengths
-from tformer_jax.report.run import Run
+from tformer_jax.report.run import RunFiles
 from tformer_jax.report.series import bucket_means, downsampled
 
 AXES = ("step", "tokens", "seconds")
@@ -68,7 +68,7 @@ class Chart:
         return {name: getattr(self, name) for name in ("key", "unit", "traces", "marks", "kind", "log", "zero")}
 
 
-def all_charts(runs: Sequence[Run]) -> list[Chart]:
+def all_charts(runs: Sequence[RunFiles]) -> list[Chart]:
     """Returns the charts of the training and evaluation curves that the runs have, and of their outputs."""
     charts = [*_training(runs), *_layers(runs), *_evaluation(runs), *_histograms(runs)]
     for chart in charts:
@@ -77,7 +77,7 @@ def all_charts(runs: Sequence[Run]) -> list[Chart]:
     return charts
 
 
-def _training(runs: Sequence[Run]) -> Iterator[Chart]:
+def _training(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     smoothed = any("nll" in run.train.columns for run in runs)
     for name in ordered({name for run in runs for name in _drawn_columns(run) if "/" not in name}):
         title, unit = TITLES.get(name, (_readable(name), ""))
@@ -94,7 +94,7 @@ def _training(runs: Sequence[Run]) -> Iterator[Chart]:
             yield chart
 
 
-def _layers(runs: Sequence[Run]) -> Iterator[Chart]:
+def _layers(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     """Yields a chart per run of the norms by layer, which `train.log_norms` records."""
     for prefix, title in (("grad_norm/", "Gradient norm by layer"), ("param_norm/", "Parameter norm by layer")):
         for number, run in enumerate(runs):
@@ -108,7 +108,7 @@ def _layers(runs: Sequence[Run]) -> Iterator[Chart]:
                 yield chart
 
 
-def _evaluation(runs: Sequence[Run]) -> Iterator[Chart]:
+def _evaluation(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     found = {name for run in runs for name in run.group("validation").columns}
     for name in ordered(found - {"loss"}):
         title, unit = TITLES.get(name, (_readable(name), ""))
@@ -117,7 +117,7 @@ def _evaluation(runs: Sequence[Run]) -> Iterator[Chart]:
             yield Chart(f"validation_{name}", title, unit, "evaluation", lines, log=name in LOGARITHMIC)
 
 
-def _histograms(runs: Sequence[Run]) -> Iterator[Chart]:
+def _histograms(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     """Yields the distributions of lengths, of sentence chrF and of the model's scores, over the outputs of each run."""
     having = [(number, run, run.outputs[run.split]) for number, run in enumerate(runs) if run.split]
     if not having:
@@ -141,7 +141,7 @@ def _histograms(runs: Sequence[Run]) -> Iterator[Chart]:
             yield _bars(f"scores_{family}", title, "", columns)
 
 
-def _has_lengths(run: Run) -> bool:
+def _has_lengths(run: RunFiles) -> bool:
     return run.family != "classifier" and bool(run.split and run.outputs[run.split].texts)
 
 
@@ -155,7 +155,7 @@ def _bars(key: str, title: str, unit: str, columns: Sequence[tuple[int, str, np.
     return chart
 
 
-def _line(run: Run, number: int, steps: np.ndarray, values: np.ndarray, name: str) -> dict[str, Any]:
+def _line(run: RunFiles, number: int, steps: np.ndarray, values: np.ndarray, name: str) -> dict[str, Any]:
     kept = downsampled(values)
     line: dict[str, Any] = {"run": number, "name": name, "y": _numbers(values[kept])}
     line |= {axis: _numbers(run.axis(axis, steps[kept])) for axis in AXES}
@@ -164,7 +164,7 @@ def _line(run: Run, number: int, steps: np.ndarray, values: np.ndarray, name: st
     return line
 
 
-def _validation_lines(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
+def _validation_lines(runs: Sequence[RunFiles], name: str) -> list[dict[str, Any]]:
     lines = []
     for number, run in enumerate(runs):
         series = run.group("validation")
@@ -174,7 +174,7 @@ def _validation_lines(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
     return lines
 
 
-def _marks(run: Run, number: int) -> list[dict[str, Any]]:
+def _marks(run: RunFiles, number: int) -> list[dict[str, Any]]:
     found = [event for event in run.events if event["kind"] in MARKED]
     steps = np.array([event["step"] for event in found], np.int64)
     places = [_numbers(run.axis(axis, steps)) for axis in AXES]
@@ -184,13 +184,13 @@ def _marks(run: Run, number: int) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn_columns(run: Run) -> dict[str, np.ndarray]:
+def _drawn_columns(run: RunFiles) -> dict[str, np.ndarray]:
     """Returns the training metrics: memory in GiB, and FLOP/s in percent of the devices' peak if it is known."""
     columns = {name: values for name, values in run.train.columns.items() if name not in NOT_DRAWN}
     if (peak := run.model.get("peak_flops")) and "flops_per_second" in columns:
         columns["utilization"] = 100 * columns.pop("flops_per_second") / peak
     if "memory_bytes" in columns:
-        columns["memory"] = columns.pop("memory_bytes") / 2**30
+        columns["memory"] = columns.pop("memory_bytes") / GIB
     return columns
 
 
@@ -210,16 +210,7 @@ def _readable(name: str) -> str:
 
 
 def _numbers(values: np.ndarray) -> list[float | int | None]:
-    """Rounds to `DIGITS` significant digits; NaN becomes None."""
-    return [_rounded(value) for value in np.asarray(values, np.float64).tolist()]
-
-
-def _rounded(value: float) -> float | int | None:
-    if not math.isfinite(value):
-        return None
-    if value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return float(f"{value:.{DIGITS}g}")
+    return significant(np.asarray(values, np.float64).tolist(), DIGITS)
 
 
 def _summary(chart: Chart) -> str:

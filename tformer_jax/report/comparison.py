@@ -11,7 +11,7 @@ import numpy as np
 from tformer_jax.config import comparable
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
 from tformer_jax.report.outputs import Outputs
-from tformer_jax.report.run import Run, differing
+from tformer_jax.report.run import RunFiles, differing
 from tformer_jax.report.series import Series
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
@@ -49,8 +49,8 @@ class Change:
 class Comparison:
     """What differs between the runs `a`, the baseline, and `b`."""
 
-    a: Run
-    b: Run
+    a: RunFiles
+    b: RunFiles
     split: str | None
     """The split whose outputs are compared; None if there is none with the same examples and labels."""
     metrics: dict[str, list[Estimate]]
@@ -91,7 +91,7 @@ class Comparison:
         return comparable.target_tokens(self.a.config) == comparable.target_tokens(self.b.config)
 
 
-def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
+def compare(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
     """Compares run `b` with the baseline `a`.
 
     Metrics and outputs are compared on the test split, or else the validation split, if both runs evaluated the same
@@ -124,7 +124,7 @@ def compare(a: Run, b: Run, resamples: int = RESAMPLES) -> Comparison:
     )
 
 
-def shared_split(a: Run, b: Run) -> str | None:
+def shared_split(a: RunFiles, b: RunFiles) -> str | None:
     """Returns "test", or else "validation", if both runs have current outputs of the same examples of it."""
     for split in ("test", "validation"):
         if a.family != b.family or not (a.is_current(split) and b.is_current(split)):
@@ -138,7 +138,7 @@ def shared_split(a: Run, b: Run) -> str | None:
     return None
 
 
-def _target_tokenizer(run: Run) -> Any:
+def _target_tokenizer(run: RunFiles) -> Any:
     """Returns the JSON of the run's target tokenizer; None if it cannot be read."""
     try:
         return json.loads((run.folder / "tokenizers" / "target.json").read_text(encoding="utf-8"))
@@ -160,7 +160,7 @@ def _same_documents(a: Outputs, b: Outputs) -> bool:
     return alike and np.array_equal(a.labels, b.labels)
 
 
-def _same_labels(a: Run, b: Run, split: str) -> bool:
+def _same_labels(a: RunFiles, b: RunFiles, split: str) -> bool:
     """Returns whether runs whose outputs do not show all labels, of texts alone, have those of the same corpus."""
     if a.config["data.objective"] is None and a.family != "decoder_lm":
         return True
@@ -169,7 +169,7 @@ def _same_labels(a: Run, b: Run, split: str) -> bool:
     return same_corpus and comparable.labels(a.config) == comparable.labels(b.config)
 
 
-def _changes(a: Run, b: Run, split: str) -> Iterator[Change]:
+def _changes(a: RunFiles, b: RunFiles, split: str) -> Iterator[Change]:
     mine, theirs = a.outputs[split], b.outputs[split]
     first, second = mine.quality(a.family), theirs.quality(b.family)
     if first is None or second is None:
@@ -180,7 +180,7 @@ def _changes(a: Run, b: Run, split: str) -> Iterator[Change]:
             yield Change(source, reference, (old, new), (float(before), float(after)))
 
 
-def _losses(a: Run, b: Run) -> Iterator[LossAt]:
+def _losses(a: RunFiles, b: RunFiles) -> Iterator[LossAt]:
     """Yields the losses at parts of the range that both runs cover: NLL if both recorded it, else the training loss."""
     name = "nll" if all("nll" in run.train.columns for run in (a, b)) else "loss"
     for axis in ("step", "tokens", "seconds"):
@@ -194,7 +194,7 @@ def _losses(a: Run, b: Run) -> Iterator[LossAt]:
             yield LossAt(axis, at, (train[0], train[1]), (held_out[0], held_out[1]))
 
 
-def _value_at(run: Run, series: Series, name: str, axis: str, at: float) -> float | None:
+def _value_at(run: RunFiles, series: Series, name: str, axis: str, at: float) -> float | None:
     """Interpolates a metric linearly between its finite records; None outside of them."""
     values = series.columns.get(name)
     if values is None:

@@ -14,7 +14,7 @@ from typing import Any
 from tformer_jax.config import ConfigError
 from tformer_jax.report import charts, sections
 from tformer_jax.report.comparison import compare
-from tformer_jax.report.run import Run
+from tformer_jax.report.run import RunFiles
 
 SCRIPTS = {
     "report": ("page.js", "report.js"),
@@ -31,7 +31,7 @@ def check_installed(what: str, packages: Sequence[str] = ("jinja2", "plotly")) -
         raise ConfigError(f'{what} needs {" and ".join(missing)}: pip install -e ".[report]"')
 
 
-def render(runs: Sequence[Run], *, refresh: int | None = None) -> str:
+def render(runs: Sequence[RunFiles], *, refresh: int | None = None) -> str:
     """Returns the report of one or several runs; the first is the baseline of the comparisons.
 
     Args:

@@ -16,12 +16,12 @@ from tformer_jax.report.series import Series
 from tformer_jax.train import events, guards, run_folder
 from tformer_jax.train.run_folder import read_records
 
-ENDED = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
-"""Status of a run by the kind of its last event."""
+ENDED = ("finished", "stopped", "failed")
+"""Kinds of events with which a run ends, which are then its status."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunFiles:
     """The contents of a run folder; fields of missing or damaged files are empty."""
 
     name: str
@@ -47,7 +47,7 @@ class Run:
         if self.running:
             return "running"
         last = self.events[-1]["kind"] if self.events else ""
-        return ENDED.get(last, "finished" if self.result else "ended early")
+        return last if last in ENDED else "finished" if self.result else "ended early"
 
     def group(self, name: str) -> Series:
         """Returns the metrics of a group, which may be empty."""
@@ -89,7 +89,7 @@ class Run:
         return np.interp(steps, [0, *self.train.steps], [0, *values])
 
 
-def load_all(folders: Sequence[Path]) -> list[Run]:
+def load_all(folders: Sequence[Path]) -> list[RunFiles]:
     """Reads several runs, named by the shortest ends of their paths that differ.
 
     Raises:
@@ -105,7 +105,7 @@ def load_all(folders: Sequence[Path]) -> list[Run]:
     return [load(path, name) for path, name in zip(paths, names, strict=True)]
 
 
-def load(folder: Path, name: str) -> Run:
+def load(folder: Path, name: str) -> RunFiles:
     """Reads the files of a run folder.
 
     Raises:
@@ -114,7 +114,7 @@ def load(folder: Path, name: str) -> Run:
     config = _json(folder / "config.json")
     if not config:
         raise ConfigError(f"{folder} is not a run folder: it has no config.json that can be read")
-    return Run(
+    return RunFiles(
         name=name,
         folder=folder,
         config=flat(Config()) | {name: _setting(value) for name, value in flat_values(config).items()},

@@ -7,12 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tformer_jax import config
-from tformer_jax.config import LOWER_IS_BETTER, Config
+from tformer_jax.config import LOWER_IS_BETTER, Config, flat
 from tformer_jax.report.bootstrap import Estimate, estimates
 from tformer_jax.report.charts import TITLES, ordered
 from tformer_jax.report.outputs import Piece, choose, marked
-from tformer_jax.report.run import Run, differing
+from tformer_jax.report.run import RunFiles, differing
 from tformer_jax.report.series import to_csv
 
 ABSENT = "–"
@@ -21,12 +20,6 @@ LONGEST = 2000
 MAX_CHARACTERS = 2**22
 """Maximum number of characters in the CSV file of the outputs of a split."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-GROUPS = {
-    "worst": "Worst",
-    "random": "Random",
-    "best": "Best",
-    "samples": "Samples",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +38,7 @@ class MetricRow:
     """By split, "validation" or "test"."""
 
 
-def facts(run: Run) -> dict[str, str]:
+def facts(run: RunFiles) -> dict[str, str]:
     """Returns the key figures of a run, by label."""
     steps = f"{run.step:,} of {run.config['train.steps']:,}"
     parameters = run.result.get("parameters") or sum(run.model.get("parameters", {}).values())
@@ -60,7 +53,7 @@ def facts(run: Run) -> dict[str, str]:
     }
 
 
-def metric_rows(runs: Sequence[Run]) -> dict[str, list[MetricRow]]:
+def metric_rows(runs: Sequence[RunFiles]) -> dict[str, list[MetricRow]]:
     """Returns the evaluation metrics of all runs by title, in the order of the charts."""
     intervals = [{split: estimates([outputs], run.family) for split, outputs in run.outputs.items()} for run in runs]
     names = {name for run in runs for group in ("validation", "test") for name in run.group(group).columns}
@@ -71,7 +64,7 @@ def metric_rows(runs: Sequence[Run]) -> dict[str, list[MetricRow]]:
     return {title: rows for title, rows in result.items() if rows}
 
 
-def _metric_row(run: Run, number: int, name: str, found: dict[str, dict[str, list[Estimate]]]) -> MetricRow:
+def _metric_row(run: RunFiles, number: int, name: str, found: dict[str, dict[str, list[Estimate]]]) -> MetricRow:
     series = run.group("validation")
     points = [
         (value, int(step))
@@ -92,7 +85,7 @@ def _metric_row(run: Run, number: int, name: str, found: dict[str, dict[str, lis
     )
 
 
-def signatures(runs: Sequence[Run]) -> dict[str, list[str]]:
+def signatures(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     """Returns the distinct sacreBLEU signatures by metric, and how references were normalized, if they were."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -118,7 +111,7 @@ class Shown:
     score: float | None
 
 
-def shown_outputs(run: Run) -> dict[str, list[Shown]]:
+def shown_outputs(run: RunFiles) -> dict[str, list[Shown]]:
     """Returns the chosen outputs of a run's split by group."""
     if run.split is None:
         return {}
@@ -126,7 +119,7 @@ def shown_outputs(run: Run) -> dict[str, list[Shown]]:
     quality = outputs.quality(run.family)
     result = {}
     for group, places in choose(outputs, run.family).items():
-        result[GROUPS[group]] = [
+        result[group.capitalize()] = [
             Shown(
                 at + 1,
                 shortened(outputs.sources[at]),
@@ -140,22 +133,21 @@ def shown_outputs(run: Run) -> dict[str, list[Shown]]:
     return {group: shown for group, shown in result.items() if shown}
 
 
-def _sides(run: Run, reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
+def _sides(run: RunFiles, reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
     """Marks differences of translations; continuations and labels are shown without marks."""
     if run.family == "seq2seq":
         return marked(reference, output)
     return [(False, reference)], [(False, output)]
 
 
-def settings(runs: Sequence[Run]) -> dict[str, Any]:
+def settings(runs: Sequence[RunFiles]) -> dict[str, Any]:
     """Returns all settings by section, those that differ between runs, and those that are not the default."""
-    defaults = config.flat(Config())
     names = list(dict.fromkeys(name for run in runs for name in run.config))
     sections: dict[str, list[str]] = {}
     for name in names:
         sections.setdefault(name.partition(".")[0] if "." in name else "run", []).append(name)
     plain = [{name: repr(value) for name, value in run.config.items()} for run in runs]
-    default = {name: repr(value) for name, value in defaults.items()}
+    default = {name: repr(value) for name, value in flat(Config()).items()}
     return {
         "sections": sections,
         "values": plain,
@@ -165,14 +157,14 @@ def settings(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def environment(runs: Sequence[Run]) -> dict[str, list[str]]:
+def environment(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     """Returns command, revision, versions and hardware by label, one value per run."""
     rows = [_environment(run) for run in runs]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, ABSENT) for row in rows] for name in names}
 
 
-def _environment(run: Run) -> dict[str, str]:
+def _environment(run: RunFiles) -> dict[str, str]:
     provenance = run.provenance
     backends = run.model.get("attention_backends", {}).values()
     return {
@@ -186,13 +178,13 @@ def _environment(run: Run) -> dict[str, str]:
     }
 
 
-def parameters(runs: Sequence[Run]) -> dict[str, list[int | None]]:
+def parameters(runs: Sequence[RunFiles]) -> dict[str, list[int | None]]:
     """Returns the number of parameters of each run by module."""
     names = dict.fromkeys(name for run in runs for name in run.model.get("parameters", {}))
     return {name: [run.model.get("parameters", {}).get(name) for run in runs] for name in names}
 
 
-def downloads(runs: Sequence[Run]) -> list[tuple[int, str, str, str]]:
+def downloads(runs: Sequence[RunFiles]) -> list[tuple[int, str, str, str]]:
     """Returns the number of the run, the label, the file name and the contents of each CSV file."""
     downloads = []
     for number, run in enumerate(runs):

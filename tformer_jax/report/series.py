@@ -53,7 +53,7 @@ class Series:
 def downsampled(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
     """Returns the rising indices of at most `limit` values that keep a line's extremes, ends and gaps.
 
-    The values are cut into equal buckets; each keeps its smallest and its largest value, and the first NaN.
+    The values are divided into equal buckets; each keeps its smallest and its largest value, and the first NaN.
     """
     if len(values) <= limit:
         return np.arange(len(values))

@@ -51,7 +51,7 @@ def badness(value: float | None, metric: str) -> float:
 
 
 def interval(values: Sequence[float | None]) -> float | None:
-    """Returns half the width of Student's 95 % confidence interval of the mean; None for one value, or with a None."""
+    """Returns half the width of Student's 95 % confidence interval of the mean; None for one value, or any None."""
     deviation = _deviation(values)
     if deviation is None:
         return None

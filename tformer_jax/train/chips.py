@@ -5,7 +5,9 @@ Sources: NVIDIA's data sheets; the "System architecture" page of each TPU versio
 
 import dataclasses
 
-GB, GIB = 10**9, 2**30
+from tformer_jax.config.numbers import GIB
+
+GB = 10**9
 
 
 @dataclasses.dataclass(frozen=True)

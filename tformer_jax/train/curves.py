@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.config.numbers import significant
 from tformer_jax.train.run_folder import read_records
 
 MAX_POINTS = 100
 """Maximum number of points of a curve, the first and the last record among them."""
 TRAIN_METRICS = ("step", "tokens", "seconds", "loss", "nll")
 """Metrics of training in a curve."""
+DIGITS = 6
 Curve = dict[str, list[float | None]]
 """Values by metric, of equal lengths; None where a record has no finite value."""
 
@@ -40,12 +42,8 @@ def _tokens(train: Sequence[Mapping[str, Any]], step: int) -> int | None:
 
 
 def _curve(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Curve:
-    """Returns `names` of evenly spaced records, rounded to six digits."""
+    """Returns `names` of evenly spaced records, rounded to `DIGITS` significant digits."""
     places = np.unique(np.linspace(0, len(records) - 1, min(MAX_POINTS, len(records))).round().astype(int))
     chosen = [records[place] for place in places]
     present = [name for name in names if any(name in record for record in chosen)]
-    return {name: [_rounded(record.get(name)) for record in chosen] for name in present}
-
-
-def _rounded(value: float | None) -> float | None:
-    return value if value is None or isinstance(value, int) else float(f"{value:.6g}")
+    return {name: significant([record.get(name) for record in chosen], DIGITS) for name in present}

@@ -3,7 +3,7 @@
 import errno
 import re
 
-from tformer_jax.config.fields import first_line
+from tformer_jax.config.fields import first_line, one_line
 
 LESS_MEMORY = "model.remat='nothing_saveable' or train.loss_chunk"
 """Settings with which a train step needs less device memory, and which a resumed run may change."""
@@ -17,7 +17,7 @@ class RunError(RuntimeError):
 
 def out_of_memory(error: Exception) -> str | None:
     """Returns JAX's error as one line if a computation or its program does not fit in memory, else None."""
-    return " ".join(str(error).split())[:300] if "RESOURCE_EXHAUSTED" in str(error) else None
+    return one_line(error) if "RESOURCE_EXHAUSTED" in str(error) else None
 
 
 def cause_of_failed_write(error: Exception) -> tuple[str, bool]:

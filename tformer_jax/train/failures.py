@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import jax
 
+from tformer_jax.config.fields import first_line
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train.errors import FULL_DISK, LESS_MEMORY, RunError, out_of_memory
 
@@ -37,7 +38,7 @@ def explained(group: ProcessGroup) -> Iterator[None]:
             ) from error
         if group.count == 1:
             raise
-        reason = str(error).partition("\n")[0][:300]
+        reason = first_line(error)
         raise RunError(
             f"a computation of {group.count} processes failed in process {group.index} ({reason}); if another process "
             "was lost, the same commands with --resume continue from the last checkpoint"

@@ -10,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config
+from tformer_jax.config.fields import one_line
 from tformer_jax.models import registry
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.train import lora
@@ -21,7 +22,7 @@ def origin(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Arr
     try:
         return f"first non-finite value: the {first_non_finite(model, params, batch, key, cfg)}"
     except Exception as error:  # the run ends with an error of its own
-        return f"the search for the first non-finite value failed: {' '.join(str(error).split())[:300]}"
+        return f"the search for the first non-finite value failed: {one_line(error)}"
 
 
 def first_non_finite(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config) -> str:

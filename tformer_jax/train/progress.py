@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from tformer_jax.config.numbers import GIB
 from tformer_jax.eval.evaluators import Sample
 
 SHOWN_WAIT_PERCENT = 5
 """The wait for data is shown if it exceeds this percentage of the time."""
-
-
 SHOWN_CLASSES = 5
 
 
@@ -36,7 +35,7 @@ class Figures:
         speed = f"{with_prefix(metrics['flops_per_second'])}FLOP/s"
         if self.peak_flops:
             speed += f" ({100 * metrics['flops_per_second'] / self.peak_flops:.0f} %)"
-        parts += [speed, f"{self.memory_bytes / 2**30:.1f} GiB"]
+        parts += [speed, f"{self.memory_bytes / GIB:.1f} GiB"]
         if metrics["data_wait_percent"] > SHOWN_WAIT_PERCENT:
             parts.append(f"{metrics['data_wait_percent']:.0f} % waiting for data")
         if metrics["skipped_steps"]:

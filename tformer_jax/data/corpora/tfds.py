@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 from tformer_jax.config import Config
-from tformer_jax.config.fields import first_line
+from tformer_jax.config.fields import first_line, one_line
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part, keys_of
 from tformer_jax.data.corpora.files import field_names
 from tformer_jax.data.corpora.lines import NOT_UTF8
@@ -109,7 +109,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None
             download_config=tfds.download.DownloadConfig(manual_dir=manual), file_format="array_record"
         )
     except (OSError, AssertionError, NonMatchingChecksumError, tfds.download.DownloadError) as error:
-        raise DataError(f"{cfg.data.dataset} cannot be prepared: {' '.join(str(error).split())}") from error
+        raise DataError(f"{cfg.data.dataset} cannot be prepared: {one_line(error, None)}") from error
 
 
 def _fields(cfg: Config, builder: Any) -> dict[str, str]:

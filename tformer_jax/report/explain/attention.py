@@ -160,40 +160,9 @@ def heads(example: Example) -> Topic:
 
 def masks(example: Example) -> Topic:
     """Explains masks, and rows that may attend to nothing."""
-    T = len(example.source)
-    half = T // 2
-    real = jnp.asarray(np.arange(T)[None] < T - 1)
-    segments = jnp.asarray(np.arange(T)[None] >= half, jnp.int32)
-    shown = {
-        "Causal": (
-            Mask(causal=True),
-            "The lower triangle with its diagonal.",
-        ),
-        "Causal and padding": (
-            Mask(causal=True, padding_mask=real),
-            "The last token is padding.",
-        ),
-        "Window": (Mask(causal=True, window=WINDOW), f"Causal, and less than {WINDOW} tokens away."),
-        "Packed documents": (
-            Mask(causal=True, segments=(segments, segments)),
-            "Documents in one row do not see each other.",
-        ),
-        "Prefix": (
-            Mask(causal=True, prefix=jnp.asarray([half])),
-            f"All attend to the first {half} tokens.",
-        ),
-    }
-    masked = Mask(causal=True, explicit=jnp.asarray(np.arange(T) > 0)[None, None, None])
-
-    @jax.jit
-    def compute(x: jax.Array) -> tuple[dict[str, jax.Array | None], jax.Array]:
-        dense = {title: mask.dense(T, T) for title, (mask, _) in shown.items()}
-        return dense | {"Lookahead": lookahead_mask(T, T - 1 - half)}, attention_weights(Operands.of(x, x, x, masked))
-
-    dense, weights = compute(example.x[:, :, None])
-    captions = {title: caption for title, (_, caption) in shown.items()}
-    captions["Lookahead"] = f"The last {half} keys are hidden from the first query, and one less from each further one."
-    figures = [_mask(title, dense[title], example, caption) for title, caption in captions.items()]
+    shown = _masks(len(example.source))
+    dense, weights = _masked(example, {title: mask for title, (mask, _) in shown.items()})
+    figures = [_mask(title, dense[title], example, caption) for title, (_, caption) in shown.items()]
     hidden = "The first key is hidden, too: the weights of the first query are 0, not NaN and not 1 / S."
     return Topic(
         title="Masks",
@@ -207,7 +176,7 @@ def masks(example: Example) -> Topic:
             ),
         ),
         shapes=(
-            Shape.of("padding_mask", "B S", real, "True for tokens that are not padding"),
+            Shape("padding_mask", "B S", (1, len(example.source)), "True for tokens that are not padding"),
             Shape.of("m", "B 1 T S", dense["Causal"], "True = may attend; broadcast to N heads"),
             Shape.of("w", "B N T S", weights, "weights"),
         ),
@@ -225,6 +194,41 @@ def masks(example: Example) -> Topic:
             ),
         ),
     )
+
+
+def _masks(T: int) -> dict[str, tuple[Mask, str]]:
+    """Returns masks of T tokens with their captions, by title."""
+    half = T // 2
+    real = jnp.asarray(np.arange(T)[None] < T - 1)
+    segments = jnp.asarray(np.arange(T)[None] >= half, jnp.int32)
+    lookahead = Mask(explicit=lookahead_mask(T, T - 1 - half))
+    return {
+        "Causal": (Mask(causal=True), "The lower triangle with its diagonal."),
+        "Causal and padding": (Mask(causal=True, padding_mask=real), "The last token is padding."),
+        "Window": (Mask(causal=True, window=WINDOW), f"Causal, and less than {WINDOW} tokens away."),
+        "Packed documents": (
+            Mask(causal=True, segments=(segments, segments)),
+            "Documents in one row do not see each other.",
+        ),
+        "Prefix": (Mask(causal=True, prefix=jnp.asarray([half])), f"All attend to the first {half} tokens."),
+        "Lookahead": (
+            lookahead,
+            f"The last {half} keys are hidden from the first query, and one less from each further one.",
+        ),
+    }
+
+
+def _masked(example: Example, masks: dict[str, Mask]) -> tuple[dict[str, jax.Array | None], jax.Array]:
+    """Returns masks as arrays, and the weights, [1, 1, T, T], of causal attention whose first key is hidden."""
+    T = len(example.source)
+    without_first = Mask(causal=True, explicit=jnp.asarray(np.arange(T) > 0)[None, None, None])
+
+    @jax.jit
+    def compute(x: jax.Array) -> tuple[dict[str, jax.Array | None], jax.Array]:
+        dense = {title: mask.dense(T, T) for title, mask in masks.items()}
+        return dense, attention_weights(Operands.of(x, x, x, without_first))
+
+    return compute(example.x[:, :, None])
 
 
 def _weights(title: str, weights: jax.Array, example: Example, caption: str) -> Heat:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.config.numbers import GIB
 from tformer_jax.inference.engine.page_table import Allocation, PageTable
 from tformer_jax.nn.attention import Attention
 from tformer_jax.nn.kv_cache import KeyValues, empty_cache
@@ -122,33 +123,12 @@ def _gibibytes(kv_heads: int) -> list[float]:
         max_length=LENGTHS[-1],
     )
     caches = [jax.eval_shape(lambda length=length: empty_cache(cfg, 1, length).layers) for length in LENGTHS]
-    return [sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)) / 2**30 for cache in caches]
+    return [sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)) / GIB for cache in caches]
 
 
 def paged_cache(example: Example) -> Topic:
     """Explains pages, shared prefixes and copies on write."""
-    source, T = list(example.source), len(example.source)
-    cut = max(T // 2, 1)
-    rows = {"A": source, "B": [*source[:cut], *reversed(source[cut:])], CONTINUATION: [*source, *source[:2]]}
-    names = sorted({word for words in rows.values() for word in words})
-    ids = {key: [names.index(word) for word in words] for key, words in rows.items()}
-    table = PageTable(3 * (T // PAGE + 2), PAGE)
-    first = _admitted(table, ids["A"])
-    second = _admitted(table, ids["B"])
-    third, copies = table.fork(first)
-    table.grow(third, len(rows[CONTINUATION]))
-    allocations = dict(zip(rows, (first, second, third), strict=True))
-    pool = _pool(table, allocations, ids, copies)
-    pages = [one.pages for one in allocations.values()]
-    widest = max(map(len, pages))
-    owners: dict[int, list[str]] = {}
-    for key, allocation in allocations.items():
-        for page in allocation.pages:
-            owners.setdefault(page, []).append(key)
-    used = sorted(owners)
-    texts = [[names[number] if number != EMPTY else "" for number in row] for row in pool[used]]
-    several = sum(len(keys) > 1 for keys in owners.values())
-    dense = sum(table.needed(len(words)) for words in rows.values())
+    cache = _three_rows(example)
     return Topic(
         title="Paged cache",
         text=f"The rows of a server differ in length. The cache is a pool of pages of a few tokens (here {PAGE}), and "
@@ -159,29 +139,21 @@ def paged_cache(example: Example) -> Topic:
             Shape(
                 "pool",
                 "M K Z H",
-                (table.pages, CFG.kv_heads, PAGE, CFG.head_size),
+                (cache.table.pages, CFG.kv_heads, PAGE, CFG.head_size),
                 "keys, and values, of all rows, by page",
             ),
-            Shape("table", "B P", (len(rows), widest), "pages of each row"),
+            Shape.of("table", "B P", cache.pages, "pages of each row"),
         ),
         functions=(PageTable, PagedSlots),
         figures=(
-            Heat(
-                "The pool after three rows",
-                np.where(pool[used] == EMPTY, np.nan, np.array([[len(owners[page])] for page in used])),
-                [f"page {page}: {', '.join(owners[page])}" for page in used],
-                [str(slot) for slot in range(PAGE)],
-                f"A is the sentence; B begins with its first {cut} words; C continues A. {table.used} pages are in "
-                f"use, {several} by several rows; without sharing there would be {dense}. Copied pages: {len(copies)}.",
-                texts,
-            ),
+            _pool_map(cache),
             Heat(
                 "Table of pages",
-                _padded(pages),
-                list(rows),
-                [f"tokens {PAGE * n} – {PAGE * n + PAGE - 1}" for n in range(widest)],
+                cache.pages,
+                list(cache.rows),
+                [f"tokens {PAGE * n} – {PAGE * n + PAGE - 1}" for n in range(cache.pages.shape[1])],
                 "Page numbers; 0 is a reserved page.",
-                [[f"{page:.0f}" for page in row] for row in _padded(pages)],
+                [[f"{page:.0f}" for page in row] for row in cache.pages],
             ),
         ),
         mistakes=(
@@ -194,6 +166,64 @@ def paged_cache(example: Example) -> Topic:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class PagedRows:
+    """A paged cache with the rows A, a sentence, B, which begins like A, and C, which continues A."""
+
+    rows: dict[str, list[str]]
+    """Words by row."""
+    alike: int
+    """Number of words with which B begins like A."""
+    table: PageTable
+    allocations: dict[str, Allocation]
+    copies: Sequence[tuple[int, int]]
+    """Pages that were copied, from and to."""
+    pool: list[list[str]]
+    """The words that each page of the pool holds; "" for an empty slot."""
+
+    @property
+    def pages(self) -> np.ndarray:
+        """Returns the page table: float [rows, pages], 0 after the last page of a row."""
+        return _padded([one.pages for one in self.allocations.values()])
+
+
+def _three_rows(example: Example) -> PagedRows:
+    source, T = list(example.source), len(example.source)
+    alike = max(T // 2, 1)
+    rows = {"A": source, "B": [*source[:alike], *reversed(source[alike:])], CONTINUATION: [*source, *source[:2]]}
+    names = sorted({word for words in rows.values() for word in words})
+    ids = {key: [names.index(word) for word in words] for key, words in rows.items()}
+    table = PageTable(3 * (T // PAGE + 2), PAGE)
+    first, second = _admitted(table, ids["A"]), _admitted(table, ids["B"])
+    third, copies = table.fork(first)
+    table.grow(third, len(rows[CONTINUATION]))
+    allocations = dict(zip(rows, (first, second, third), strict=True))
+    pool = _pool(table, allocations, ids, copies)
+    words = [[names[number] if number != EMPTY else "" for number in page] for page in pool]
+    return PagedRows(rows, alike, table, allocations, copies, words)
+
+
+def _pool_map(cache: PagedRows) -> Heat:
+    """Shows the words of the pages in use; stronger colors: pages of more rows."""
+    owners: dict[int, list[str]] = {}
+    for key, allocation in cache.allocations.items():
+        for page in allocation.pages:
+            owners.setdefault(page, []).append(key)
+    table, used = cache.table, sorted(owners)
+    texts = [cache.pool[page] for page in used]
+    several = sum(len(keys) > 1 for keys in owners.values())
+    dense = sum(table.needed(len(words)) for words in cache.rows.values())
+    return Heat(
+        "The pool after three rows",
+        np.array([[len(owners[page]) if text else np.nan for text in cache.pool[page]] for page in used]),
+        [f"page {page}: {', '.join(owners[page])}" for page in used],
+        [str(slot) for slot in range(PAGE)],
+        f"A is the sentence; B begins with its first {cache.alike} words; C continues A. {table.used} pages are in "
+        f"use, {several} by several rows; without sharing there would be {dense}. Copied pages: {len(cache.copies)}.",
+        texts,
+    )
+
+
 def _admitted(table: PageTable, ids: Sequence[int]) -> Allocation:
     """Allocates the pages of a prompt, shared ones first."""
     allocation = table.match(ids)
@@ -203,7 +233,12 @@ def _admitted(table: PageTable, ids: Sequence[int]) -> Allocation:
     return allocation
 
 
-def _pool(table: PageTable, allocations: dict[str, Allocation], ids: dict[str, list[int]], copies) -> np.ndarray:
+def _pool(
+    table: PageTable,
+    allocations: dict[str, Allocation],
+    ids: dict[str, list[int]],
+    copies: Sequence[tuple[int, int]],
+) -> np.ndarray:
     """Writes the token ids of all rows through `PagedSlots`: int [pages, size], EMPTY where nothing was written."""
     widest = max(len(one.pages) for one in allocations.values())
 

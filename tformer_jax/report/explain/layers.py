@@ -38,6 +38,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu_squared": relu_squared,
 }
 EXPERTS, CHOSEN = 4, 2
+EXPERT_NAMES = [f"expert {number}" for number in range(EXPERTS)]
+MOE = dataclasses.replace(
+    CFG, ffn="moe", moe=MoEConfig(num_experts=EXPERTS, experts_per_token=CHOSEN, expert_capacity=1.0)
+)
 
 
 def norms(example: Example) -> Topic:
@@ -202,22 +206,11 @@ def ffn(example: Example) -> Topic:
 
 def experts(example: Example) -> Topic:
     """Explains mixtures of experts."""
-    cfg = dataclasses.replace(
-        CFG, ffn="moe", moe=MoEConfig(num_experts=EXPERTS, experts_per_token=CHOSEN, expert_capacity=1.0)
-    )
     T = len(example.source)
-    names = [f"expert {number}" for number in range(EXPERTS)]
-    router = vectors(names, CFG.dim).T / 4
-    logits, real = example.x @ router, np.ones((1, T), bool)
-
-    @jax.jit
-    def compute(logits: jax.Array, real: jax.Array) -> tuple[Routing, Routing, jax.Array]:
-        free, limited = (route(logits, real, cfg, limited=limit) for limit in (False, True))
-        return free, limited, balance_loss(logits, free.experts, real)
-
-    free, limited, balance = compute(logits, real)
+    router = vectors(EXPERT_NAMES, CFG.dim).T / 4
+    logits = example.x @ router
+    free, limited, balance = _routed(logits)
     shares = np.bincount(np.asarray(free.experts).ravel(), minlength=EXPERTS) / (T * CHOSEN)
-    allowed = capacity(cfg, T)
     return Topic(
         title="Mixture of experts",
         text=f"A router chooses k of E feed-forward networks for each token (here {CHOSEN} of {EXPERTS}), and sums "
@@ -248,7 +241,7 @@ def experts(example: Example) -> Topic:
             _routing("With a capacity factor of 1", limited, example, "Missing cells were dropped."),
             Lines(
                 "Capacity of an expert by the number of tokens so far",
-                [Curve("capacity", np.arange(T + 1), allowed)],
+                [Curve("capacity", np.arange(T + 1), capacity(MOE, T))],
                 "tokens",
                 "tokens of one expert",
                 f"{EXPERTS} experts, {CHOSEN} for each token.",
@@ -267,8 +260,19 @@ def experts(example: Example) -> Topic:
     )
 
 
+def _routed(logits: np.ndarray) -> tuple[Routing, Routing, jax.Array]:
+    """Returns the routing of logits [1, T, E] without and with a capacity, and the balance loss of the former."""
+
+    @jax.jit
+    def compute(logits: jax.Array, real: jax.Array) -> tuple[Routing, Routing, jax.Array]:
+        free, limited = (route(logits, real, MOE, limited=limit) for limit in (False, True))
+        return free, limited, balance_loss(logits, free.experts, real)
+
+    return compute(logits, np.ones(logits.shape[:2], bool))
+
+
 def _routing(title: str, routing: Routing, example: Example, caption: str) -> Heat:
     weights = np.full((len(example.source), EXPERTS), np.nan)
     experts, found = np.asarray(routing.experts)[0], np.asarray(routing.weights)[0]
     np.put_along_axis(weights, experts, np.where(found > 0, found, np.nan), axis=1)
-    return Heat(title, weights, example.source, [f"expert {number}" for number in range(EXPERTS)], caption)
+    return Heat(title, weights, example.source, EXPERT_NAMES, caption)

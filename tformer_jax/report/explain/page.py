@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from tformer_jax.config import ConfigError
 from tformer_jax.report.explain import attention, caches, layers, positions, search, sequences
 from tformer_jax.report.explain.topic import Example, Topic
-from tformer_jax.report.explain.trained import Trained
+from tformer_jax.report.explain.trained import TrainedFigures
 from tformer_jax.report.html import render_page
 
 GROUPS: dict[str, dict[str, Callable[[Example], Topic]]] = {
@@ -50,7 +50,9 @@ LETTERS = {
 TOPICS = {name: build for topics in GROUPS.values() for name, build in topics.items()}
 
 
-def build(example: Example, names: Sequence[str] = (), trained: Trained | None = None) -> dict[str, dict[str, Topic]]:
+def build(
+    example: Example, names: Sequence[str] = (), trained: TrainedFigures | None = None
+) -> dict[str, dict[str, Topic]]:
     """Computes topics, by group and name; without names, all.
 
     Args:

@@ -27,6 +27,7 @@ DISTANCES = 64
 SHIFT = 3
 SHOWN_PAIR = 1
 """The pair of features whose rotation is drawn."""
+ROTARY = dataclasses.replace(CFG, position="rotary")
 BUCKETS = RelativeConfig(buckets=16, distance=32)
 
 
@@ -107,22 +108,10 @@ def _sinusoids(positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def rope(example: Example) -> Topic:
     """Explains rotary position embeddings."""
-    cfg = dataclasses.replace(CFG, position="rotary")
-    T, H = len(example.source), cfg.head_size
+    T, H = len(example.source), ROTARY.head_size
     q = vectors(example.source, H)[None, :, None]
-    one = np.broadcast_to(vectors(example.source[:1], H), q.shape)
-    unit = np.broadcast_to(np.arange(H) < H // 2, q.shape).astype(np.float32)
-
-    @jax.jit
-    def compute(positions: jax.Array) -> tuple[Rotation, jax.Array, jax.Array, jax.Array]:
-        position: Any = Rotary(cfg).apply({}, positions, window=False)
-        rotation = position.rotation
-        same = rotation(one)
-        table = scores(same, same, None, Operands.of(same, same, same).scoring)[0, 0]
-        return rotation, rotation(q), rotation(unit)[0, :, 0], table
-
-    rotation, turned, plain, table = compute(np.arange(T)[None])
-    frequencies = rotary_frequencies(cfg, window=False)
+    rotation, turned, plain, table = _rotations(q)
+    frequencies = rotary_frequencies(ROTARY, window=False)
     points = [f"{n} {word}" for n, word in enumerate(example.source)]
     return Topic(
         title="Rotary positions (RoPE)",
@@ -172,6 +161,28 @@ def rope(example: Example) -> Topic:
             ),
         ),
     )
+
+
+def _rotations(q: np.ndarray) -> tuple[Rotation, jax.Array, jax.Array, jax.Array]:
+    """Rotates queries [1, T, 1, H].
+
+    Returns:
+        The rotation, the rotated queries, the rotated vectors (1, 0) of all pairs, [T, H], and the scores of the first
+        query with itself at each pair of positions, [T, T].
+    """
+    T, H = q.shape[1], q.shape[-1]
+    first = np.broadcast_to(q[:, :1], q.shape)
+    unit = np.broadcast_to(np.arange(H) < H // 2, q.shape).astype(np.float32)
+
+    @jax.jit
+    def compute(positions: jax.Array) -> tuple[Rotation, jax.Array, jax.Array, jax.Array]:
+        position: Any = Rotary(ROTARY).apply({}, positions, window=False)
+        rotation = position.rotation
+        same = rotation(first)
+        table = scores(same, same, None, Operands.of(same, same, same).scoring)[0, 0]
+        return rotation, rotation(q), rotation(unit)[0, :, 0], table
+
+    return compute(np.arange(T)[None])
 
 
 def alibi(example: Example) -> Topic:

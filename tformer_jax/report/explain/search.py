@@ -1,6 +1,7 @@
 """The topic of beam search."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,21 +31,8 @@ def beams(example: Example) -> Topic:
     names = [*SPECIAL_TOKENS, *dict.fromkeys(word.lower() for word in example.source)]
     logits = _bigrams([names.index(word.lower()) for word in example.source], len(names))
     sums, rows = _search(logits)
-    leaves = [one for one in sums if one and not any(other[: len(one)] == one != other for other in sums)]
-    paths = [[leaf[:length] for length in range(len(leaf) + 1)] for leaf in leaves]
-    curves = [
-        Curve(
-            " ".join(names[number] for number in path[-1]),
-            range(len(path)),
-            [sums[prefix] for prefix in path],
-            [names[prefix[-1]] if prefix else SPECIAL_TOKENS[BOS] for prefix in path],
-        )
-        for path in paths
-    ]
     outputs = _outputs(rows)
-    lengths = jnp.asarray([len(row) for row in outputs])
-    penalties = [length_penalty(lengths, cfg) for cfg in BY_ALPHA.values()]
-    scores = np.array([sums[row] for row in outputs])[:, None] / np.stack(penalties, axis=1)
+    scores = by_alpha([len(output) for output in outputs], [sums[output] for output in outputs])
     return Topic(
         title="Beam search",
         text=f"The k most probable hypotheses are extended together (here k = {BEAMS}, at most {STEPS} tokens): of all "
@@ -64,7 +52,7 @@ def beams(example: Example) -> Topic:
         figures=(
             Lines(
                 "Sums of log-probabilities of all beams",
-                curves,
+                _paths(sums, names),
                 "tokens",
                 "log p",
                 "Lines end where a beam was dropped or ended in </s>.",
@@ -72,7 +60,7 @@ def beams(example: Example) -> Topic:
             Heat(
                 "Scores of the outputs by α",
                 scores,
-                [" ".join(names[number] for number in row) for row in outputs],
+                [" ".join(names[number] for number in output) for output in outputs],
                 list(BY_ALPHA),
                 "Best first for α = 1; a larger α favors longer outputs.",
                 cell_texts(scores),
@@ -86,6 +74,32 @@ def beams(example: Example) -> Topic:
             Mistake("A beam of one that is not greedy decoding.", "inference/test_beam.py::test_one_beam_is_greedy"),
         ),
     )
+
+
+def by_alpha(lengths: Sequence[int], sums: Sequence[float]) -> np.ndarray:
+    """Returns the scores of outputs for each length penalty of `BY_ALPHA`: float [outputs, penalties].
+
+    Args:
+        lengths: numbers of tokens.
+        sums: sums of log-probabilities.
+    """
+    penalties = [length_penalty(jnp.asarray(lengths), cfg) for cfg in BY_ALPHA.values()]
+    return np.array(sums)[:, None] / np.stack(penalties, axis=1)
+
+
+def _paths(sums: dict[Prefix, float], names: Sequence[str]) -> list[Curve]:
+    """Returns a line for each beam that was not extended: the sums of its prefixes."""
+    leaves = [one for one in sums if one and not any(other[: len(one)] == one != other for other in sums)]
+    paths = [[leaf[:length] for length in range(len(leaf) + 1)] for leaf in leaves]
+    return [
+        Curve(
+            " ".join(names[number] for number in path[-1]),
+            range(len(path)),
+            [sums[prefix] for prefix in path],
+            [names[prefix[-1]] if prefix else SPECIAL_TOKENS[BOS] for prefix in path],
+        )
+        for path in paths
+    ]
 
 
 def _bigrams(ids: list[int], V: int) -> np.ndarray:

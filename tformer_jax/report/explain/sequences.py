@@ -1,7 +1,5 @@
 """Topics of sequences: encoder and decoder, teacher forcing."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +26,9 @@ from tformer_jax.report.explain.topic import (
     vectors,
 )
 from tformer_jax.special_tokens import BOS, SPECIAL_TOKENS
+
+MARGINS = np.linspace(0, 12, 25, dtype=np.float32)
+"""Differences of the logit of the label from the others."""
 
 
 def encoder_decoder(example: Example) -> Topic:
@@ -86,25 +87,13 @@ def encoder_decoder(example: Example) -> Topic:
 
 def teacher_forcing(example: Example) -> Topic:
     """Explains the shift of the target, and the loss."""
-    words = sorted(set(example.target))
-    names = [*SPECIAL_TOKENS, *words]
+    names = [*SPECIAL_TOKENS, *sorted(set(example.target))]
     ids = [names.index(word, len(SPECIAL_TOKENS)) for word in example.target]
     features = FeatureConverter(len(ids) + 1, 1)({"source": Column.of([[]]), "target": Column.of([ids])})
     read, predicted = ([names[number] for number in features[key].ids] for key in ("target_in", "target_out"))
     T, V = len(read), len(names)
-    margins = np.linspace(0, 12, 25, dtype=np.float32)
-    logits, label = margins[:, None] * (np.arange(V) == ids[0]).astype(np.float32), jnp.asarray(ids[0])
-
-    @jax.jit
-    def compute(logits: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-        def losses(logits: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
-            return jax.vmap(lambda one: masked_cross_entropy(one, label, label_smoothing=label_smoothing).loss)(logits)
-
-        named = {"logits": losses(logits), "logits, label smoothing 0.1": losses(logits, 0.1)}
-        return Mask(causal=True).dense(T, T), named | {"probabilities, by mistake": losses(jax.nn.softmax(logits))}
-
-    mask, losses = compute(logits)
-    texts = [[word if seen else "" for word, seen in zip(read, row, strict=True)] for row in np.asarray(mask)[0, 0]]
+    seen = np.asarray(Mask(causal=True).dense(T, T))[0, 0]
+    texts = [[word if visible else "" for word, visible in zip(read, row, strict=True)] for row in seen]
     return Topic(
         title="Teacher forcing",
         text="In training, the decoder reads the reference target, shifted by one: it begins with <s>, and each "
@@ -125,7 +114,7 @@ def teacher_forcing(example: Example) -> Topic:
         figures=(
             Heat(
                 "What each position reads, and must predict",
-                np.where(np.asarray(mask)[0, 0], 1.0, np.nan),
+                np.where(seen, 1.0, np.nan),
                 [f"{t} → {word}" for t, word in enumerate(predicted)],
                 [str(t) for t in range(T)],
                 "Rows: positions, with the token to predict. Columns: tokens that the position may read.",
@@ -133,7 +122,7 @@ def teacher_forcing(example: Example) -> Topic:
             ),
             Lines(
                 "Loss by the margin of the right logit",
-                [Curve(name, margins, found) for name, found in losses.items()],
+                [Curve(name, MARGINS, found) for name, found in _losses(V, ids[0]).items()],
                 "margin",
                 "nats",
                 f"V = {V}. With probabilities in place of logits, the loss cannot fall below log(1 + (V − 1) / e).",
@@ -151,3 +140,21 @@ def teacher_forcing(example: Example) -> Topic:
             Mistake("Padding that counts in the loss.", "eval/test_losses.py::test_ignored_labels_have_no_gradient"),
         ),
     )
+
+
+def _losses(V: int, label: int) -> dict[str, jax.Array]:
+    """Returns the losses of a label at `MARGINS`, by what a model returns."""
+    target = jnp.asarray(label)
+
+    @jax.jit
+    def compute(logits: jax.Array) -> dict[str, jax.Array]:
+        def losses(logits: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
+            return jax.vmap(lambda row: masked_cross_entropy(row, target, label_smoothing=label_smoothing).loss)(logits)
+
+        return {
+            "logits": losses(logits),
+            "logits, label smoothing 0.1": losses(logits, 0.1),
+            "probabilities, by mistake": losses(jax.nn.softmax(logits)),
+        }
+
+    return compute(MARGINS[:, None] * (np.arange(V) == label))

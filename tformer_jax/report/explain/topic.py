@@ -15,6 +15,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config.numbers import significant
 from tformer_jax.report.explain.mathml import Math
 
 MIN_TOKENS, MAX_TOKENS = 2, 32
@@ -28,14 +29,14 @@ _TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """The sentence of the figures and its translation, in tokens: words, punctuation and Chinese characters."""
+    """The sentence of the figures and its translation, in tokens: those of `of`, or those of a run's tokenizer."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
 
     @classmethod
     def of(cls, text: str, target: str | None = None) -> "Example":
-        """Splits the texts into tokens; without a target, it is the text backwards.
+        """Splits the texts into words, punctuation and Chinese characters; without a target, it is the text backwards.
 
         Raises:
             ConfigError: a text has fewer than `MIN_TOKENS` or more than `MAX_TOKENS` tokens.
@@ -64,7 +65,7 @@ class Example:
 
     @property
     def x(self) -> np.ndarray:
-        """Embeddings of the source, float32 [1, T, `CFG.dim`]."""
+        """Returns the embeddings of the source, float32 [1, T, `CFG.dim`]."""
         return vectors(self.source, CFG.dim)[None]
 
 
@@ -120,8 +121,7 @@ class Heat:
 
     def data(self) -> dict[str, Any]:
         """Returns what the page's script needs, ready for JSON."""
-        values = [numbers(row) for row in self.values]
-        return {"kind": self.kind, "z": values, "y": self.rows, "x": self.columns, "texts": self.texts}
+        return {"kind": self.kind, "z": numbers(self.values), "y": self.rows, "x": self.columns, "texts": self.texts}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Returns the headings and rows of the table below the figure."""
@@ -208,7 +208,6 @@ def cell_texts(values: np.ndarray) -> list[list[str]]:
     return [[f"{value:.3g}" for value in row] for row in values]
 
 
-def numbers(values: Any) -> list[float | None]:
-    """Rounds to `DIGITS` significant digits; NaN becomes None."""
-    exact = np.asarray(values, np.float64).tolist()
-    return [float(f"{value:.{DIGITS}g}") if value == value else None for value in exact]
+def numbers(values: Any) -> list[Any]:
+    """Returns an array as nested lists for JSON, rounded to `DIGITS` significant digits; NaN becomes None."""
+    return significant(np.asarray(values, np.float64).tolist(), DIGITS)

@@ -3,13 +3,12 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.inference.score import Scored
 from tformer_jax.inference.watch import Watched
 from tformer_jax.report.attention import SIDES, TITLES, norms
-from tformer_jax.report.explain.search import BY_ALPHA, length_penalty
+from tformer_jax.report.explain.search import BY_ALPHA, by_alpha
 from tformer_jax.report.explain.topic import Curve, Heat, Lines, Topic, cell_texts
 
 MAX_HEADS = 8
@@ -17,7 +16,7 @@ MAX_HEADS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainedFigures:
     """What a run computes for the text of the page."""
 
     name: str
@@ -61,7 +60,7 @@ class Trained:
         for stack, tokens in self.tokens.items():
             stream = norms(stack, self.watched, self.tokens)["stream"]
             title = f"Norms of the residual stream of {self.name}, {stack}"
-            figures.append(Heat(title, np.array(stream["values"]), stream["rows"], tokens))
+            figures.append(Heat(title, np.array(stream["values"], np.float64), stream["rows"], tokens))
         return figures
 
     def _beams(self) -> list[Heat | Lines]:
@@ -73,9 +72,7 @@ class Trained:
             Curve(name, range(len(row)), row, ["", *tokens])
             for name, row, (tokens, _) in zip(names, sums, self.outputs, strict=True)
         ]
-        lengths = jnp.asarray([len(tokens) for tokens, _ in self.outputs])
-        penalties = np.stack([length_penalty(lengths, cfg) for cfg in BY_ALPHA.values()], axis=1)
-        scores = np.array([row[-1] for row in sums])[:, None] / penalties
+        scores = by_alpha([len(tokens) for tokens, _ in self.outputs], [row[-1] for row in sums])
         caption = "Best first by the run's own settings of the length penalty."
         return [
             Lines(f"Sums of log-probabilities of the outputs of {self.name}", curves, "tokens", "log p"),

@@ -1,0 +1,20 @@
+"""Units of bytes, and rounding to significant digits."""
+
+import math
+from typing import Any
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def significant(values: Any, digits: int) -> Any:
+    """Returns a number, or a list of numbers, rounded to significant digits for JSON.
+
+    Whole numbers below 2^53 are exact; None and non-finite numbers become None.
+    """
+    if isinstance(values, list):
+        return [significant(value, digits) for value in values]
+    if values is None or not math.isfinite(values):
+        return None
+    if float(values).is_integer() and abs(values) < 2**53:
+        return int(values)
+    return float(f"{values:.{digits}g}")
