@@ -99,7 +99,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
             softcap=cfg.attention_softcap is not None,
             bias=name != "cross" and attention_positions.adds_bias(cfg),
             dropout=train and cfg.attention_dropout > 0,
-            rules=frozenset(needed[name]),
+            conditions=frozenset(needed[name]),
             sinks=cfg.attention_sinks,
         )
         for name in attentions.get(cfg.family, ("encoder",))

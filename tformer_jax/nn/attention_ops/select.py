@@ -40,8 +40,8 @@ def backend_for_cache(name: str, T: int, mask: Mask) -> str:
     """
     if T == 1 or mask.explicit is not None:
         return "reference"
-    rules = kinds.load(kinds.BACKENDS, name).rules
-    return name if rules is None or "positions" in rules else "auto"
+    supported = kinds.load(kinds.BACKENDS, name).conditions
+    return name if supported is None or "positions" in supported else "auto"
 
 
 def auto(x: Operands) -> jax.Array:
