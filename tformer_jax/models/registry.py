@@ -151,8 +151,8 @@ def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
 class Outputs(NamedTuple):
     """Results of a forward pass."""
 
-    logits: jax.Array
-    """float32 [B, T, V] or [B, classes]; for the method "features", the inputs of the model's `logits`."""
+    values: jax.Array
+    """float32 logits [B, T, V] (classifiers: [B, classes]), or the features [B, T, D] of the method "features"."""
     labels: jax.Array
     """int [B, T] or [B]; IGNORED labels are not counted."""
     auxiliary_loss: jax.Array
@@ -179,11 +179,11 @@ def forward(
     """
     family = FAMILIES[model.cfg.family]
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    logits, collected = model.apply(
+    values, collected = model.apply(
         {"params": params}, **family.arguments(batch), train=train, rngs=rngs, mutable=["losses"], method=method
     )
     auxiliary = sum((leaf.sum() for leaf in jax.tree.leaves(collected)), start=jnp.zeros(()))
-    return Outputs(logits, batch[family.labels], auxiliary)
+    return Outputs(values, batch[family.labels], auxiliary)
 
 
 def count_tokens(cfg: ModelConfig, batch: Mapping[str, np.ndarray]) -> int:
