@@ -48,18 +48,18 @@ def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
 
 
 def _decoder_lm_arguments(batch: Batch) -> dict[str, Any]:
-    return _classifier_arguments(batch) | {"prefix": batch.get("prefix"), "segments": batch.get("segments")}
+    return _token_arguments(batch) | {"prefix": batch.get("prefix"), "segments": batch.get("segments")}
 
 
-def _classifier_arguments(batch: Batch) -> dict[str, Any]:
+def _token_arguments(batch: Batch) -> dict[str, Any]:
     return {"tokens": batch["tokens"], "padding_mask": batch["tokens"] != PAD, "right_padded": True}
 
 
 FAMILIES = {
     "seq2seq": Family(Seq2Seq, _seq2seq_arguments, ("source", "target_in"), "target_out"),
     "decoder_lm": Family(DecoderLM, _decoder_lm_arguments, ("tokens",), "targets"),
-    "classifier": Family(Classifier, _classifier_arguments, ("tokens",), "label"),
-    "masked_lm": Family(MaskedLM, _classifier_arguments, ("tokens",), "targets"),
+    "classifier": Family(Classifier, _token_arguments, ("tokens",), "label"),
+    "masked_lm": Family(MaskedLM, _token_arguments, ("tokens",), "targets"),
 }
 
 
