@@ -189,10 +189,10 @@ class DecoderCache:
         positions = self.lengths[:, None] + after
         new = Tokens.of_call(jnp.where(padding_mask, positions, EMPTY))
         admitted = {kind: slots.admit(new, same_position=same_position) for kind, slots in self.slots.items()}
-        moved = dataclasses.replace(
+        updated = dataclasses.replace(
             self, slots={kind: slots for kind, (slots, _) in admitted.items()}, lengths=self.lengths + counts
         )
-        return moved, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
+        return updated, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
 
     def compact(self, lineage: Lineage, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
@@ -213,7 +213,7 @@ class DecoderCache:
 
         layers = tuple(LayerCache(compacted(layer.self_attention), layer.cross_attention) for layer in self.layers)
         return dataclasses.replace(
-            self, layers=layers, slots={kind: of.reorder(order, counts) for kind, of in slots.items()}
+            self, layers=layers, slots={kind: layout.reorder(order, counts) for kind, layout in slots.items()}
         )
 
     def remove_newest(self, counts: jax.Array) -> "DecoderCache":
@@ -255,7 +255,7 @@ def empty_cache(
             slots[kind] = RingSlots.empty(batch, cfg.window, width)
         else:
             slots[kind] = DenseSlots.empty(batch, length * width)
-    sizes = {kind: (batch, of.tokens.positions.shape[1]) for kind, of in slots.items()}
+    sizes = {kind: (batch, layout.tokens.positions.shape[1]) for kind, layout in slots.items()}
     return _cache(cfg, slots, sizes, width, dtype, cross_attention, memory_padding_mask, prefix)
 
 

@@ -230,7 +230,7 @@ class Decoder(Stack):
             x, written = layer(x, ctx, layer_cache)
             layer_caches.append(written)
         x = self.finish(x)
-        slots = {kind: of.end_call() for kind, of in cache.slots.items()}
+        slots = {kind: layout.end_call() for kind, layout in cache.slots.items()}
         return x, dataclasses.replace(cache, layers=tuple(layer_caches), slots=slots)
 
     def cross_keys_values(self, memory: jax.Array) -> tuple[TokenCache, ...]:
