@@ -237,7 +237,7 @@ def variants(case: Case) -> Iterator[Finding]:
     def gradients(model: Any, params: Any) -> Any:
         def total(params: Any) -> Any:
             outputs = registry.forward(model, params, batch, train=True)
-            return (outputs.logits**2).mean() + outputs.auxiliary_loss, outputs.logits
+            return (outputs.values**2).mean() + outputs.auxiliary_loss, outputs.values
 
         return jax.jit(jax.grad(total, has_aux=True))(params)
 

@@ -114,7 +114,7 @@ def test_no_gradient_sums_over_several_axes(family):
     """XLA's CPU backend would copy both operands of such a product."""
     model, params = build(tiny(family, norm_placement="pre", tie_embeddings="output"))
     batch = registry.example_batch(model.cfg, 2, 4)
-    jaxpr = jax.make_jaxpr(jax.grad(lambda params: registry.forward(model, params, batch).logits.sum()))(params)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda params: registry.forward(model, params, batch).values.sum()))(params)
     summed = [
         [size for axis in dot.params["dimension_numbers"][0][0] if (size := dot.invars[0].aval.shape[axis]) > 1]
         for dot in equations(jaxpr.jaxpr, "dot_general")

@@ -17,7 +17,12 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 
 PLAIN = attention_ops.Needs(
-    dtype="float32", head_size=64, softcap=False, bias=False, dropout=False, rules=frozenset({"causal", "padding_mask"})
+    dtype="float32",
+    head_size=64,
+    softcap=False,
+    bias=False,
+    dropout=False,
+    conditions=frozenset({"causal", "padding_mask"}),
 )
 SCORING = attention_ops.Scoring(0.5, None, 0.0)
 
@@ -38,8 +43,8 @@ SCORING = attention_ops.Scoring(0.5, None, 0.0)
         ("tpu", {"bias": True}, (64, 64), "reference"),
         ("gpu", {"dtype": "bfloat16"}, (64, 65), "reference"),
         ("gpu", {"dtype": "bfloat16", "head_size": 60}, (64, 64), "reference"),
-        ("tpu", {"rules": frozenset({"padding_mask", "cross"}), "softcap": True}, (64, 64), "splash"),
-        ("tpu", {"rules": frozenset({"causal", "prefix"})}, (4096, 4096), "blockwise"),
+        ("tpu", {"conditions": frozenset({"padding_mask", "cross"}), "softcap": True}, (64, 64), "splash"),
+        ("tpu", {"conditions": frozenset({"causal", "prefix"})}, (4096, 4096), "blockwise"),
     ],
 )
 def test_the_choice(platform, changes, sizes, expected):

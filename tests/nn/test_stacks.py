@@ -45,7 +45,7 @@ def run(model, params, batch):
 
     def total(params):
         outputs = registry.forward(model, params, batch, train=True)
-        return (outputs.logits**2).mean() + outputs.auxiliary_loss, outputs.logits
+        return (outputs.values**2).mean() + outputs.auxiliary_loss, outputs.values
 
     gradients, logits = jax.jit(jax.grad(total, has_aux=True))(params)
     return logits, gradients
@@ -87,7 +87,7 @@ def test_checkpointing_changes_nothing(policy, scan_layers):
 def test_checkpointing_saves_memory():
     def saved(policy):
         model, params = build(tiny("decoder_lm", decoder_layers=4, remat=policy))
-        _, pull = jax.vjp(lambda params: registry.forward(model, params, BATCH).logits.sum(), params)
+        _, pull = jax.vjp(lambda params: registry.forward(model, params, BATCH).values.sum(), params)
         kept = {id(leaf) for leaf in jax.tree.leaves(params)}
         return sum(leaf.size for leaf in jax.tree.leaves(pull) if hasattr(leaf, "size") and id(leaf) not in kept)
 
@@ -98,7 +98,7 @@ def test_dropout_differs_from_layer_to_layer_of_a_scan():
     model, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=True, dropout=0.5))
     twice = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[:1], 2, axis=0), params["decoder"]["periods"])
     params["decoder"]["periods"] = twice
-    forward = jax.jit(lambda key: registry.forward(model, params, BATCH, train=True, dropout_key=key).logits)
+    forward = jax.jit(lambda key: registry.forward(model, params, BATCH, train=True, dropout_key=key).values)
     outputs = [forward(jax.random.key(seed)) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(outputs[0], outputs[1])
     assert np.abs(outputs[0] - outputs[2]).max() > 1e-3

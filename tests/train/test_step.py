@@ -222,7 +222,7 @@ def test_z_loss_is_the_mean_square_of_the_normalizer():
     initial, data = start(model, optimizer), batch()
 
     def objective(params):
-        logits = registry.forward(model, params, data).logits
+        logits = registry.forward(model, params, data).values
         normalizer = jnp.log(jnp.exp(logits).sum(-1))
         counted = data["targets"] != IGNORED
         losses = normalizer - jnp.take_along_axis(logits, np.maximum(data["targets"], 0)[..., None], -1)[..., 0]

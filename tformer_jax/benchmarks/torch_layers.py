@@ -167,7 +167,7 @@ class Stack(nn.Module):
     def __init__(self, cfg: ModelConfig, depth: int, *, cross: bool = False):
         super().__init__()
         self.layers = nn.ModuleList(Layer(cfg, cross=cross) for _ in range(depth))
-        self.norm = make_norm(cfg, cfg.dim) if cfg.norms_output else nn.Identity()
+        self.norm = make_norm(cfg, cfg.dim) if cfg.has_final_norm else nn.Identity()
         self.rotary = Rotary(cfg) if cfg.position == "rotary" else None
 
     def forward(self, x: Tensor, mask: Tensor | None, *memory: Tensor) -> Tensor:

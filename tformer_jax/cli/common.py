@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tformer_jax.allocator import keep_memory, run_in_calling_thread
 from tformer_jax.cli import compilation_cache, interrupt
-from tformer_jax.config import PRESETS, ConfigError
+from tformer_jax.config import MESH_PRESETS, ConfigError
 from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.config.numbers import GIB, KIB, MIB
 from tformer_jax.config.paths import as_path
@@ -107,8 +107,8 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mesh",
         metavar="AXIS=SIZE,...",
-        help=f"shard the model and the rows over devices, such as data=2,tensor=4, or a preset: {', '.join(PRESETS)} "
-        "(default: one device)",
+        help="shard the model and the rows over devices, such as data=2,tensor=4, or a preset: "
+        f"{', '.join(MESH_PRESETS)} (default: one device)",
     )
 
 

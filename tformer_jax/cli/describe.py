@@ -12,7 +12,7 @@ from rich.table import Table
 from tformer_jax import presets
 from tformer_jax.cli.common import integer, new_parser, size_of
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import PRESETS, Config, ConfigError, DataConfig, read_mesh
+from tformer_jax.config import MESH_PRESETS, Config, ConfigError, DataConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, OBJECTIVES
 from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.config.sources import SOURCES
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
         "--mesh",
         metavar="AXIS=SIZE,...",
         help="with --topology: a mesh such as data=4,fsdp=8,tensor=2, or a preset: "
-        f"{', '.join(PRESETS)} (default: the config's)",
+        f"{', '.join(MESH_PRESETS)} (default: the config's)",
     )
     return result
 

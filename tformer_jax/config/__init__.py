@@ -14,7 +14,7 @@ from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.noise import NoiseConfig
-from tformer_jax.config.parallel import MESH_AXES, PRESETS, ParallelConfig, read_mesh
+from tformer_jax.config.parallel import MESH_AXES, MESH_PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 from tformer_jax.config.schema import Config, DataConfig, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
@@ -22,7 +22,7 @@ from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfi
 __all__ = [
     "LOWER_IS_BETTER",
     "MESH_AXES",
-    "PRESETS",
+    "MESH_PRESETS",
     "Config",
     "ConfigError",
     "DataConfig",

@@ -40,7 +40,12 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         Limit("parameterization", ("standard",), "has no rule for recurrent states"),
         Limit("window", (None,), "a recurrent state has no window", lifted=True),
         Limit("attention_backend", ("auto", "reference"), "a recurrence has one implementation", lifted=True),
-        Limit("position", ("none", "sinusoidal", "sinusoidal_halves", "learned"), "a recurrence has no scores", True),
+        Limit(
+            "position",
+            ("none", "sinusoidal", "sinusoidal_halves", "learned"),
+            "a recurrence has no scores",
+            lifted=True,
+        ),
     ),
 }
 """Limits by kind of attention; `ModelConfig` rejects other values."""
@@ -85,6 +90,10 @@ POOLINGS = ("mean", "first", "last")
 
 
 def load(kinds: Kinds, name: str) -> Any:
-    """Returns the object that `name` stands for in `kinds`."""
+    """Returns the object that `name` stands for in `kinds`.
+
+    Raises:
+        KeyError: `kinds` has no such name.
+    """
     entry = kinds[name]
     return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry

@@ -388,6 +388,6 @@ class ModelConfig(Section):
         return (self.width_factor * self.head_size) ** -0.5
 
     @property
-    def norms_output(self) -> bool:
+    def has_final_norm(self) -> bool:
         """Whether a norm follows each stack: `final_norm`, or its default (unless the placement is post)."""
         return self.norm_placement != "post" if self.final_norm is None else self.final_norm

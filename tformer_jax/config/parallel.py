@@ -8,7 +8,7 @@ from tformer_jax.config.fields import ConfigError, Section, nearest, setting
 
 MESH_AXES = ("data", "fsdp", "expert", "sequence", "tensor")
 """The mesh axes, ordered from the slowest to the fastest interconnect."""
-PRESETS = {
+MESH_PRESETS = {
     "dp": {"data": -1},
     "zero1": {"data": -1},
     "fsdp": {"fsdp": -1},
@@ -36,7 +36,7 @@ class ParallelConfig(Section):
         "dp",
         "dp: shard the batch; zero1: also the optimizer state; fsdp: also the parameters; tp: shard heads, FFN widths "
         "and vocabularies; fsdp+tp: both",
-        choices=tuple(PRESETS),
+        choices=tuple(MESH_PRESETS),
     )
     data: int | None = _size("devices that split the batch, each with all parameters")
     fsdp: int | None = _size("devices that split the batch and the model width of parameters")
@@ -64,7 +64,7 @@ class ParallelConfig(Section):
     def sizes(self) -> dict[str, int]:
         """Size of each mesh axis; at most one of them is -1."""
         written = {name: size for name in MESH_AXES if (size := getattr(self, name)) is not None}
-        preset = PRESETS[self.preset]
+        preset = MESH_PRESETS[self.preset]
         if -1 in written.values():
             preset = {name: 1 if size == -1 else size for name, size in preset.items()}
         return dict.fromkeys(MESH_AXES, 1) | preset | written
@@ -80,8 +80,8 @@ def read_mesh(text: str) -> ParallelConfig:
     """
     first, *rest = text.split(",")
     preset = None if "=" in first else first
-    if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"--mesh {text}: {first!r} is neither AXIS=SIZE nor a preset{nearest(first, PRESETS)}")
+    if preset is not None and preset not in MESH_PRESETS:
+        raise ConfigError(f"--mesh {text}: {first!r} is neither AXIS=SIZE nor a preset{nearest(first, MESH_PRESETS)}")
     sizes: dict[str, Any] = {} if preset else dict.fromkeys(MESH_AXES, 1)
     for entry in rest if preset else (first, *rest):
         name, _, size = entry.partition("=")

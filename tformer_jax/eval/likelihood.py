@@ -99,14 +99,14 @@ def in_parts(nll: np.ndarray, labels: np.ndarray) -> Losses:
 def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array], chunk: int | None = None) -> jax.Array:
     """Returns the summed loss and the numbers of correct predictions and of labels of each row: float32 [B, 3]."""
     if chunk is None:
-        outputs = registry.forward(model, params, batch)
-        return replicate(_sums_of_rows(outputs.logits, outputs.labels))
+        logits, labels, _ = registry.forward(model, params, batch)
+        return replicate(_sums_of_rows(logits, labels))
 
     def sums(x: jax.Array, labels: jax.Array) -> jax.Array:
         return _sums_of_rows(model.apply({"params": params}, x, method="logits"), labels)
 
-    features = registry.forward(model, params, batch, method="features")
-    return replicate(in_chunks(sums, features.logits, features.labels, chunk))
+    features, labels, _ = registry.forward(model, params, batch, method="features")
+    return replicate(in_chunks(sums, features, labels, chunk))
 
 
 def _sums_of_rows(logits: Any, labels: jax.Array) -> jax.Array:

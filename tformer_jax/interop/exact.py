@@ -20,7 +20,7 @@ ALWAYS = (
         "ffn_dim",
         "activation",
     ),
-    *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "norms_output", "embedding_norm"),
+    *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "has_final_norm", "embedding_norm"),
     *("tie_embeddings", "scale_embeddings", "output_bias", "scale_output", "output_softcap", "width_factor"),
 )
 """Settings that matter to every model. Settings of training, precision and backends are not compared."""

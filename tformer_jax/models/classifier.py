@@ -46,7 +46,7 @@ class Classifier(TokenEncoder):
             self.pooler = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.dim),), use_bias=True)
         self.head = OutputHead(cfg, axes.CLASSES, cfg.known("num_classes"), use_bias=True)
 
-    def __call__(self, tokens: jax.Array, *, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
+    def __call__(self, tokens: jax.Array, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
         """Computes logits: tokens int [B, S] -> float32 [B, classes]; arguments as for `features`."""
         return self._logits(self.features(tokens, padding_mask, **options), padding_mask)
 

@@ -114,7 +114,7 @@ def _traced(cfg: ModelConfig, batch: Any, *, all_scores: bool, method: str = "__
     shapes = nn.unbox(registry.shapes(model))
     with _on_tpu() if all_scores else contextlib.nullcontext():
         forward = functools.partial(registry.forward, model, method=method)
-        return jax.make_jaxpr(lambda params, batch: forward(params, batch).logits)(shapes, example).jaxpr
+        return jax.make_jaxpr(lambda params, batch: forward(params, batch).values)(shapes, example).jaxpr
 
 
 def _on_tpu() -> contextlib.AbstractContextManager[Any]:

@@ -72,17 +72,17 @@ def batch_loss(
         dropout_key: as `registry.forward` takes it.
     """
     if chunk is None:
-        outputs = registry.forward(model, params, batch, train=True, dropout_key=dropout_key)
-        return masked_cross_entropy(
-            outputs.logits, outputs.labels, label_smoothing=label_smoothing
-        ), outputs.auxiliary_loss
-    features = registry.forward(model, params, batch, train=True, dropout_key=dropout_key, method="features")
+        logits, labels, auxiliary_loss = registry.forward(model, params, batch, train=True, dropout_key=dropout_key)
+        return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing), auxiliary_loss
+    features, labels, auxiliary_loss = registry.forward(
+        model, params, batch, train=True, dropout_key=dropout_key, method="features"
+    )
 
     def sums(x: jax.Array, labels: jax.Array) -> Sums:
         logits: Any = model.apply({"params": params}, x, method="logits")
         return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
-    return in_chunks(sums, features.logits, features.labels, chunk), features.auxiliary_loss
+    return in_chunks(sums, features, labels, chunk), auxiliary_loss
 
 
 def in_chunks(sums: Callable[[jax.Array, jax.Array], Tree], x: jax.Array, labels: jax.Array, chunk: int) -> Tree:

@@ -23,9 +23,9 @@ class MaskedLM(TokenEncoder):
             self.transform_norm = make_norm(cfg)
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
-    def __call__(self, *arguments: Any, **options: Any) -> jax.Array:
-        """Takes the arguments of `features` and returns float32 logits [B, T, V]."""
-        return self.logits(self.features(*arguments, **options))
+    def __call__(self, tokens: jax.Array, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
+        """Computes logits: tokens int [B, T] -> float32 [B, T, V]; arguments as for `features`."""
+        return self.logits(self.features(tokens, padding_mask, **options))
 
     def lens(self, stream: jax.Array) -> jax.Array:
         """Computes float32 logits [B, T, V] from the residual stream [B, T, D] after any layer (the logit lens)."""

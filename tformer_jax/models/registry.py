@@ -48,18 +48,18 @@ def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
 
 
 def _decoder_lm_arguments(batch: Batch) -> dict[str, Any]:
-    return _classifier_arguments(batch) | {"prefix": batch.get("prefix"), "segments": batch.get("segments")}
+    return _token_arguments(batch) | {"prefix": batch.get("prefix"), "segments": batch.get("segments")}
 
 
-def _classifier_arguments(batch: Batch) -> dict[str, Any]:
+def _token_arguments(batch: Batch) -> dict[str, Any]:
     return {"tokens": batch["tokens"], "padding_mask": batch["tokens"] != PAD, "right_padded": True}
 
 
 FAMILIES = {
     "seq2seq": Family(Seq2Seq, _seq2seq_arguments, ("source", "target_in"), "target_out"),
     "decoder_lm": Family(DecoderLM, _decoder_lm_arguments, ("tokens",), "targets"),
-    "classifier": Family(Classifier, _classifier_arguments, ("tokens",), "label"),
-    "masked_lm": Family(MaskedLM, _classifier_arguments, ("tokens",), "targets"),
+    "classifier": Family(Classifier, _token_arguments, ("tokens",), "label"),
+    "masked_lm": Family(MaskedLM, _token_arguments, ("tokens",), "targets"),
 }
 
 
@@ -99,7 +99,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
             softcap=cfg.attention_softcap is not None,
             bias=name != "cross" and attention_positions.adds_bias(cfg),
             dropout=train and cfg.attention_dropout > 0,
-            rules=frozenset(needed[name]),
+            conditions=frozenset(needed[name]),
             sinks=cfg.attention_sinks,
         )
         for name in attentions.get(cfg.family, ("encoder",))
@@ -151,8 +151,8 @@ def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
 class Outputs(NamedTuple):
     """Results of a forward pass."""
 
-    logits: jax.Array
-    """float32 [B, T, V] or [B, classes]; for the method "features", the inputs of the model's `logits`."""
+    values: jax.Array
+    """float32 logits [B, T, V] (classifiers: [B, classes]), or the features [B, T, D] of the method "features"."""
     labels: jax.Array
     """int [B, T] or [B]; IGNORED labels are not counted."""
     auxiliary_loss: jax.Array
@@ -179,11 +179,11 @@ def forward(
     """
     family = FAMILIES[model.cfg.family]
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    logits, collected = model.apply(
+    values, collected = model.apply(
         {"params": params}, **family.arguments(batch), train=train, rngs=rngs, mutable=["losses"], method=method
     )
     auxiliary = sum((leaf.sum() for leaf in jax.tree.leaves(collected)), start=jnp.zeros(()))
-    return Outputs(logits, batch[family.labels], auxiliary)
+    return Outputs(values, batch[family.labels], auxiliary)
 
 
 def count_tokens(cfg: ModelConfig, batch: Mapping[str, np.ndarray]) -> int:

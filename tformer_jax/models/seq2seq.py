@@ -77,7 +77,7 @@ class Seq2Seq(TokenDecoder):
         rows = PaddingLast(padding_mask, right_padded=right_padded)
         source, padding_mask, segments = rows.sort(source), rows.sort(padding_mask), rows.sort(segments)
         x = self.source_input(self.source_embedding(source), token_positions(source.shape[1], segments), train=train)
-        return rows.restore(self.encoder(x, padding_mask, segments, train=train))
+        return rows.restore(self.encoder(x, padding_mask, segments=segments, train=train))
 
     def init_cache(
         self,

@@ -30,7 +30,10 @@ class TokenDecoder(nn.Module):
         raise NotImplementedError
 
     def __call__(self, *arguments: Any, **options: Any) -> jax.Array:
-        """Takes the arguments of `features` and returns float32 logits [B, T, V]."""
+        """Computes float32 logits [B, T, V]; arguments as for `features` of the model.
+
+        `DecoderLM` takes tokens int [B, T], `Seq2Seq` source int [B, S] and target int [B, T].
+        """
         return self.logits(self.features(*arguments, **options))
 
     def decode(

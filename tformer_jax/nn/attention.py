@@ -1,6 +1,6 @@
 """Attention layers: projections around the pure functions of `attention_ops`."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,18 +8,15 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig, kinds
-from tformer_jax.nn.attention_ops import Operands, attend
-from tformer_jax.nn.attention_ops.paged import attend_pages
-from tformer_jax.nn.attention_ops.select import backend_for_cache
 from tformer_jax.nn.attention_positions import AttentionPosition
+from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import KeyValues, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
-from tformer_jax.nn.masks import Mask, as_mask
+from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.sharding import constrain, named
-from tformer_jax.nn.slots import PagedSlots, Slots
-from tformer_jax.nn.watch import watch
+from tformer_jax.nn.slots import Slots
 
 
 class Attention(Module):
@@ -86,39 +83,34 @@ class Attention(Module):
             ConfigError: a separate `key` or `value` is given, but a fused projection takes one input.
         """
         if self.cross and cache is not None:
-            q, keys_values = self.query(query), cache
+            q, new = self.query(query), cache
         elif self._fused("fused_qkv"):
             self._check_one_input(key, value)
-            q, keys_values = self._split_qkv(self.qkv(query), position)
+            q, new = self._split_qkv(self.qkv(query), position)
         else:
-            q, keys_values = self.query(query), self.keys_values(query if key is None else key, value, position)
+            q, new = self.query(query), self.keys_values(query if key is None else key, value, position)
         if self.cfg.qk_norm:
             q = self.query_norm(q)
         if position is not None and position.rotation is not None:
             q = position.rotation(q)
         q = constrain(q, axes.BATCH, axes.LENGTH, axes.HEADS, None)
-        attended = keys_values
-        if cache is not None and slots is not None:
-            keys_values, attended = cache.extend(keys_values, slots)
-        drop, backend, mask = train and self.cfg.attention_dropout > 0, self.cfg.attention_backend, as_mask(mask)
-        scoring: Any = {"scale": self.cfg.score_scale, "softcap": self.cfg.attention_softcap}
-        scoring["bias"] = None if position is None else position.bias
-        scoring["sinks"] = self.sinks.astype(jnp.float32) if self.cfg.attention_sinks else None
-        if isinstance(slots, PagedSlots):
-            return self.output(attend_pages(q, keys_values, slots, mask, **scoring)), keys_values
-        k, v = attended.unpack(self.cfg.dtype)
-        watch(self, operands=Operands.of(q, k, v, mask, **scoring))
-        out = attend(
+        out, kept = attend_with_cache(
             q,
-            k,
-            v,
+            new,
+            cache,
+            slots,
             mask,
-            **scoring,
-            backend=backend if cache is None else backend_for_cache(backend, query.shape[1], mask),
+            dtype=self.cfg.dtype,
+            backend=self.cfg.attention_backend,
+            watched=self,
             dropout_rate=self.cfg.attention_dropout,
-            dropout_key=self.make_rng("dropout") if drop else None,
+            dropout_key=self.make_rng("dropout") if train and self.cfg.attention_dropout > 0 else None,
+            scale=self.cfg.score_scale,
+            softcap=self.cfg.attention_softcap,
+            bias=None if position is None else position.bias,
+            sinks=self.sinks.astype(jnp.float32) if self.cfg.attention_sinks else None,
         )
-        return self.output(out), keys_values
+        return self.output(out), kept
 
     def keys_values(
         self, key: jax.Array, value: jax.Array | None = None, position: AttentionPosition | None = None
@@ -179,31 +171,21 @@ class BasicAttention(nn.Module):
         slots: Slots | None = None,
         train: bool = False,
     ) -> tuple[jax.Array, KeyValues]:
-        """As `Attention.__call__`; rotations are not applied."""
-        if self.cross and cache is not None:
-            keys_values = cache
-        else:
-            keys_values = self.keys_values(query if key is None else key, value)
-        attended = keys_values
-        if cache is not None and slots is not None:
-            keys_values, attended = cache.extend(keys_values, slots)
-        bias = None if position is None else position.bias
-        q = query[:, :, None]
-        if isinstance(slots, PagedSlots):
-            return attend_pages(q, keys_values, slots, mask, bias=bias, scale=1.0)[:, :, 0], keys_values
-        k, v = attended.unpack(self.cfg.dtype)
-        watch(self, operands=Operands.of(q, k, v, mask, bias=bias, scale=1.0))
-        backend, mask = self.cfg.attention_backend, as_mask(mask)
-        out = attend(
-            q,
-            k,
-            v,
+        """As `Attention.__call__`, without rotations and dropout; `key` and `value` may always differ from `query`."""
+        new = cache if self.cross and cache is not None else self.keys_values(query if key is None else key, value)
+        out, kept = attend_with_cache(
+            query[:, :, None],
+            new,
+            cache,
+            slots,
             mask,
-            bias=bias,
+            dtype=self.cfg.dtype,
+            backend=self.cfg.attention_backend,
+            watched=self,
             scale=1.0,
-            backend=backend if cache is None else backend_for_cache(backend, query.shape[1], mask),
+            bias=None if position is None else position.bias,
         )
-        return out[:, :, 0], keys_values
+        return out[:, :, 0], kept
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:
         """Returns the inputs, each [B, S, D], as keys and values of one head."""

@@ -38,12 +38,12 @@ def untied(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
     A classifier has no output embedding, whatever its `tie_embeddings`.
     """
-    kinds = {"output": "none", "all": "inputs"}
-    if cfg.family == "classifier" or cfg.tie_embeddings not in kinds:
+    remaining = {"output": "none", "all": "inputs"}
+    if cfg.family == "classifier" or cfg.tie_embeddings not in remaining:
         return cfg, params
     table = params["target_embedding" if cfg.family == "seq2seq" else "embedding"]["embedding"]
     head = {**params.get("head", {}), "kernel": table.T}
-    return dataclasses.replace(cfg, tie_embeddings=kinds[cfg.tie_embeddings]), {**params, "head": head}
+    return dataclasses.replace(cfg, tie_embeddings=remaining[cfg.tie_embeddings]), {**params, "head": head}
 
 
 def convert_projections(params: Params, cfg: ModelConfig, kind: str) -> Params:

@@ -117,7 +117,8 @@ class OutputHead(Module):
     def __call__(self, x: jax.Array, tied: TokenEmbedding | None = None) -> jax.Array:
         """Computes logits, [..., D] -> float32 [..., size].
 
-        `cfg.scale_output` divides x by sqrt(D); `cfg.output_softcap` soft-caps the logits.
+        `cfg.scale_output` divides x by sqrt(D), and muP by `cfg.width_factor`; `cfg.output_softcap` soft-caps the
+        logits.
         """
         cfg = self.cfg
         dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)

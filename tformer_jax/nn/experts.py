@@ -4,7 +4,7 @@ Batch rows and experts are sharded over devices ("GShard", 2020). Each device se
 slots for all tokens that could be routed there, so that no token is dropped on any mesh.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -72,7 +72,16 @@ def mixture(
     return result[:B]
 
 
-def _on_device(params, x, chosen, weights, *, capacity: int, split: Split, cfg: ModelConfig) -> jax.Array:
+def _on_device(
+    params: Params,
+    x: jax.Array,
+    chosen: jax.Array,
+    weights: jax.Array,
+    *,
+    capacity: int,
+    split: Split,
+    cfg: ModelConfig,
+) -> jax.Array:
     """Computes `mixture` for the rows of one device, with its shards of the parameters."""
     B, T, D = x.shape
     E, k, n = cfg.moe.num_experts, cfg.moe.experts_per_token, sharding.devices(split.experts)
@@ -106,7 +115,12 @@ def _buffer_indices(chosen: jax.Array, E: int, n: int, slots: int) -> tuple[jax.
     return jnp.zeros_like(indices).at[order].set(indices, unique_indices=True), counts
 
 
-def _dispatch_and_combine(run, tokens: jax.Array, counts: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
+def _dispatch_and_combine(
+    run: Callable[[jax.Array, jax.Array], jax.Array],
+    tokens: jax.Array,
+    counts: jax.Array,
+    mesh_axes: tuple[str, ...],
+) -> jax.Array:
     """Sends tokens to the devices of their experts, applies the experts there, and sends the results back.
 
     Args:

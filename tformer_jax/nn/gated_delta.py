@@ -38,9 +38,9 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, cfg: ModelConfig) -> "Sizes":
         """Replaces None by the sizes of the model's attention heads."""
-        own = cfg.gated_delta
-        N, H, P = own.num_heads or cfg.num_heads, own.key_head_dim, own.value_head_dim
-        return cls(N, own.num_key_heads or N, H or cfg.head_size, P or cfg.head_size)
+        settings = cfg.gated_delta
+        N, H, P = settings.num_heads or cfg.num_heads, settings.key_head_dim, settings.value_head_dim
+        return cls(N, settings.num_key_heads or N, H or cfg.head_size, P or cfg.head_size)
 
 
 @flax.struct.dataclass

@@ -113,8 +113,9 @@ def _manual(function: Callable[[jax.Array], jax.Array], mesh_axes: MeshAxes) -> 
 def stages(devices: int) -> list[Groups | None]:
     """Returns the device groups of successive reduce-scatters, after which device i holds shard i.
 
-    The devices form the squarest possible grid, row by row: first the columns of the grid, then its rows. A prime
-    number of devices has one stage among all, None.
+    The devices form the squarest possible grid, row by row. The groups of the first stage are the columns of the grid,
+    those of the second stage its rows; each group is a list of device indices. A prime number of devices has one stage
+    with all devices in one group, None.
     """
     rows = max(side for side in range(1, math.isqrt(devices) + 1) if devices % side == 0)
     columns = devices // rows

@@ -189,10 +189,10 @@ class DecoderCache:
         positions = self.lengths[:, None] + after
         new = Tokens.of_call(jnp.where(padding_mask, positions, EMPTY))
         admitted = {kind: slots.admit(new, same_position=same_position) for kind, slots in self.slots.items()}
-        moved = dataclasses.replace(
+        updated = dataclasses.replace(
             self, slots={kind: slots for kind, (slots, _) in admitted.items()}, lengths=self.lengths + counts
         )
-        return moved, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
+        return updated, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
 
     def compact(self, lineage: Lineage, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
@@ -208,12 +208,12 @@ class DecoderCache:
         order = jnp.where(rows[:, None], jnp.argsort(~used, axis=1, stable=True), same)
         counts = jnp.where(rows, used.sum(axis=1, dtype=jnp.int32), first.index)
 
-        def entries(own: LayerState) -> LayerState:
-            return own if isinstance(own, RowState) else jax.tree.map(lambda leaf: first.move(leaf, order), own)
+        def compacted(state: LayerState) -> LayerState:
+            return state if isinstance(state, RowState) else jax.tree.map(lambda leaf: first.move(leaf, order), state)
 
-        layers = tuple(LayerCache(entries(layer.self_attention), layer.cross_attention) for layer in self.layers)
+        layers = tuple(LayerCache(compacted(layer.self_attention), layer.cross_attention) for layer in self.layers)
         return dataclasses.replace(
-            self, layers=layers, slots={kind: of.reorder(order, counts) for kind, of in slots.items()}
+            self, layers=layers, slots={kind: layout.reorder(order, counts) for kind, layout in slots.items()}
         )
 
     def remove_newest(self, counts: jax.Array) -> "DecoderCache":
@@ -255,7 +255,7 @@ def empty_cache(
             slots[kind] = RingSlots.empty(batch, cfg.window, width)
         else:
             slots[kind] = DenseSlots.empty(batch, length * width)
-    sizes = {kind: (batch, of.tokens.positions.shape[1]) for kind, of in slots.items()}
+    sizes = {kind: (batch, layout.tokens.positions.shape[1]) for kind, layout in slots.items()}
     return _cache(cfg, slots, sizes, width, dtype, cross_attention, memory_padding_mask, prefix)
 
 
@@ -300,21 +300,29 @@ def empty_entries(cfg: ModelConfig, attention: str, rows: int, slots: int) -> To
 
 
 def _cache(
-    cfg, slots, sizes, width, dtype, cross_attention=None, memory_padding_mask=None, prefix=None
+    cfg: ModelConfig,
+    slots: dict[str, Slots],
+    sizes: dict[str, tuple[int, int]],
+    width: int,
+    dtype: str | None,
+    cross_attention: Sequence[TokenCache] | None = None,
+    memory_padding_mask: jax.Array | None = None,
+    prefix: jax.Array | None = None,
 ) -> DecoderCache:
+    """Builds a cache without tokens; `sizes`, by `mask_kind`, are (rows, slots), or (pages, page size) of a pool."""
     dtype = dtype or cfg.dtype
     (batch, _) = next(iter(slots.values())).tokens.positions.shape
 
-    def own(layer: str) -> LayerState:
+    def self_attention(layer: str) -> LayerState:
         attention = kinds.LAYERS[layer] or cfg.attention
         if attention in kinds.RECURRENT:
             state: RowState = kinds.load(kinds.ATTENTIONS, attention).cache.empty(cfg, batch, width)
             return state
         return empty_entries(cfg, attention, *sizes[mask_kind(layer)]).stored(dtype)
 
-    def layer(number: int) -> LayerCache:
+    def layer_cache(number: int) -> LayerCache:
         cross = None if cross_attention is None else cross_attention[number].stored(dtype)
-        return LayerCache(own(cfg.layer_pattern[number % len(cfg.layer_pattern)]), cross)
+        return LayerCache(self_attention(cfg.layer_pattern[number % len(cfg.layer_pattern)]), cross)
 
-    layers = tuple(layer(number) for number in range(cfg.decoder_layers))
+    layers = tuple(layer_cache(number) for number in range(cfg.decoder_layers))
     return DecoderCache(layers, slots, memory_padding_mask, jnp.zeros((batch,), jnp.int32), prefix)

@@ -10,15 +10,14 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention_ops import Operands, attend
-from tformer_jax.nn.attention_ops.paged import attend_pages
-from tformer_jax.nn.attention_ops.select import backend_for_cache
 from tformer_jax.nn.attention_positions import AttentionPosition
+from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import Stored, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.sharding import constrain
-from tformer_jax.nn.slots import PagedSlots, Slots
+from tformer_jax.nn.slots import Slots
 from tformer_jax.nn.watch import watch
 
 
@@ -96,12 +95,11 @@ class LatentAttention(nn.Module):
         scale = self.cfg.score_scale or self.cfg.score_size**-0.5
         scoring: Any = {"scale": scale, "softcap": self.cfg.attention_softcap, "bias": bias}
         if self.cross and cache is not None:
-            return self._absorbed(q, cache, cache, mask, None, scoring), cache
+            return self._absorbed(q, cache, cache, None, mask, scoring)
         new = self.keys_values(query if key is None else key, position)
         if cache is None or slots is None:
             return self._expanded(q, new, mask, scoring, train), new
-        kept, attended = cache.extend(new, slots)
-        return self._absorbed(q, kept, attended, mask, slots, scoring), kept
+        return self._absorbed(q, new, cache, slots, mask, scoring)
 
     def keys_values(self, key: jax.Array, position: AttentionPosition | None = None) -> Latents:
         """Projects `key` [B, S, D] to what the cache stores."""
@@ -144,9 +142,9 @@ class LatentAttention(nn.Module):
         return self.output(out[..., : cfg.value_size])
 
     def _absorbed(
-        self, q: jax.Array, kept: Latents, attended: Latents, mask: Mask, slots: Slots | None, scoring: Any
-    ) -> jax.Array:
-        """Attends to the latents themselves, which are one key and value head for all queries.
+        self, q: jax.Array, new: Latents, cache: Latents, slots: Slots | None, mask: Mask, scoring: Any
+    ) -> tuple[jax.Array, Latents]:
+        """Attends to the latents themselves, which are one key and value head for all queries; updates the cache.
 
         The backend is "auto": `cfg.attention_backend` need not support heads of size C + R.
         """
@@ -154,9 +152,5 @@ class LatentAttention(nn.Module):
         to_key, to_value = (part.variables["params"]["kernel"].astype(cfg.dtype) for part in (self.key, self.value))
         content = jnp.einsum("BTNH,CNH->BTNC", q[..., : cfg.head_size], to_key)
         q = jnp.concatenate([content, q[..., cfg.head_size :]], axis=-1)
-        if isinstance(slots, PagedSlots):
-            out = attend_pages(q, kept, slots, mask, **scoring)
-        else:
-            k, v = attended.unpack(cfg.dtype)
-            out = attend(q, k, v, mask, **scoring, backend=backend_for_cache("auto", q.shape[1], mask))
-        return self.output(jnp.einsum("BTNC,CNH->BTNH", out[..., : cfg.mla.latent_dim], to_value))
+        out, kept = attend_with_cache(q, new, cache, slots, mask, dtype=cfg.dtype, backend="auto", **scoring)
+        return self.output(jnp.einsum("BTNC,CNH->BTNH", out[..., : cfg.mla.latent_dim], to_value)), kept

@@ -92,9 +92,9 @@ class TransformerLayer(nn.Module):
     """Whether the FFN has experts, if `cfg.ffn` is "moe"."""
 
     def setup(self) -> None:
-        own = kinds.LAYERS[self.kind] or self.cfg.attention
-        self.recurrent = own in kinds.RECURRENT
-        self.self_attention = make_attention(self.cfg, own)
+        attention = kinds.LAYERS[self.kind] or self.cfg.attention
+        self.recurrent = attention in kinds.RECURRENT
+        self.self_attention = make_attention(self.cfg, attention)
         self.self_attention_residual = Residual(self.cfg)
         if self.cross:
             self.cross_attention = make_attention(self.cfg, self.cfg.attention, cross=True)
@@ -115,7 +115,7 @@ class TransformerLayer(nn.Module):
         Returns:
             [B, T, D], and the updated cache, or None without a cache.
         """
-        h, own = self.self_attention(
+        h, kept = self.self_attention(
             self.self_attention_residual.sublayer_input(x),
             **(ctx.for_recurrence() if self.recurrent else ctx.for_attention(self.kind)),
             cache=cache.self_attention if cache else None,
@@ -135,4 +135,4 @@ class TransformerLayer(nn.Module):
             self.ffn_residual.sublayer_input(x), padding_mask=ctx.padding_mask, segments=ctx.segments, train=train
         )
         x = self.ffn_residual.add_output(x, h, train=train)
-        return x, dataclasses.replace(cache, self_attention=own) if cache else None
+        return x, dataclasses.replace(cache, self_attention=kept) if cache else None

@@ -50,10 +50,11 @@ def hidden_factor(cfg: ModelConfig) -> float:
 
 
 def query_factor(cfg: ModelConfig) -> float:
-    """Returns `1 / (attention_scale sqrt(cfg.score_size))`, so that scores start as with the default scale; else 1.
+    """Returns `1 / (attention_scale sqrt(cfg.score_size))`, or 1 without `cfg.attention_scale`.
 
-    Scales the initial query kernels, as in T5. It is also 1 for `normal` kernels, which start with `cfg.init_std` as in
-    GPT-2. Fused projections do not use it: queries, keys and values start with one distribution.
+    Scales the initial query kernels, as in T5, so that scores start as with the default scale. It is also 1 for
+    `normal` kernels, which start with `cfg.init_std` as in GPT-2. Fused projections do not use it:
+    queries, keys and values start with one distribution.
     """
     if cfg.attention_scale is None or cfg.initializer == "normal":
         return 1.0
@@ -129,7 +130,11 @@ class Linear(Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Applies the layer: [..., *input sizes] -> [..., *output sizes] in the computation dtype."""
+        """Applies the layer: [..., *input sizes] -> [..., *output sizes] in the computation dtype.
+
+        Raises:
+            TypeError: the last axes of x do not have the input sizes.
+        """
         (in_names, in_shape), (out_names, out_shape) = zip(*self.inputs, strict=True), zip(*self.outputs, strict=True)
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
         dtype, param_dtype = jnp.dtype(self.cfg.dtype), jnp.dtype(self.cfg.param_dtype)

@@ -12,9 +12,9 @@ from tformer_jax.config import ConfigError
 
 @flax.struct.dataclass
 class Mask:
-    """Conjunction of rules: a query may attend to a key if all rules that are set allow it.
+    """Conjunction of conditions: a query may attend to a key if all conditions that are set hold.
 
-    Stored as rules on positions rather than as an array, so that a backend can evaluate it in full or in blocks.
+    Stored as conditions rather than as an array, so that a backend can evaluate it in full or in blocks.
     """
 
     padding_mask: jax.Array | None = None
@@ -35,8 +35,8 @@ class Mask:
     """Queries and keys are the same tokens: T = S, and `padding_mask` and `segments` describe both."""
 
     @property
-    def rules(self) -> frozenset[str]:
-        """Names of the rules that are set, and "cross" unless `self_attention` is set."""
+    def conditions(self) -> frozenset[str]:
+        """Names of the conditions that are set, and "cross" unless `self_attention` is set."""
         optional = ("padding_mask", "segments", "prefix", "explicit", "positions", "window")
         found = {name for name in optional if getattr(self, name) is not None}
         return frozenset(found | ({"causal"} if self.causal else set()) | (set() if self.self_attention else {"cross"}))
@@ -57,27 +57,27 @@ class Mask:
 
     def block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array | None:
         """Returns the mask of queries t, ..., t + T - 1 and keys s, ..., s + S - 1, in the form of `dense`."""
-        rules = [self._by_distance(t, T, s, S)]
+        conditions = [self._by_distance(t, T, s, S)]
         if self.padding_mask is not None:
-            rules.append(_part(self.padding_mask, s, S, 1)[:, None, None, :])
+            conditions.append(_part(self.padding_mask, s, S, 1)[:, None, None, :])
         if self.segments is not None:
             queries, keys = _part(self.segments[0], t, T, 1), _part(self.segments[1], s, S, 1)
-            rules.append((queries[:, :, None] == keys[:, None, :])[:, None])
+            conditions.append((queries[:, :, None] == keys[:, None, :])[:, None])
         if self.explicit is not None:
-            rules.append(_part(_part(self.explicit, t, T, 2), s, S, 3))
+            conditions.append(_part(_part(self.explicit, t, T, 2), s, S, 3))
         result = None
-        for rule in rules:
-            result = rule if result is None or rule is None else result & rule
+        for one in conditions:
+            result = one if result is None or one is None else result & one
         return result
 
     def attends_to_any(self, T: int, S: int) -> jax.Array | None:
         """Returns which queries may attend to at least one key: bool, broadcastable to [B, T, N]; None: all."""
-        rules = self.rules
-        attends_to_itself = self.self_attention and rules <= {"causal", "prefix", "window", "segments"}
-        attends_to_first_key = rules <= {"causal", "prefix", "cross"}
+        conditions = self.conditions
+        attends_to_itself = self.self_attention and conditions <= {"causal", "prefix", "window", "segments"}
+        attends_to_first_key = conditions <= {"causal", "prefix", "cross"}
         if attends_to_itself or attends_to_first_key:
             return None
-        if self.padding_mask is not None and rules <= {"padding_mask", "causal", "cross"}:
+        if self.padding_mask is not None and conditions <= {"padding_mask", "causal", "cross"}:
             found = self.padding_mask.any(axis=1)[:, None]
             if self.causal:
                 found = found & (jnp.arange(T) >= self.padding_mask.argmax(axis=1)[:, None])
@@ -119,13 +119,13 @@ class Mask:
         """Evaluates `positions`, `causal`, `prefix` and `window`: bool [B or 1, 1, T, S]; None if none is set."""
         queries, keys = map(jnp.atleast_2d, self.block_positions(t, T, s, S))
         queries, keys = queries[:, None, :, None], keys[:, None, None, :]
-        rules = [] if self.positions is None else [keys >= 0]
+        conditions = [] if self.positions is None else [keys >= 0]
         if self.causal:
             visible = keys <= queries
-            rules.append(visible if self.prefix is None else visible | (keys < self.prefix[:, None, None, None]))
+            conditions.append(visible if self.prefix is None else visible | (keys < self.prefix[:, None, None, None]))
         if self.window is not None:
-            rules.append(abs(queries - keys) < self.window)
-        return functools.reduce(operator.and_, rules) if rules else None
+            conditions.append(abs(queries - keys) < self.window)
+        return functools.reduce(operator.and_, conditions) if conditions else None
 
 
 def as_mask(mask: jax.Array | Mask | None) -> Mask:

@@ -25,7 +25,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: floa
     return _layer_norm_forward(x, scale, bias, eps)[0]
 
 
-def _layer_norm_forward(x, scale, bias, eps: float) -> tuple[jax.Array, tuple]:
+def _layer_norm_forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> tuple[jax.Array, tuple]:
     x32 = x.astype(jnp.float32)
     mean = x32.mean(-1, keepdims=True)
     centered = x32 - mean
@@ -57,7 +57,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return _rms_norm_forward(x, scale, eps)[0]
 
 
-def _rms_norm_forward(x, scale, eps: float) -> tuple[jax.Array, tuple]:
+def _rms_norm_forward(x: jax.Array, scale: jax.Array, eps: float) -> tuple[jax.Array, tuple]:
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt((x32 * x32).mean(-1, keepdims=True) + eps)
     return (x32 * inverse * scale.astype(jnp.float32)).astype(x.dtype), (x, scale, inverse)

@@ -240,8 +240,8 @@ class PagedSlots(RowSlots):
     def _locate(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the pages and the offsets in them, int32 [B, T], of slots [B, T]; page 0 beyond the last slot."""
         size, P = self.page_size, self.table.shape[1]
-        own = jnp.take_along_axis(self.table, jnp.minimum(slots // size, P - 1), axis=1)
-        return jnp.where(slots < P * size, own, 0), slots % size
+        pages = jnp.take_along_axis(self.table, jnp.minimum(slots // size, P - 1), axis=1)
+        return jnp.where(slots < P * size, pages, 0), slots % size
 
 
 def _check_capacity(used: jax.Array, tokens: Tokens) -> None:

@@ -54,7 +54,7 @@ class Stack(nn.Module):
         remaining = range(self.repetitions * period, self.depth)
         self.layers = {str(number): make_layer(cfg, number, cross=self.cross) for number in remaining}
         self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
-        self.norm = make_norm(cfg) if cfg.norms_output else None
+        self.norm = make_norm(cfg) if cfg.has_final_norm else None
 
     def positions(self, positions: jax.Array) -> dict[str, AttentionPosition]:
         """Returns the rotations or biases of positions int [B or 1, T], by `mask_kind` of layers."""
@@ -115,9 +115,9 @@ class Encoder(Stack):
     def __call__(
         self,
         x: jax.Array,
-        padding_mask: jax.Array | None,
-        segments: jax.Array | None = None,
+        padding_mask: jax.Array | None = None,
         *,
+        segments: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
         """Encodes x [B, S, D] -> [B, S, D].
@@ -126,11 +126,15 @@ class Encoder(Stack):
             padding_mask: bool [B, S], True for tokens that are not padding; None: all.
             segments: int [B, S], segment ids of documents packed into a row; tokens attend to their own document.
         """
-        S, ahead = x.shape[1], self.cfg.lookahead
-        own = None if segments is None else (segments, segments)
-        near = None if ahead is None else lookahead_mask(S, ahead)
+        S, lookahead = x.shape[1], self.cfg.lookahead
+        mask = Mask(
+            padding_mask=padding_mask,
+            segments=None if segments is None else (segments, segments),
+            explicit=None if lookahead is None else lookahead_mask(S, lookahead),
+            self_attention=True,
+        )
         ctx = LayerContext(
-            masks=self.masks(Mask(padding_mask=padding_mask, segments=own, explicit=near, self_attention=True)),
+            masks=self.masks(mask),
             padding_mask=padding_mask,
             segments=segments,
             positions=self.positions(token_positions(S, segments)),
@@ -162,25 +166,28 @@ class Decoder(Stack):
                 cross-attention stay within a document.
 
         Raises:
-            ConfigError: only one of `segments` and `memory_segments` is given.
+            ConfigError: `cross`, and only one of `segments` and `memory_segments` is given.
         """
         if self.cross and (segments is None) != (memory_segments is None):
             raise ConfigError(
                 "packed rows need segments of both source and target: with only one of them, "
                 "cross-attention would attend to other pairs; pass both or neither"
             )
-        pairs = None if segments is None or memory_segments is None else (segments, memory_segments)
-        cross_mask = Mask(padding_mask=memory_padding_mask, segments=pairs)
-        own = None if segments is None else (segments, segments)
+        mask = Mask(
+            padding_mask=padding_mask,
+            segments=None if segments is None else (segments, segments),
+            prefix=prefix,
+            causal=True,
+            self_attention=True,
+        )
+        cross_segments = None if segments is None or memory_segments is None else (segments, memory_segments)
         ctx = LayerContext(
-            masks=self.masks(
-                Mask(padding_mask=padding_mask, causal=True, prefix=prefix, segments=own, self_attention=True)
-            ),
+            masks=self.masks(mask),
             padding_mask=padding_mask,
             segments=segments,
             positions=self.positions(token_positions(x.shape[1], segments)),
             memory=memory,
-            cross_mask=cross_mask,
+            cross_mask=Mask(padding_mask=memory_padding_mask, segments=cross_segments),
         )
         return self.full_pass(x, ctx, train=train)
 
@@ -223,7 +230,7 @@ class Decoder(Stack):
             x, written = layer(x, ctx, layer_cache)
             layer_caches.append(written)
         x = self.finish(x)
-        slots = {kind: of.end_call() for kind, of in cache.slots.items()}
+        slots = {kind: layout.end_call() for kind, layout in cache.slots.items()}
         return x, dataclasses.replace(cache, layers=tuple(layer_caches), slots=slots)
 
     def cross_keys_values(self, memory: jax.Array) -> tuple[TokenCache, ...]:

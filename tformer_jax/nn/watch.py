@@ -13,7 +13,7 @@ attention              `operands`    `attention_ops.Operands`, after norms, rota
 =====================  ============  ==================================================================
 
 Each value is in a tuple of one element, as `flax.linen.Module.sow` stores it. Scanned layers have a leading axis of
-repetitions in each leaf. Attention to a paged KV cache is not watched.
+repetitions in each leaf. Attention to a paged KV cache is not watched, nor is that of `LatentAttention` to a cache.
 """
 
 from typing import Any

@@ -99,12 +99,12 @@ def state_shardings(
         specs = jax.tree.leaves(parameter_specs(boxed, mesh.shape, rules))
         return {path: (leaf.shape, spec) for (path, leaf), spec in zip(shapes, specs, strict=True)}
 
-    own, moments = (
-        by_path(boxed_params, names) | by_path(boxed_moments, names) for names in (RULES, ZERO1 if zero1 else RULES)
+    parameters, moments = (
+        by_path(boxed_params, rules) | by_path(boxed_moments, rules) for rules in (RULES, ZERO1 if zero1 else RULES)
     )
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        known = own if path[0] == jax.tree_util.GetAttrKey("params") else moments
+        known = parameters if path[0] == jax.tree_util.GetAttrKey("params") else moments
         for start in range(len(path)):
             shape, spec = known.get(path[start:], (None, None))
             if spec is not None and shape == leaf.shape:

@@ -8,7 +8,8 @@ that are fully masked are skipped.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from tformer_jax.nn.masks import Mask
 
 BLOCK = 512
 """Queries and keys per block; shorter inputs use smaller blocks."""
+
+Carry = TypeVar("Carry")
 
 
 class Inputs(NamedTuple):
@@ -73,7 +76,12 @@ class Results(NamedTuple):
 
 
 def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
-    """Pads inputs to whole blocks, and masks the padded keys."""
+    """Pads T and S to whole blocks of at most `block` queries and keys, and masks the padded keys.
+
+    Returns:
+        The inputs in their dtypes, with the padded lengths T and S; the mask of the padded inputs, whose `padding_mask`
+        is bool [B, S], with the dropout key; and the block sizes.
+    """
     (B, T), S = x.q.shape[:2], x.k.shape[1]
     grid = Grid(min(block, T), min(block, S), x.scoring)
     padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
@@ -95,7 +103,7 @@ def init(inputs: Inputs, grid: Grid) -> Softmax:
 def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> Softmax:
     """Updates the online softmax with all keys of `inputs`."""
 
-    def row(i, softmax: Softmax) -> Softmax:
+    def row(i: jax.Array, softmax: Softmax) -> Softmax:
         body = functools.partial(
             _unless_masked, nondiff.mask, grid, i, functools.partial(_add_block, inputs, nondiff, grid, i)
         )
@@ -136,7 +144,7 @@ def init_gradients(inputs: Inputs, results: Results) -> Inputs:
 def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, gradients: Inputs) -> Inputs:
     """Adds the contributions of all keys of `inputs` to `gradients`."""
 
-    def row(i, gradients: Inputs) -> Inputs:
+    def row(i: jax.Array, gradients: Inputs) -> Inputs:
         body = functools.partial(_block_gradients, inputs, nondiff, grid, results, i)
         visible = functools.partial(_unless_masked, nondiff.mask, grid, i, body)
         return jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, visible, gradients)
@@ -150,7 +158,7 @@ def cast_like(inputs: Inputs, gradients: Inputs) -> Inputs:
     return cast
 
 
-def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i, j, softmax: Softmax) -> Softmax:
+def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i: jax.Array, j: jax.Array, softmax: Softmax) -> Softmax:
     """Updates the online softmax of query block i with key block j."""
     peak, total, out = softmax
     logits, may_attend = _masked_scores(inputs, nondiff.mask, grid, i, j)
@@ -163,7 +171,9 @@ def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i, j, softmax: Soft
     return Softmax(new_peak, total * shrink + weights.sum(axis=-1), out)
 
 
-def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: Inputs) -> Inputs:
+def _block_gradients(
+    inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, i: jax.Array, j: jax.Array, gradients: Inputs
+) -> Inputs:
     """Adds the contribution of block (i, j) to `gradients`."""
     queries, keys = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
     values, d_out = _rows(inputs.v, j, grid.columns), _rows(results.d_out, i, grid.rows)
@@ -186,13 +196,18 @@ def _block_gradients(inputs, nondiff, grid, results: Results, i, j, gradients: I
     )
 
 
-def _unless_masked(mask: Mask, grid: Grid, i, body, j, carry):
+def _unless_masked(
+    mask: Mask, grid: Grid, i: jax.Array, body: Callable[[jax.Array, Carry], Carry], j: jax.Array, carry: Carry
+) -> Carry:
     """Returns `body(j, carry)`, or `carry` if the mask hides block (i, j)."""
     skip = mask.masks_block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
-    return jax.lax.cond(skip, lambda j, carry: carry, body, j, carry)
+    result: Carry = jax.lax.cond(skip, lambda j, carry: carry, body, j, carry)
+    return result
 
 
-def _scores(q, k, bias: Bias | None, mask: Mask, grid: Grid, i, j) -> jax.Array:
+def _scores(
+    q: jax.Array, k: jax.Array, bias: Bias | None, mask: Mask, grid: Grid, i: jax.Array, j: jax.Array
+) -> jax.Array:
     added = None
     if bias is not None:
         added = bias.block(*mask.block_positions(i * grid.rows, grid.rows, j * grid.columns, grid.columns))
@@ -204,19 +219,20 @@ def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.swapaxes(weighted_sum(weights, v), 1, 2)
 
 
-def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i, j) -> tuple[jax.Array, jax.Array]:
+def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i: jax.Array, j: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the scores of block (i, j), `MASKED_SCORE` where masked, and the mask."""
     q, k = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
     may_attend = _may_attend(mask, grid, i, j)
     return jnp.where(may_attend, _scores(q, k, inputs.bias, mask, grid, i, j), MASKED_SCORE), may_attend
 
 
-def _may_attend(mask: Mask, grid: Grid, i, j) -> jax.Array:
+def _may_attend(mask: Mask, grid: Grid, i: jax.Array, j: jax.Array) -> jax.Array:
     allowed = mask.block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
     assert allowed is not None, "padded inputs hide their padding"
     return allowed
 
 
-def _dropout(weights: jax.Array, key: jax.Array | None, grid: Grid, i, j) -> jax.Array:
+def _dropout(weights: jax.Array, key: jax.Array | None, grid: Grid, i: jax.Array, j: jax.Array) -> jax.Array:
     """Applies dropout with a key derived from the block, so that both passes drop the same weights."""
     block_key = None if key is None else jax.random.fold_in(jax.random.fold_in(key, i), j)
     return dropout(weights, grid.scoring.dropout_rate, block_key)

@@ -12,14 +12,14 @@ from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn import sharding
 from tformer_jax.nn.masks import Mask, as_mask
 
-RULES = {
+CONDITION_NAMES = {
     "cross": "cross-attention",
     "explicit": "mask arrays (such as that of model.lookahead)",
     "positions": "caches",
     "prefix": "prefixes (model.prefix_lm)",
     "window": "windows (model.window)",
 }
-"""Names in error messages of the `Mask` rules that some backends do not support."""
+"""Names in error messages of the `Mask.conditions` that some backends do not support."""
 
 
 class Bias(Protocol):
@@ -89,8 +89,8 @@ class Backend:
     bias: bool = True
     dropout: bool = True
     sinks: bool = False
-    rules: frozenset[str] | None = None
-    """Supported `Mask.rules`; None: all."""
+    conditions: frozenset[str] | None = None
+    """Supported `Mask.conditions`; None: all."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     head_multiple: int = 1
     """H must be a multiple of this number."""
@@ -107,8 +107,8 @@ class Needs:
     softcap: bool
     bias: bool
     dropout: bool
-    rules: frozenset[str]
-    """`Mask.rules` of the masks."""
+    conditions: frozenset[str]
+    """`Mask.conditions` of the masks."""
     sinks: bool = False
 
 
@@ -171,7 +171,7 @@ def needs_of(x: Operands) -> Needs:
         softcap=x.scoring.softcap is not None,
         bias=x.bias is not None,
         dropout=x.scoring.dropout_rate > 0,
-        rules=x.mask.rules,
+        conditions=x.mask.conditions,
         sinks=x.sinks is not None,
     )
 
@@ -211,5 +211,5 @@ def unsupported_reason(name: str, needs: Needs) -> str | None:
         most = f" and at most {limit}" if limit else ""
         multiple = f"needs a head size that is a multiple of {backend.head_multiple}"
         return f"{multiple}{most}, not {needs.head_size} (model.head_dim)"
-    unknown = sorted(needs.rules - backend.rules) if backend.rules is not None else []
-    return f"does not support {', '.join(map(RULES.__getitem__, unknown))}" if unknown else None
+    unsupported = [] if backend.conditions is None else sorted(needs.conditions - backend.conditions)
+    return f"does not support {', '.join(map(CONDITION_NAMES.__getitem__, unsupported))}" if unsupported else None

@@ -14,7 +14,8 @@ from tformer_jax.nn.attention_ops.reference import dense_bias, zero_masked_rows
 def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.Array:
     """Calls `jax.nn.dot_product_attention`, with zeros for queries that may attend to no key.
 
-    Causal masks and their windows are passed as arguments, so that cuDNN skips masked blocks; other rules as an array.
+    Causal masks and their windows are passed as arguments, so that cuDNN skips masked blocks; other conditions are
+    passed as an array.
     """
     mask, T, S = x.mask, x.q.shape[1], x.k.shape[1]
     causal = mask.causal and mask.prefix is None and mask.positions is None

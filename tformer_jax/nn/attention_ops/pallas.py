@@ -1,7 +1,7 @@
 """JAX's Pallas kernel of FlashAttention for GPUs.
 
-Supports self-attention with causal masks, padding and packed segments (`RULES`). Padding queries have an
-unspecified (finite) result. Unmeasured.
+Supports self-attention with causal masks, padding and packed segments. Padding queries have an unspecified (finite)
+result. Unmeasured.
 """
 
 import functools
@@ -18,8 +18,8 @@ ROWS = 128
 
 NO_SEGMENT = -1
 
-RULES = frozenset({"causal", "padding_mask", "segments"})
-"""Supported `Mask.rules`. The kernel has one segment id per token, so queries and keys must be the same tokens."""
+SUPPORTED_CONDITIONS = frozenset({"causal", "padding_mask", "segments"})
+"""Supported `Mask.conditions`. The kernel has one segment id per token, so queries and keys must be the same tokens."""
 
 
 def pallas(x: Operands, *, interpret: bool = False) -> jax.Array:
@@ -35,10 +35,8 @@ def _kernel(x: Operands, *, interpret: bool) -> jax.Array:
     k, v = (jnp.repeat(keys, N // keys.shape[2], axis=2) for keys in (x.k, x.v))
     q, k, v = (jnp.pad(array, widths) for array in (x.q, k, v))
     segments = None
-    if not x.mask.causal or x.mask.rules & {
-        "padding_mask",
-        "segments",
-    }:  # a causal mask alone hides the padding at the end
+    # a causal mask alone hides the padding at the end
+    if not x.mask.causal or x.mask.conditions & {"padding_mask", "segments"}:
         segments = jnp.pad(_segments(x.mask, B, T), widths[:2], constant_values=NO_SEGMENT)
     return mha(q, k, v, segments, sm_scale=x.scoring.scale, causal=x.mask.causal, interpret=interpret)[:, :T]
 
@@ -49,4 +47,4 @@ def _segments(mask: Mask, B: int, T: int) -> jax.Array:
     return ids if mask.padding_mask is None else jnp.where(mask.padding_mask, ids, NO_SEGMENT)
 
 
-PALLAS = Backend(pallas, platforms=("gpu",), softcap=False, bias=False, dropout=False, rules=RULES)
+PALLAS = Backend(pallas, platforms=("gpu",), softcap=False, bias=False, dropout=False, conditions=SUPPORTED_CONDITIONS)

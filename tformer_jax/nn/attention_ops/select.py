@@ -36,12 +36,13 @@ def choose(needs: Needs, T: int, S: int) -> str:
 def backend_for_cache(name: str, T: int, mask: Mask) -> str:
     """Returns the backend to use instead of `name` when T queries attend to a cache under `mask`.
 
-    It is `reference` for one query, and for beams, which need an explicit mask.
+    It is `reference` for one query, and for beams, which need an explicit mask; and `auto` instead of a backend that
+    does not support positions.
     """
     if T == 1 or mask.explicit is not None:
         return "reference"
-    rules = kinds.load(kinds.BACKENDS, name).rules
-    return name if rules is None or "positions" in rules else "auto"
+    supported = kinds.load(kinds.BACKENDS, name).conditions
+    return name if supported is None or "positions" in supported else "auto"
 
 
 def auto(x: Operands) -> jax.Array:

@@ -58,9 +58,9 @@ def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, leng
 def _split_heads(x: Operands) -> Operands:
     """Repeats key/value heads to shard them like the query heads, and restricts the bias to each device's heads."""
     heads = sharding.mesh_axes(axes.HEADS, x.q.shape[2])
-    columns = sharding.devices(heads)
-    copies = math.lcm(x.k.shape[2], columns) // x.k.shape[2]
-    bias = x.bias if x.bias is None or columns == 1 else LocalHeadsBias(x.bias, heads, x.q.shape[2] // columns)
+    devices = sharding.devices(heads)
+    copies = math.lcm(x.k.shape[2], devices) // x.k.shape[2]
+    bias = x.bias if x.bias is None or devices == 1 else LocalHeadsBias(x.bias, heads, x.q.shape[2] // devices)
     return dataclasses.replace(x, k=jnp.repeat(x.k, copies, axis=2), v=jnp.repeat(x.v, copies, axis=2), bias=bias)
 
 

@@ -20,7 +20,8 @@ LANES, BLOCK = 128, 512
 PADDING = -1
 """Segment id of padding."""
 
-RULES = frozenset({"causal", "window", "padding_mask", "segments", "cross"})
+SUPPORTED_CONDITIONS = frozenset({"causal", "window", "padding_mask", "segments", "cross"})
+"""Supported `Mask.conditions`."""
 
 
 def splash(x: Operands, *, interpret: bool = False) -> jax.Array:
@@ -68,7 +69,7 @@ def _segments(library, x: Operands, padded_T: int, padded_S: int):
     """Returns segment ids, int32 [B, T] and [B, S], that limit attention; None if the static mask suffices."""
     (B, T), S = x.q.shape[:2], x.k.shape[1]
     masked = x.mask.causal and T == S  # the causal mask hides the padded keys
-    if not x.mask.rules & {"padding_mask", "segments"} and (masked or S == padded_S):
+    if not x.mask.conditions & {"padding_mask", "segments"} and (masked or S == padded_S):
         return None
     zeros = jnp.zeros((B, T), jnp.int32), jnp.zeros((B, S), jnp.int32)
     queries, keys = zeros if x.mask.segments is None else x.mask.segments
@@ -85,4 +86,4 @@ def _heads_first(x: jax.Array, length: int) -> jax.Array:
     return jnp.swapaxes(jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0))), 1, 2)
 
 
-SPLASH = Backend(splash, platforms=("tpu",), bias=False, dropout=False, rules=RULES)
+SPLASH = Backend(splash, platforms=("tpu",), bias=False, dropout=False, conditions=SUPPORTED_CONDITIONS)
