@@ -14,7 +14,7 @@ from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import batching
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.engine import Engine
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, UNK
@@ -84,9 +84,6 @@ def test_a_text_without_tokens_has_a_blank_translation(translations):
     tokenizer, cfg = WithoutZeroWidth("abcdefg"), setup("seq2seq")
     translate = Translator(cfg, model, Tokenizers(tokenizer, tokenizer))
     assert translate(params, ["\u200b", "abc\u200b"]) == ["", expected[0]]
-    served = Engine(cfg, model, params, Tokenizers(tokenizer, tokenizer), max_rows=1)
-    with pytest.raises(ConfigError, match="the source has no character of the vocabulary"):
-        served.submit(Request("\u200b", cfg.decode))
 
 
 def test_labels_have_probabilities():

@@ -30,7 +30,7 @@ class Load:
 class Empty(NamedTuple):
     """A request for empty outputs, which the engine does not see."""
 
-    samples: int
+    num_outputs: int
     finish: str
     """Finish reason of the outputs."""
 
@@ -52,7 +52,7 @@ class Job:
         Raises:
             RequestError: the engine does not accept or does not finish the requests.
         """
-        unfinished = sum(request.samples for request in self.requests)
+        unfinished = sum(request.num_outputs for request in self.requests)
         while unfinished:
             event = await self.next()
             unfinished -= event.finish is not None

@@ -46,7 +46,7 @@ class RequestRow:
     """Maximum number of tokens to generate."""
     seeds: tuple[int, int]
     stream: TextStream | TextBuffer
-    outputs: int
+    num_outputs: int
     scored: bool
     generated: int = 0
     allocation: Allocation = dataclasses.field(default_factory=Allocation)
