@@ -13,7 +13,6 @@ from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.constraints import Rules
 from tformer_jax.inference.engine import Engine, Event, Request
-from tformer_jax.inference.sampling import row_keys
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import EOS
 
@@ -82,7 +81,7 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 
     translates = cfg.model.family == "seq2seq"
     run = jitted_loop.translate if translates else jitted_loop.continue_text
     row = pad_rows([encode(text, cfg.model.family)], 1, 32, pad_left=not translates)
-    keys, rules = row_keys(seed, np.array([index])), Rules.of(decode, LETTERS)
+    keys, rules = jitted_loop.row_keys(seed, np.array([index])), Rules.of(decode, LETTERS)
     (output,) = np.asarray(run(model, params, row, keys, length=decode.max_new_tokens, cfg=decode, rules=rules))
     return LETTERS.decode(output)
 

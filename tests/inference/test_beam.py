@@ -9,6 +9,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, build, rest_slow, tiny
+from tests.inference.beam_search import best_continuations, best_translations
 from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import beam
@@ -28,7 +29,7 @@ def seq2seq(request):
 
 def best(model, params, source, *, length: int = LENGTH, **decode) -> beam.Hypotheses:
     cfg = DecodeConfig(strategy="beam", **decode)
-    return jax.device_get(jitted_loop.best_translations(model, params, source, length=length, cfg=cfg))
+    return jax.device_get(best_translations(model, params, source, length=length, cfg=cfg))
 
 
 def penalty(length: int, kind: str, alpha: float) -> float:
@@ -91,7 +92,7 @@ def test_rules_see_the_prompt(rules):
     options = {"length": 9, "rules": rules}
     greedy = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), **options)
     cfg = DecodeConfig(strategy="beam", beams=1)
-    one = jitted_loop.best_continuations(model, params, prompts, cfg=cfg, **options)
+    one = best_continuations(model, params, prompts, cfg=cfg, **options)
     np.testing.assert_array_equal(one.tokens[:, 0], greedy)
     free = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), length=9)
     assert (np.asarray(free) != np.asarray(greedy)).any()
@@ -105,7 +106,7 @@ def test_beams_do_not_compete_for_experts():
     roomy = registry.build(dataclasses.replace(crowded, moe=moe))
     cfg = DecodeConfig(strategy="beam", beams=4)
     prompts = np.array([[4], [5], [3]], np.int32)
-    found, expected = (jitted_loop.best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
+    found, expected = (best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     assert_close(found.scores, expected.scores, 1e-6)
 
@@ -125,10 +126,10 @@ def test_finished_rows_do_not_change():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB), seed=5)
     prompts = np.array([[token, other] for token in (3, 4, 5) for other in (3, 4, 5)], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=2, early_stopping="first", length_alpha=2.0)
-    together = jitted_loop.best_continuations(model, params, prompts, length=12, cfg=cfg)
+    together = best_continuations(model, params, prompts, length=12, cfg=cfg)
     for row in range(len(prompts)):
         others_empty = np.where(np.arange(len(prompts))[:, None] == row, prompts, PAD)
-        alone = jitted_loop.best_continuations(model, params, others_empty, length=12, cfg=cfg)
+        alone = best_continuations(model, params, others_empty, length=12, cfg=cfg)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[row])
     assert len(set((np.asarray(together.tokens[:, 0]) != PAD).sum(axis=1).tolist())) > 1
 
@@ -137,9 +138,9 @@ def test_continuations_of_prompts_of_different_length():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB))
     prompts = np.array([[PAD, PAD, 4, 5], [3, 4, 5, 3]], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=3)
-    together = jitted_loop.best_continuations(model, params, prompts, length=5, cfg=cfg)
+    together = best_continuations(model, params, prompts, length=5, cfg=cfg)
     for row, (rows, at) in enumerate((([[4, 5]], 0), ([[PAD] * 4, [3, 4, 5, 3]], 1))):
-        alone = jitted_loop.best_continuations(model, params, np.array(rows, np.int32), length=5, cfg=cfg)
+        alone = best_continuations(model, params, np.array(rows, np.int32), length=5, cfg=cfg)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[at])
         assert_close(together.scores[row], alone.scores[at], 1e-5)
 

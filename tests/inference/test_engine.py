@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests import oracles
 from tests.helpers import rest_slow
+from tests.inference.beam_search import best_continuations, best_translations
 from tests.inference.engines import (
     BEAM,
     GREEDY,
@@ -28,12 +29,11 @@ from tests.inference.engines import (
     plain,
     submit,
 )
-from tformer_jax.benchmarks import jitted_loop
+from tformer_jax.benchmarks.jitted_loop import continue_text, row_keys
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import lane as lanes
-from tformer_jax.inference.sampling import row_keys
 from tformer_jax.special_tokens import EOS, PAD
 
 
@@ -92,7 +92,7 @@ def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
     found = finish(served)
     _, model, params = trained
     rows = pad_rows([LETTERS.encode(text) for text in texts], len(texts), 32, pad_left=True)
-    outputs = jitted_loop.continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
+    outputs = continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
     assert [found[number, 0][0] for number in numbers] == [LETTERS.decode(row) for row in np.asarray(outputs)]
 
 
@@ -155,7 +155,7 @@ def test_beam_search_reports_outputs_with_scores(trained):
     served = engine(trained)
     number = submit(served, "abc", BEAM, num_outputs=2)
     found = finish(served)
-    search = jitted_loop.best_translations if cfg.model.family == "seq2seq" else jitted_loop.best_continuations
+    search = best_translations if cfg.model.family == "seq2seq" else best_continuations
     ids = LETTERS.encode("abc")
     rows = np.array([[*ids, EOS] if cfg.model.family == "seq2seq" else [PAD, *ids]])
     best = search(model, params, rows, length=7, cfg=BEAM)

@@ -7,7 +7,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
-from tformer_jax.benchmarks import jitted_loop
+from tests.inference.beam_search import best_translations
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -183,7 +183,7 @@ def test_a_stream_of_the_best_outputs(translations):
     translate = Translator(cfg, model, TOKENIZERS)
     found = streamed(translate, params, TEXTS, outputs=2)
     source = pad_rows([[*LETTERS.encode(text), EOS] for text in TEXTS], len(TEXTS), 16)
-    expected = jitted_loop.best_translations(model, params, source, length=5, cfg=cfg.decode)
+    expected = best_translations(model, params, source, length=5, cfg=cfg.decode)
     for text, outputs, tokens, scores in zip(TEXTS, found, *map(np.asarray, expected), strict=True):
         texts = [LETTERS.decode(row) for row in tokens[:2]] if text else ["", ""]
         assert [output.text for output in outputs] == texts

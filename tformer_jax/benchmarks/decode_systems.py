@@ -14,13 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tformer_jax.benchmarks.jitted_loop import translate
+from tformer_jax.benchmarks.jitted_loop import row_keys, translate
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import FIRST, Tokenizers
 from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
-from tformer_jax.inference.sampling import row_keys
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.special_tokens import EOS, OWN, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
