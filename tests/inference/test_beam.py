@@ -198,7 +198,7 @@ def test_a_longer_state_keeps_its_tokens():
         running=tokens,
         lineage=start.lineage.replace(ancestors=tokens),
         finished=start.finished._replace(tokens=tokens),
-    ).widened(4)
+    ).extended(4)
     assert state.length == 4
     for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.lineage.ancestors, 0)):
         np.testing.assert_array_equal(found, [[[3, 4, empty, empty], [4, 5, empty, empty]]])

@@ -34,7 +34,7 @@ def called(monkeypatch):
     def replace(name, result=None):
         monkeypatch.setattr(compiled, name, lambda *_, **options: names.append(name) or result)
 
-    for name in ("empty", "widen", "admit", "read_prompts", "finished"):
+    for name in ("empty", "extend", "admit", "read_prompts", "finished"):
         replace(name)
     replace("compact", (None, None))
     replace("advance", (None, (None, 1)))
@@ -105,10 +105,10 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
 def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
     lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
     assert lane.state is None
-    lane._widen(0, 16, 2 * lane._size.positions)
+    lane._extend(0, 16, 2 * lane._size.positions)
     assert called == ["empty"]
-    lane._widen(0, 17)
-    assert called == ["empty", "widen"]
+    lane._extend(0, 17)
+    assert called == ["empty", "extend"]
 
 
 def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called):

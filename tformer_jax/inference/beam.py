@@ -86,7 +86,7 @@ class Beams:
 
         Args:
             last, counts, max_new_tokens, history: as in `Sequences.start`; None: L is 0.
-            length: size of the token arrays; `widened` extends them before an output exceeds it.
+            length: size of the token arrays; `extended` makes them longer before an output exceeds it.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
         first = jnp.arange(k) == 0
@@ -146,7 +146,7 @@ class Beams:
         """See `decoding_state.DecodingState`."""
         return self.running.shape[2]
 
-    def widened(self, length: int) -> "Beams":
+    def extended(self, length: int) -> "Beams":
         """See `decoding_state.DecodingState`."""
 
         def pad(kept: jax.Array, value: int) -> jax.Array:

@@ -38,9 +38,9 @@ class DecodingState(Protocol):
 
     @property
     def length(self) -> int:
-        """Size of the token arrays; only beam search widens them."""
+        """Size of the token arrays; only beam search extends them."""
 
-    def widened(self, length: int) -> Self:
+    def extended(self, length: int) -> Self:
         """Extends the arrays to `length` generated tokens."""
 
     def result(self) -> StepResult:

@@ -116,7 +116,7 @@ class Sequences:
         """See `decoding_state.DecodingState`."""
         return self.history.shape[1]
 
-    def widened(self, length: int) -> "Sequences":
+    def extended(self, length: int) -> "Sequences":
         """See `decoding_state.DecodingState`; histories have their full length from the start."""
         return self
 

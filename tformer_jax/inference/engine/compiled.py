@@ -76,7 +76,7 @@ def empty(plan: Plan, size: Size) -> State:
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
-def widen(plan: Plan, state: State, size: Size) -> State:
+def extend(plan: Plan, state: State, size: Size) -> State:
     """Pads the arrays of a state to the lengths `size`."""
     cache, num_slots = state.cache, dense_slots(plan, size)
 
@@ -103,7 +103,7 @@ def widen(plan: Plan, state: State, size: Size) -> State:
         slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
         memory_padding_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_padding_mask),
     )
-    return constrain_state(plan, State(cache, state.rows.widened(size.output)))
+    return constrain_state(plan, State(cache, state.rows.extended(size.output)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
