@@ -196,9 +196,9 @@ def test_a_longer_state_keeps_its_tokens():
     state = dataclasses.replace(
         start,
         running=tokens,
-        lineage=start.lineage.replace(ancestors=tokens),
+        ancestry=start.ancestry.replace(ancestors=tokens),
         finished=start.finished._replace(tokens=tokens),
     ).extended(4)
     assert state.length == 4
-    for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.lineage.ancestors, 0)):
+    for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.ancestry.ancestors, 0)):
         np.testing.assert_array_equal(found, [[[3, 4, empty, empty], [4, 5, empty, empty]]])

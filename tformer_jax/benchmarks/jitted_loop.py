@@ -152,8 +152,8 @@ def _finish(step: Step, cache: DecoderCache, rows: AnyState) -> AnyState:
 
     def advance(state: tuple[AnyState, DecoderCache]) -> tuple[AnyState, DecoderCache]:
         rows, cache = state
-        tokens, lineage = rows.next_tokens()
-        logits, cache = step(tokens, cache, lineage)
+        tokens, ancestry = rows.next_tokens()
+        logits, cache = step(tokens, cache, ancestry)
         return rows.advance(logits), cache
 
     return jax.lax.while_loop(lambda state: ~state[0].done.all(), advance, (rows, cache))[0]

@@ -12,7 +12,7 @@ from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import Rules, constrain
 from tformer_jax.inference.decoding_state import StepResult
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.nn.kv_cache import Lineage
+from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.nn.padding import take_per_row
 from tformer_jax.special_tokens import PAD
 
@@ -62,8 +62,8 @@ class Beams:
     """int32 [B, k, length]: running hypotheses."""
     sums: jax.Array
     """float32 [B, k]: sums of their log-probabilities."""
-    lineage: Lineage
-    """Lineage of `running`."""
+    ancestry: BeamAncestry
+    """Ancestry of `running`."""
     finished: Hypotheses
     settings: RowSettings
     cfg: DecodeConfig = flax.struct.field(pytree_node=False)
@@ -100,19 +100,19 @@ class Beams:
             done=max_new_tokens <= 0,
             running=no_tokens,
             sums=sums,
-            lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), counts),
+            ancestry=BeamAncestry(jnp.zeros((B, k, length), jnp.int32), counts),
             finished=Hypotheses(no_tokens, jnp.full((B, k), WORST, jnp.float32)),
             settings=settings,
             cfg=cfg,
             rules=rules,
         )
 
-    def next_tokens(self) -> tuple[jax.Array, Lineage]:
+    def next_tokens(self) -> tuple[jax.Array, BeamAncestry]:
         """Returns the newest token of each beam, int32 [B, k], PAD for unused ones; initially the last prompt token."""
         chosen = jnp.take_along_axis(self.running, jnp.maximum(self.generated - 1, 0)[:, None, None], axis=2)[..., 0]
         alone = jnp.where(jnp.arange(self.cfg.beams) == 0, self.prompt_end[:, None], PAD)
         last = jnp.where((self.generated == 0)[:, None], alone, chosen)
-        return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.lineage
+        return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.ancestry
 
     def advance(self, logits: jax.Array) -> "Beams":
         """Extends the beams by one token, given logits, float32 [B, k, V]; initially only the first beam is used."""
@@ -125,7 +125,7 @@ class Beams:
         continued = jnp.where(self._used(), continued, UNUSED)
         finished = self._finish(grown, sums, ends, generated)
         can_improve = self._can_improve(continued[:, 0], finished.scores, generated)
-        ancestors = take_per_row(self.lineage.ancestors, take_per_row(parents, order))
+        ancestors = take_per_row(self.ancestry.ancestors, take_per_row(parents, order))
         own = jnp.arange(self.cfg.beams)[:, None]
         return dataclasses.replace(
             self,
@@ -133,7 +133,7 @@ class Beams:
             done=self.done | (generated >= self.max_new_tokens) | ~can_improve,
             running=take_per_row(grown, order),
             sums=continued,
-            lineage=Lineage(jnp.where(now, own, ancestors), self.lineage.start),
+            ancestry=BeamAncestry(jnp.where(now, own, ancestors), self.ancestry.start),
             finished=finished,
         )
 
@@ -155,7 +155,7 @@ class Beams:
         return dataclasses.replace(
             self,
             running=pad(self.running, PAD),
-            lineage=Lineage(pad(self.lineage.ancestors, 0), self.lineage.start),
+            ancestry=BeamAncestry(pad(self.ancestry.ancestors, 0), self.ancestry.start),
             finished=Hypotheses(pad(self.finished.tokens, PAD), self.finished.scores),
         )
 
@@ -188,7 +188,7 @@ class Beams:
             return logits
         B, k, V = logits.shape
         generated = jnp.repeat(self.generated, k)
-        counts = jnp.repeat(self.lineage.start, k) + generated
+        counts = jnp.repeat(self.ancestry.start, k) + generated
         settings = jax.tree.map(lambda leaf: jnp.repeat(leaf, k, axis=0), self.settings)
         log_p = (logits - total).reshape(B * k, V)
         tokens = self._read_and_generated().reshape(B * k, -1)
@@ -196,7 +196,7 @@ class Beams:
 
     def _read_and_generated(self) -> jax.Array:
         """Returns the prompt and the running hypothesis of each beam, then PAD, int32 [B, k, L]."""
-        columns = jnp.arange(self.history.shape[1]) - self.lineage.start[:, None, None]
+        columns = jnp.arange(self.history.shape[1]) - self.ancestry.start[:, None, None]
         own = jnp.take_along_axis(self.running, jnp.clip(columns, 0, self.length - 1), axis=2)
         return jnp.where(columns < 0, self.history[:, None], own)
 

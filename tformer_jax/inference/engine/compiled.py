@@ -215,8 +215,8 @@ def advance(
 
     def step(carry: tuple[Steps, DecodingState, DecoderCache]) -> tuple[Steps, DecodingState, DecoderCache]:
         (results, taken), rows, cache = carry
-        tokens, lineage = rows.next_tokens()
-        logits, cache = call(tokens, cache, lineage)
+        tokens, ancestry = rows.next_tokens()
+        logits, cache = call(tokens, cache, ancestry)
         rows = rows.advance(logits)
         results = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), results, rows.result())
         return Steps(results, taken + 1), rows, cache
@@ -241,7 +241,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
     """
     assert isinstance(state.rows, Beams)
     rows = state.rows.mark_done(ended)
-    cache = select_rows(state.cache, ALL, pages).compact(rows.lineage, ~rows.done)
+    cache = select_rows(state.cache, ALL, pages).compact(rows.ancestry, ~rows.done)
     used = next(iter(row_slots(cache).values())).index
     return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), replicate(used)
 

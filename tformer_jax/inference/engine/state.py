@@ -191,7 +191,7 @@ def select_rows(cache: DecoderCache, indices: Indices, pages: int | None = None)
 def update_rows(cache: DecoderCache, indices: Indices, own: DecoderCache) -> DecoderCache:
     """Replaces the rows `indices` of the cache by `own`, a result of `select_rows` that has read more tokens."""
 
-    def together(slots: RowSlots, part: RowSlots) -> RowSlots:
+    def merged(slots: RowSlots, part: RowSlots) -> RowSlots:
         if not isinstance(slots, PagedSlots):
             return part
         width = part.tokens.positions.shape[1]
@@ -209,7 +209,7 @@ def update_rows(cache: DecoderCache, indices: Indices, own: DecoderCache) -> Dec
             LayerCache(updated(layer.self_attention, read.self_attention), layer.cross_attention)
             for layer, read in zip(cache.layers, own.layers, strict=True)
         ),
-        slots={kind: together(slots, row_slots(own)[kind]) for kind, slots in row_slots(cache).items()},
+        slots={kind: merged(slots, row_slots(own)[kind]) for kind, slots in row_slots(cache).items()},
         lengths=set_rows(cache.lengths, indices, own.lengths),
     )
 
