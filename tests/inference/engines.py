@@ -11,7 +11,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.engine import Engine, Event, Request
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import EOS
@@ -81,8 +81,9 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 
     translates = cfg.model.family == "seq2seq"
     run = jitted_loop.translate if translates else jitted_loop.continue_text
     row = pad_rows([encode(text, cfg.model.family)], 1, 32, pad_left=not translates)
-    keys, rules = jitted_loop.row_keys(seed, np.array([index])), Rules.of(decode, LETTERS)
-    (output,) = np.asarray(run(model, params, row, keys, length=decode.max_new_tokens, cfg=decode, rules=rules))
+    keys, options = jitted_loop.row_keys(seed, np.array([index])), {"length": decode.max_new_tokens, "cfg": decode}
+    outputs = run(model, params, row, keys, constraints=Constraints.of(decode, LETTERS), **options)
+    (output,) = np.asarray(outputs)
     return LETTERS.decode(output)
 
 

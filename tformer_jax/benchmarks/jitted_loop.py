@@ -14,7 +14,7 @@ import numpy as np
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams, Hypotheses
-from tformer_jax.inference.constraints import NO_RULES, Rules
+from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
 from tformer_jax.inference.decoding_state import DecodingState
 from tformer_jax.inference.layout import unrolled
 from tformer_jax.inference.model_step import Step, prefill, step_fn
@@ -26,7 +26,7 @@ from tformer_jax.nn.kv_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, PAD
 
 AnyState = TypeVar("AnyState", bound=DecodingState)
-_compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg", "rules"))
+_compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg", "constraints"))
 
 
 @_compiled
@@ -38,7 +38,7 @@ def translate(
     *,
     length: int,
     cfg: DecodeConfig,
-    rules: Rules = NO_RULES,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> jax.Array:
     """Decodes a target for each source.
 
@@ -46,12 +46,12 @@ def translate(
         source: int [B, S], PAD on the right, each row ended by EOS.
         keys: [B] PRNG keys for sampling; other strategies ignore them.
         length: maximum number of generated tokens, at most `model.cfg.max_length`.
-        rules: constraints on outputs.
+        constraints: constraints on outputs.
 
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    return _decode(start_translation(model, params, source, length, cfg), keys, length, cfg, rules)
+    return _decode(start_translation(model, params, source, length, cfg), keys, length, cfg, constraints)
 
 
 @_compiled
@@ -63,7 +63,7 @@ def continue_text(
     *,
     length: int,
     cfg: DecodeConfig,
-    rules: Rules = NO_RULES,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> jax.Array:
     """Continues each prompt.
 
@@ -71,12 +71,12 @@ def continue_text(
         prompt: int [B, T], PAD on the left, at most `model.cfg.max_length` real tokens.
         keys: [B] PRNG keys for sampling; other strategies ignore them.
         length: maximum number of generated tokens; fewer where the prompt leaves less space in the model.
-        rules: constraints on outputs.
+        constraints: constraints on outputs.
 
     Returns:
         int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
-    return _decode(start_continuation(model, params, prompt, length, cfg), keys, length, cfg, rules)
+    return _decode(start_continuation(model, params, prompt, length, cfg), keys, length, cfg, constraints)
 
 
 def row_keys(seed: int, indices: np.ndarray) -> jax.Array:
@@ -119,24 +119,28 @@ def start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length:
     return Start(step_fn(model, params), prompt, cache, max_new_tokens)
 
 
-def search(start: Start, length: int, cfg: DecodeConfig, rules: Rules) -> Hypotheses:
+def search(start: Start, length: int, cfg: DecodeConfig, constraints: Constraints) -> Hypotheses:
     """Returns the `cfg.beams` best outputs of beam search."""
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     settings = RowSettings.of(cfg, start.max_new_tokens.shape[0])
-    history = _left_aligned(start.prompt, counts, length) if rules.need_history else None
+    history = _left_aligned(start.prompt, counts, length) if constraints.need_history else None
     sizes: Any = {"length": length, "cfg": cfg}
-    rows = Beams.start(start.prompt[:, -1], counts, start.max_new_tokens, settings, rules, **sizes, history=history)
+    rows = Beams.start(
+        start.prompt[:, -1], counts, start.max_new_tokens, settings, constraints, **sizes, history=history
+    )
     return _finish(start.step, start.cache, rows).finished
 
 
-def _decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, rules: Rules) -> jax.Array:
+def _decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, constraints: Constraints) -> jax.Array:
     """Decodes with `cfg.strategy`: int32 [B, length]."""
     if cfg.strategy == "beam":
-        return search(start, length, cfg, rules).tokens[:, 0]
+        return search(start, length, cfg, constraints).tokens[:, 0]
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     history = _left_aligned(start.prompt, counts, length)
     settings = RowSettings.of(cfg, keys.shape[0])
-    rows = Sequences.start(start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, rules, history=history)
+    rows = Sequences.start(
+        start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, constraints, history=history
+    )
     rows = _finish(start.step, start.cache, rows)
     columns = counts[:, None] + jnp.arange(length)
     return jnp.take_along_axis(rows.history, columns, axis=1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
-from tformer_jax.inference.constraints import Rules, constrain
+from tformer_jax.inference.constraints import Constraints, constrain
 from tformer_jax.inference.decoding_state import StepResult
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import BeamAncestry
@@ -51,7 +51,7 @@ class Beams:
     prompt_end: jax.Array
     """int32 [B]: the last token of the prompt."""
     history: jax.Array
-    """int32 [B, L]: the prompt, then PAD; L is 0 unless `rules.need_history`."""
+    """int32 [B, L]: the prompt, then PAD; L is 0 unless `constraints.need_history`."""
     generated: jax.Array
     """int32 [B]: number of tokens generated so far."""
     max_new_tokens: jax.Array
@@ -67,7 +67,7 @@ class Beams:
     finished: Hypotheses
     settings: RowSettings
     cfg: DecodeConfig = flax.struct.field(pytree_node=False)
-    rules: Rules = flax.struct.field(pytree_node=False)
+    constraints: Constraints = flax.struct.field(pytree_node=False)
 
     @classmethod
     def start(
@@ -76,7 +76,7 @@ class Beams:
         counts: jax.Array,
         max_new_tokens: jax.Array,
         settings: RowSettings,
-        rules: Rules,
+        constraints: Constraints,
         *,
         length: int,
         cfg: DecodeConfig,
@@ -104,7 +104,7 @@ class Beams:
             finished=Hypotheses(no_tokens, jnp.full((B, k), WORST, jnp.float32)),
             settings=settings,
             cfg=cfg,
-            rules=rules,
+            constraints=constraints,
         )
 
     def next_tokens(self) -> tuple[jax.Array, BeamAncestry]:
@@ -120,7 +120,7 @@ class Beams:
         now = jnp.arange(self.running.shape[2]) == self.generated[:, None, None]
         grown = jnp.where(now, tokens[..., None], take_per_row(self.running, parents))
         generated = self.generated + ~self.done
-        ends = sampling.among(tokens, self.rules.ends) | (generated >= self.max_new_tokens)[:, None]
+        ends = sampling.among(tokens, self.constraints.ends) | (generated >= self.max_new_tokens)[:, None]
         continued, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
         continued = jnp.where(self._used(), continued, UNUSED)
         finished = self._finish(grown, sums, ends, generated)
@@ -172,7 +172,7 @@ class Beams:
 
         A row of width w < k has n w of them; the others are `UNUSED`.
         """
-        k, n = self.cfg.beams, 1 + len(self.rules.ends)
+        k, n = self.cfg.beams, 1 + len(self.constraints.ends)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         values, tokens = sampling.top_k(self._allowed(logits, total), min(n * k, logits.shape[-1]))
         B, _, width = values.shape
@@ -182,9 +182,9 @@ class Beams:
         return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
-        """Applies the rules to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
-        logits = sampling.forbid(logits, self.rules.never)
-        if not self.rules.need_logits and not self.cfg.min_new_tokens:
+        """Applies the constraints to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
+        logits = sampling.forbid(logits, self.constraints.never)
+        if not self.constraints.need_logits and not self.cfg.min_new_tokens:
             return logits
         B, k, V = logits.shape
         generated = jnp.repeat(self.generated, k)
@@ -192,7 +192,7 @@ class Beams:
         settings = jax.tree.map(lambda leaf: jnp.repeat(leaf, k, axis=0), self.settings)
         log_p = (logits - total).reshape(B * k, V)
         tokens = self._read_and_generated().reshape(B * k, -1)
-        return constrain(log_p, tokens, counts, generated, settings, self.rules).reshape(B, k, V) + total
+        return constrain(log_p, tokens, counts, generated, settings, self.constraints).reshape(B, k, V) + total
 
     def _read_and_generated(self) -> jax.Array:
         """Returns the prompt and the running hypothesis of each beam, then PAD, int32 [B, k, L]."""

@@ -11,7 +11,7 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.nn.sharding import replicate
@@ -131,7 +131,7 @@ class TextGenerator(_Generator):
     @functools.cached_property
     def _forced(self) -> int:
         """Number of tokens with which every output starts."""
-        return len(Rules.of(self.cfg.decode, self.tokenizers.target).forced)
+        return len(Constraints.of(self.cfg.decode, self.tokenizers.target).forced)
 
 
 class LabelClassifier:

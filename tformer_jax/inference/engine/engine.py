@@ -16,7 +16,7 @@ from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.beam import WORST
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
 from tformer_jax.inference.engine.pool import PAGE_SIZE, max_new_tokens
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
@@ -33,7 +33,7 @@ MAX_CACHED_KINDS = 256
 SMOOTH_SECONDS = 0.05
 """Step duration in seconds at which streamed text appears smoothly."""
 BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
-Kind = tuple[DecodeConfig, Rules]
+Kind = tuple[DecodeConfig, Constraints]
 """Static settings that a lane is compiled for; requests of greedy decoding and of sampling share a kind."""
 
 
@@ -284,12 +284,12 @@ class Engine:
         if decode not in self._kinds:
             if len(self._kinds) == MAX_CACHED_KINDS:
                 self._kinds.clear()
-            rules = Rules.of(decode, self._tokenizers.target)
+            constraints = Constraints.of(decode, self._tokenizers.target)
             names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
             given = {name: getattr(decode, name) for name in names}
             if self._few_shapes and decode.strategy == "beam":
                 given["beams"] = power_of_two(decode.beams)
-            self._kinds[decode] = DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), rules
+            self._kinds[decode] = DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), constraints
         return self._kinds[decode]
 
     def _lane(self, kind: Kind) -> Lane:
