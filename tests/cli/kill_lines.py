@@ -25,7 +25,7 @@ def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
     options = argparse.Namespace(input=source, output=output, resume=resume, run=run)
 
     def results(found: Iterator[Line], skip: int) -> Iterator[str]:
-        def compute(texts: list[str], _: int) -> Iterator[str]:
+        def compute(texts: list[str]) -> Iterator[str]:
             time.sleep(sleep)
             return [text.upper() for text in texts]
 

@@ -73,12 +73,13 @@ class JittedLoop:
         cfg = DecodeConfig(strategy=strategy, beams=beams, max_new_tokens=self._length)
         keys = row_keys(0, np.arange(min(self._batch, power_of_two(len(rows)))))
 
-        def run(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:
+        def run(indices: np.ndarray, T: int) -> np.ndarray:
+            tokens = pad_rows([rows[index] for index in indices], len(indices), T)
             outputs = translate(self._model, self._params, tokens, keys, length=self._length, cfg=cfg)
             return np.asarray(outputs)
 
         longest = self._model.cfg.max_length
-        return lambda: list(in_batches(rows, run, size=self._batch, max_length=longest))
+        return lambda: list(in_batches(list(map(len, rows)), run, size=self._batch, max_length=longest))
 
     def tokens(self, output: list[np.ndarray]) -> np.ndarray:
         return np.stack(output)
