@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import first_line
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.serving.request_error import RequestError
 
@@ -149,7 +150,7 @@ class Worker:
                 self._run_once()
             except Exception as error:
                 logging.exception("the engine failed")
-                self._fail(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+                self._fail(f"{type(error).__name__}: {first_line(error)}")
 
     def _run_once(self) -> None:
         self._inbox.get()()
