@@ -115,6 +115,24 @@ def test_continuations_exclude_the_prompt_and_are_independent(language_model):
     assert together == [continue_text(params, [prompt])[0] for prompt in prompts]
 
 
+@pytest.mark.parametrize("strategy", ["greedy", "beam"])
+def test_outputs_that_end_at_the_maximum_length_of_the_model(language_model, strategy):
+    """The model has 16 positions; the second prompt and its output fill them."""
+    model, params = language_model
+    decode = DecodeConfig(strategy=strategy, max_new_tokens=5)
+    prompts = ["abcdefgabcdefg", "abcdefgabcd", "g"]
+
+    def outputs(decode):
+        return TextGenerator(dataclasses.replace(setup("decoder_lm"), decode=decode), model, TOKENIZERS).outputs(
+            params, prompts
+        )
+
+    found = outputs(decode)
+    assert [output.at_max_length for output in found] == [True, False, False]
+    stopped = outputs(dataclasses.replace(decode, stop=(found[0].text[-1],)))
+    assert not stopped[0].at_max_length
+
+
 def test_samples_depend_on_seed_and_index_but_not_on_the_batch(language_model):
     model, params = language_model
     sample = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)

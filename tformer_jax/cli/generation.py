@@ -15,7 +15,7 @@ from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.text import TextGenerator, Translator
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Generation:
     """A trained model, with the decoding settings of the command line."""
 
@@ -24,12 +24,23 @@ class Generation:
     decode: DecodeConfig
     model: Translator | TextGenerator
     long_texts: LongTexts
+    at_max_length: int = 0
+    """Number of outputs so far that end only because the model's maximum length was reached."""
 
     def outputs(self, texts: Iterator[str], skip: int = 0) -> Iterator[list[Output]]:
         """Yields the outputs of each text, in order, without those of the first `skip` texts."""
         options = self.options
         wanted = {"seed": options.seed, "outputs": options.outputs, "scores": options.scores}
-        return self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=self.long_texts)
+        for found in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=self.long_texts):
+            self.at_max_length += sum(output.at_max_length for output in found)
+            yield found
+
+    def report(self) -> None:
+        """Prints `at_max_length` to stderr, if it is not 0."""
+        if self.at_max_length:
+            outputs = "1 output ends" if self.at_max_length == 1 else f"{self.at_max_length:,} outputs end"
+            length = self.model.cfg.model.max_length
+            print(f"{outputs} at the maximum length of the model ({length} tokens)", file=sys.stderr)
 
     def answer(self) -> None:
         """Answers texts at an interactive prompt, each with a different seed."""
